@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 
+from mpisgd.comm.communicator import Broken
 from mpisgd.comm.messages import Ending
 from mpisgd.exchange.base import Exchange, Interrupted, Left, Report
 from mpisgd.gradient.straggler import Delays
@@ -22,6 +23,17 @@ def learn(
     channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
 ) -> None:
     """Train from mini-batch `first_seq` until a shard stops it, or `share` are done; then say goodbye to all (law 8)."""
+    try:
+        ending = _train(channel, protocol, gradient, delays, share, first_seq)
+    except Left:
+        ending = Ending.NONE
+    except Broken:
+        ending = Ending.BROKEN
+    channel.goodbye(ending=ending)
+
+
+def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int) -> int:
+    """Returns the ending that the shards have told."""
     takes_time, pushes_per_pull = protocol.consistent or channel.duplex, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
@@ -49,9 +61,6 @@ def learn(
             channel.gave_up(seq)
             answers = channel.pull(protocol.next_clock(clock))
             continue
-        except Left:
-            channel.goodbye(ending=Ending.NONE)
-            return
         if goes_on:
             seq += 1
             gradient.prepare(seq)
@@ -64,4 +73,4 @@ def learn(
             answers = channel.pull(min_clock)
         if not answers.rejected:  # else the same mini-batch again, on newer weights
             seq += 1
-    channel.goodbye(ending=answers.stop)
+    return answers.stop

@@ -72,6 +72,15 @@ def whole() -> nn.Module:
     return Whole()
 
 
+def in_order() -> nn.Module:
+    """The same, its parameters in the order of use: so the flat vector has them, however it is cut."""
+    model = Whole()
+    begin, blocks, end = model.begin, model.blocks, model.end
+    del model.begin, model.blocks, model.end
+    model.begin, model.blocks, model.end = begin, blocks, end
+    return model
+
+
 AT = {2: ("blocks.1",), 3: ("blocks.0", "blocks.1"), 4: ("blocks.0", "blocks.1", "end")}
 """Of `whole`, where so many stages begin."""
 

@@ -149,7 +149,7 @@ def tried(wheel: Path, sdist: Path, name: str, python: str) -> str:
     """Install the wheel into a new environment, train and test there; which versions that were. `name`: oldest, or newest."""
     environment = PLACE / name
     run([python, "-m", "venv", "--clear", environment])
-    pip = [environment / "bin" / "python", "-m", "pip"]
+    pip: list[str | Path] = [environment / "bin" / "python", "-m", "pip"]
     least = requirements()
     torch = torch_build(pip, least["torch"] if name == "oldest" else "")
     pins = [f"torch=={torch}"]

@@ -3,7 +3,9 @@
 Each shard keeps its own books, of its own slices of the gradients. What a shard's `pushed` says comes from the learners'
 goodbyes. A learner pushes each gradient to all shards; its mini-batches are numbered by `seq`, which runs 0, 1, 2 ... without
 gaps. What it pushed is told by all shards together: of each mini-batch up to the largest `seq` on any shard one gradient, and
-more where a shard has more rows of it, for a mini-batch that was rejected is computed again under its old number.
+more where a shard has more rows of it, for a mini-batch that was rejected is computed again under its old number. So is one that
+some shards had applied before a checkpoint, and others not, where a run is continued from that: what these had of it until the
+run was killed is not in the log.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ def learners_of(run: Run) -> int:
 def learner_books(run: Run) -> list[LearnerBooks]:
     """The account of every learner on every shard, learner by learner."""
     learners, became = learners_of(run), counted_learners(run)[:, :, 1:]
-    pushed = _computed(run, learners)
+    pushed = _pushed(run, learners)
     return [
-        LearnerBooks(shard, *map(int, (pushed[learner_id], *became[shard, learner_id], learner_id)))
+        LearnerBooks(shard, *map(int, (pushed[shard, learner_id], *became[shard, learner_id], learner_id)))
         for learner_id in range(learners)
         for shard in range(run.shards)
     ]
@@ -187,16 +189,66 @@ def _computed(run: Run, learners: int) -> np.ndarray:
     """
     if run.left_out:
         return np.asarray(counted_learners(run)[:, :, 0].max(axis=0))
-    rows, shards, sampled = run.pushes, run.shards, _sampled(run, learners)
+    whose, pushed = _repeated(run)
+    return np.asarray(_sampled(run, learners) + _sums_of(pushed.max(axis=1, initial=1) - 1, whose, learners))
+
+
+def _pushed(run: Run, learners: int) -> np.ndarray:
+    """Gradients that each learner pushed to each shard and that the log should have, shape (shards, learners).
+
+    Of a learner that was lost or missed one may lack on some shards, for each time. Where rows are not all there, and the run was
+    continued, what came to a shard is what it says that came: nobody can tell better.
+    """
+    counted = counted_learners(run)[:, :, 0]
+    if run.left_out and run.attempt:
+        return counted
+    pushed = np.repeat(_computed(run, learners)[np.newaxis], run.shards, axis=0)
+    if run.attempt:
+        whose, each = _repeated(run)
+        lost = each.max(axis=1, keepdims=True, initial=0) - each
+        pushed -= np.array([_sums_of(of_shard, whose, learners) for of_shard in lost.T])
+    return np.asarray(np.clip(counted, pushed - _times_lost(run, learners), pushed))
+
+
+def _times_lost(run: Run, learners: int) -> np.ndarray:
+    """How often each learner was lost or missed, by the shard that says so most often, (learners,)."""
+    told = run.events[np.isin(run.events["kind"], (Event.LOST, Event.MISSED, Event.STUCK)) & (run.events["learner_id"] >= 0)]
+    times = np.zeros((run.shards, learners), np.int64)
+    np.add.at(times, (told["shard"], told["learner_id"]), 1)
+    return np.asarray(times.max(axis=0))
+
+
+def _repeated(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Of each mini-batch of which a shard has several rows: its learner, (batches,), and how many gradients of it were pushed to
+    each shard, (batches, shards), without those which an earlier attempt lost."""
+    rows, shards = run.pushes, run.shards
     most = int(rows["seq"].max(initial=0)) + 1
-    batches = (rows["learner_id"].astype(np.int64) * most + rows["seq"]) * shards + rows["shard"]
-    slices, times = np.unique(batches, return_counts=True)
-    again = times > 1
-    if not again.any():
-        return sampled
-    batch, first = np.unique(slices[again] // shards, return_index=True)
-    repeated = np.maximum.reduceat(times[again] - 1, first)
-    return sampled + np.bincount(batch // most, weights=repeated, minlength=learners).astype(np.int64)
+    batches = rows["learner_id"].astype(np.int64) * most + rows["seq"]
+    slices, times = np.unique(batches * shards + rows["shard"], return_counts=True)
+    again = np.unique(slices[times > 1] // shards)
+    chosen = np.isin(batches, again)
+    place, shard, attempt = np.searchsorted(again, batches[chosen]), rows["shard"][chosen], _attempts(run)[chosen]
+    last = np.zeros(len(again), np.int64)
+    np.maximum.at(last, place, attempt)
+    before, newest = np.zeros((2, len(again), shards), np.int64)
+    np.add.at(before, (place, shard), attempt < last[place])
+    np.add.at(newest, (place, shard), attempt == last[place])
+    return again // most, before + newest.max(axis=1, keepdims=True, initial=0)
+
+
+def _attempts(run: Run) -> np.ndarray:
+    """In which attempt each row of `run.pushes` was written: how often its shard had been continued by then, (pushes,)."""
+    resumed, rows = run.events[run.events["kind"] == Event.RESUMED], run.pushes
+    found = np.zeros(len(rows), np.int64)
+    for shard in range(run.shards):
+        mine = rows["shard"] == shard
+        found[mine] = np.searchsorted(np.sort(resumed["time_s"][resumed["shard"] == shard]), rows["arrival_s"][mine], side="right")
+    return found
+
+
+def _sums_of(counts: np.ndarray, whose: np.ndarray, learners: int) -> np.ndarray:
+    """Sums over each learner's mini-batches: int64 (learners,)."""
+    return np.bincount(whose, weights=counts, minlength=learners).astype(np.int64)
 
 
 def _equation(book: Books) -> str:

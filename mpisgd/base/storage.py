@@ -53,18 +53,19 @@ def cause(error: BaseException) -> str:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Name the file of the run that is being written. Raises StorageError where it cannot be."""
-    told, sys.unraisablehook = sys.unraisablehook, _quiet  # h5py would say the same again of each handle that it drops
+    told = sys.unraisablehook
+
+    def quiet(unraisable: Any) -> None:  # h5py would say the same again of each handle that it drops
+        if not str(unraisable.exc_value).startswith("Can't decrement id ref count"):
+            told(unraisable)
+
+    sys.unraisablehook = quiet
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # h5py raises all of these, torch.save the second
         raise StorageError(f"{path} cannot be written: {cause(error)}") from error
     finally:
         sys.unraisablehook = told
-
-
-def _quiet(unraisable: Any) -> None:
-    if not str(unraisable.exc_value).startswith("Can't decrement id ref count"):
-        sys.__unraisablehook__(unraisable)
 
 
 def create_hdf5(path: Path) -> h5py.File:

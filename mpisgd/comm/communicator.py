@@ -16,6 +16,10 @@ Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
 
 
+class Broken(Exception):
+    """A rank of this one's group is lost: alone it can do nothing, and the others can go on without the group."""
+
+
 class Buffer(Protocol):
     """Memory that a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
 
@@ -49,13 +53,16 @@ class Communicator(Protocol):
     it."""
 
     rank: int
-    clock: Clock
     presence: Presence
     """Which of the other ranks are there."""
     signal: int
     """The number of the signal that has told this rank to come to an end; 0 = none has."""
     deaf: bool
     """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+
+    @property
+    def clock(self) -> Clock:
+        """This rank's own seconds."""
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; the bodies must stay as they are until `finish`.
@@ -134,15 +141,22 @@ class Posted(Protocol):
         """Nothing will come to it any more."""
 
 
-class Team(Protocol):
+class Group(Protocol):
+    """Ranks that tell each other, each in its place. All call the same, in the same order."""
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        """All-gather: the headers of all, in the order of places."""
+
+    def disband(self) -> None:
+        """They act together no more."""
+
+
+class Team(Group, Protocol):
     """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
 
     The rank in place p owns the slice `bounds[p]` of a vector that all have; of one that is exchanged, and whose slices travel in
     other words than float32, `cuts[p]`. Vectors are float32, int16 or int32.
     """
-
-    def tell(self, tag: int, fields: Fields) -> list[Fields]:
-        """All-gather: the headers of all, in the order of places."""
 
     def exchange(self, vector: Any, received: Any) -> None:
         """All-to-all: each slice of `vector` goes to its owner; `received`, (places * own slice,), is what all sent here."""
@@ -152,9 +166,6 @@ class Team(Protocol):
 
     def finish(self, shared: Any, meanwhile: Callable[[], None]) -> None:
         """Wait until what `share` began is done; `meanwhile` is called as soon as the vector that was exchanged may change."""
-
-    def disband(self) -> None:
-        """They act together no more."""
 
 
 class Node(Protocol):

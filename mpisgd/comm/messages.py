@@ -64,6 +64,8 @@ class Ending(enum.IntEnum):
     """Evaluations are no better any more: the run comes to its end."""
     INTERRUPTED = 3
     """A signal ends this attempt, and another may go on."""
+    BROKEN = 4
+    """In a goodbye alone: another rank of the learner's group is lost, and with it the learner."""
 
 
 class Op(enum.IntEnum):

@@ -40,7 +40,7 @@ _PUSH: int = Tag.PUSH
 _PULL: int = Tag.PULL
 _ANSWER: int = Tag.ANSWER
 _GOES_ON: int = Ending.NONE
-_LAST_ENDING: int = max(Ending)
+_LAST_ENDING: int = Ending.INTERRUPTED
 _REJECT: int = Kind.REJECT
 
 
@@ -78,7 +78,7 @@ class LearnerChannel:
         self.sleep = wire.clock.sleep
         self._ranks = list(roles.shard_ranks)
         self._interruptible = interruptible
-        self._notices: list[deque[Any]] = [deque() for _ in bounds]
+        self._notices: list[deque[Any]] = [deque() for _ in bounds] if interruptible else []
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
@@ -254,7 +254,7 @@ class LearnerChannel:
 
     def _take_notice(self, shard: int) -> int:
         """The clock that a shard has told; waits for it."""
-        if not self._notices[shard]:
+        if not self._notices or not self._notices[shard]:
             raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than it can have sent")
         posted = self._notices[shard].popleft()
         fields: tuple[int, int] = self._wire.header(posted)

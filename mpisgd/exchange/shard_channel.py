@@ -68,6 +68,8 @@ class ShardChannel:
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
         self._take_body: Callable[[Buffer], bool] = wire.take_body
+        self.last_ending = Ending.INTERRUPTED
+        """A goodbye says why with one up to this."""
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.portion_of: Callable[[int], int] | None = None
@@ -153,8 +155,8 @@ class ShardChannel:
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
-            if not 0 <= ending <= max(Ending):
-                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {max(Ending):d}", source)
+            if not 0 <= ending <= self.last_ending:
+                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {self.last_ending:d}", source)
             return Goodbye(sender, pushed, ending)
         if tag == Tag.GAVE_UP:
             _, seq = fields

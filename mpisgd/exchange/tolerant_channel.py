@@ -19,21 +19,31 @@ from typing import Any
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, Pattern
-from mpisgd.comm.messages import NOTHING_MORE, Fields, GivenUp, Goodbye, Lost, Message, Succeeds, Tag
+from mpisgd.comm.messages import NOTHING_MORE, Ending, Fields, GivenUp, Goodbye, Lost, Message, Succeeds, Tag
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 
 
 class TolerantShardChannel(ShardChannel):
-    """A shard's end."""
+    """A shard's end; `roles` are those of the job, `seen` what the shard's stage sees of them, where the model is cut."""
 
-    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
-        super().__init__(wire, roles, shard)
+    def __init__(self, wire: Communicator, roles: Roles, shard: int, seen: Roles | None = None) -> None:
+        seen = seen or roles
+        super().__init__(wire, seen, shard)
+        size = 1 + max(*roles.shard_ranks, *roles.computing_ranks, *roles.spare_ranks, roles.evaluator_rank)
+        self._learner_of_rank += [-1] * (size - len(self._learner_of_rank))  # any of these may be told to be lost
+        self._groups = roles.groups
+        self._of_first_stage = seen.learner_ranks == roles.learner_ranks
+        if roles.groups:
+            self.last_ending = Ending.BROKEN
         self._shard_ranks = list(roles.shard_ranks)
         self._dedicated = roles.evaluator_rank if roles.dedicated_evaluator else -1
         self._evaluator_rank = self._dedicated
         self._parted = set[int]()
-        """Ranks of learners that have said goodbye: any of them may be appointed."""
+        """Ranks of learners that have said goodbye: any of them may be appointed. Of groups, for other stages than the first,
+        all first ranks: these say goodbye elsewhere."""
+        if not self._of_first_stage:
+            self._parted.update(roles.learner_ranks)
         self._given_up = set[int]()
         self._told: list[Any] = []
         """What other shards and spares were told, and need not take."""
@@ -46,9 +56,15 @@ class TolerantShardChannel(ShardChannel):
         """Whose snapshot pulls are answered."""
         return self._evaluator_rank
 
+    @property
+    def dedicated_rank(self) -> int:
+        """The evaluator that is no learner; -1 = there is none."""
+        return self._dedicated
+
     def has_parted(self, learner_id: int) -> None:
         """A learner has said goodbye, as it must."""
-        self._parted.add(self._learner_ranks[learner_id])
+        if self._of_first_stage:
+            self._parted.add(self._learner_ranks[learner_id])
 
     def appoint(self, rank: int, learner_id: int) -> None:
         """Tell a spare whose place it is to take; -1: the run is over. It may hang: nobody waits until it has heard."""
@@ -114,6 +130,11 @@ class TolerantShardChannel(ShardChannel):
         """Tell all other shards that evaluation is over; they take whatever comes."""
         for rank in self._shard_ranks[1:]:
             self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE, 0)))
+
+    def give_up_learner(self, learner_id: int) -> None:
+        """Wait no more for this learner, nor for the ranks of its group that wait for the one that hangs."""
+        for rank in self._groups[learner_id] if self._groups else (self._learner_ranks[learner_id],):
+            self.give_up(rank)
 
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more."""

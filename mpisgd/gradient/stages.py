@@ -25,7 +25,7 @@ from mpisgd.gradient.objective import Objective
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule
-from mpisgd.update.groups import Segment
+from mpisgd.update.groups import Segment, in_pieces
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory
@@ -100,8 +100,8 @@ def chain(
         computed = LocalSteps(computed, protocol.mini_batches_per_push, rate, segments)
     if config.local_steps:
         inner_rate = schedule.of_inner_steps(config, gradients_per_update, train_samples)
-        count, drops = config.local_steps, config.nonfinite == "drop"
-        computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=segments, tell_nonfinite=drops)
+        count, drops, own = config.local_steps, config.nonfinite == "drop", in_pieces(segments, pieces)
+        computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=own, tell_nonfinite=drops)
     if config.push_format != "float32":
         by_itself, how = bounds if config.exchange == "layerwise" else pieces, PushFormat.of(config)
         computed = Rounded(computed, by_itself, tell_nonfinite=config.nonfinite == "drop", push_format=how, slices=bounds)

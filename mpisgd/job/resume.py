@@ -211,4 +211,5 @@ def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
 def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Make the entry of one attempt."""
     own = {name: getattr(config, name) for name in ("shards", "group_size", "epochs")}
+    own["stages_at"] = list(config.stages.at)
     return {**{name: environment[name] for name in _TOLD if name in environment}, **own}

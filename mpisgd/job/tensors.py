@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import ConfigError
-from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
@@ -116,12 +116,12 @@ class Tensors:
         assert self.data is not None
         return make_passes(self.config, self._taken_out(stage), self.loss, self.data, self.sampling, number, stage)
 
-    def of_piece(self, number: int, place: int, wire: Communicator, ranks: tuple[int, ...]) -> PartitionGradient:
+    def of_piece(self, number: int, place: int, wire: Communicator, ranks: tuple[int, ...], group: Group) -> PartitionGradient:
         """As `partitioned.make_gradient`."""
         assert self.data is not None and isinstance(self.model.module, Partitioned)
         partition, model = self.model.module.partitions[place], self._taken_out(place)
         others = self.loss, self.data.train, self.sampling
-        return partitioned.make_gradient(self.config, model, partition, wire, ranks, *others, number=number)
+        return partitioned.make_gradient(self.config, model, partition, wire, ranks, group, *others, number=number)
 
     def _taken_out(self, stage: int) -> FlatModel:
         """A stage, which takes its parameters out of the model, until that is to be evaluated."""

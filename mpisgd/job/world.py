@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.comm.communicator import Communicator, Node, Team
+from mpisgd.comm.communicator import Communicator, Group, Node
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient.aggregate import SharedMemory
@@ -123,7 +123,7 @@ class World(ABC):
     def wire(self, rank: int) -> Communicator: ...
 
     @abstractmethod
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """What a rank computes, in memory of its own, or shared; in a `group`, of its stage."""
 
     @abstractmethod
@@ -133,6 +133,11 @@ class World(ABC):
     @abstractmethod
     def update(self, rank: int, gradients_per_update: float) -> Updates:
         """The update of a shard's slice, from the initial weights or those of the checkpoint."""
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        """The ranks that are one learner; each of them calls this. Where ranks may be lost, whoever waits for one of them raises
+        Broken when any is."""
+        return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
 
     def take_place(self, rank: int, roles: Roles) -> None:
         """A spare rank is about to ask for what it computes: it is a learner now, in these roles."""

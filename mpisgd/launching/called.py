@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import pickle
 import sys
 import traceback
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd.base.errors import EXIT_FAILED, ConfigError
-from mpisgd.liveness.guard import abort
+from mpisgd.liveness.guard import abort, tell_failures
 
 CALL, RESULT, BEGUN, FAILED = "call", "result", "begun-{}", "failed-{}"
 
@@ -29,6 +30,11 @@ def main(place: Path, ranks: int) -> None:
     from mpisgd.comm.mpi.library import MPI
 
     rank = MPI.COMM_WORLD.Get_rank()
+
+    def fails(why: str) -> None:
+        _write(place / FAILED.format(rank), why.encode())
+
+    tell_failures(fails)  # `mpisgd.train` ends the job by itself
     try:
         if MPI.COMM_WORLD.Get_size() != ranks:
             found = MPI.COMM_WORLD.Get_size()
@@ -39,7 +45,7 @@ def main(place: Path, ranks: int) -> None:
         if rank == 0:
             _write(place / RESULT, packer().dumps(result))
     except BaseException:  # SystemExit, too: whoever calls waits for a result
-        _write(place / FAILED.format(rank), traceback.format_exc().encode())
+        fails(traceback.format_exc())
         sys.stdout.flush()
         sys.stderr.flush()
         abort(MPI.COMM_WORLD, EXIT_FAILED)
@@ -53,4 +59,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):  # lines whole: a launcher may put those of others between what is written apart
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(line_buffering=True)
     main(Path(sys.argv[1]), int(sys.argv[2]))

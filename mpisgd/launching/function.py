@@ -87,9 +87,9 @@ def _print(stream: IO[str], lines: deque[str]) -> None:
 
 
 def _environment() -> Mapping[str, str]:
-    """Ranks find the modules that this process finds, and are heard at once."""
+    """Ranks find the modules that this process finds."""
     paths = [path or str(Path.cwd()) for path in sys.path]
-    return {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _packed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:

@@ -60,6 +60,14 @@ def launched_size() -> int:
     return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
 
 
+_TOLD: list[Callable[[str], None]] = []
+
+
+def tell_failures(to: Callable[[str], None]) -> None:
+    """Let somebody else know, too, why this rank fails, before it ends the job: with its traceback."""
+    _TOLD.append(to)
+
+
 class AgreedError(MpisgdError):
     """All ranks know that some of them cannot start; raised on every rank, so nobody is left waiting."""
 
@@ -133,6 +141,8 @@ def failing_fast(
             what = "the others go on without it" if alone else "the job is ended"
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
             lines = [where, text, _cause(comm, error), "" if alone else way_on()]
+            for tell in _TOLD:
+                tell(traceback.format_exc())
             sys.stdout.flush()
             last_words("\n".join(lines).rstrip("\n"))  # in one write
             time.sleep(FORWARD_S)

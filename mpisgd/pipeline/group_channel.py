@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mpisgd.comm.communicator import Communicator, Team
+from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import Ending, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Left, Report
 from mpisgd.exchange.channel import LearnerChannel
@@ -42,7 +42,7 @@ class GroupChannel(LearnerChannel):
         wire: Communicator,
         roles: Roles,
         learner_id: int,
-        group: Team,
+        group: Group,
         *,
         consistent: bool,
         drops: bool = False,

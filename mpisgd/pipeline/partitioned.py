@@ -10,14 +10,15 @@ pass with zero, so each gradient is counted once, whatever the calls sum.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.communicator import Communicator, Group
+from mpisgd.comm.messages import Tag
 from mpisgd.config import Config
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.models.partition import Partition
@@ -29,7 +30,7 @@ from mpisgd.pipeline.pieces import InMicroBatches
 from mpisgd.pipeline.travelling import Rooms
 from mpisgd.vectors.computing import Waited
 from mpisgd.vectors.cut import Stages
-from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.flat import FlatModel, clip_part, clip_parts, norm_of, norm_of_parts
 
 
 class _Passes(InMicroBatches):
@@ -55,9 +56,10 @@ class PartitionedGradient(_Passes):
         dealt: of each piece, what it gave in the micro-batch computed last (`Together.dealt`).
     """
 
-    def __init__(self, *arguments: Any, module: Partitioned, **named: Any) -> None:
+    def __init__(self, *arguments: Any, module: Partitioned, bounds: Sequence[tuple[int, int]], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._module = module
+        self._bounds = bounds
         self.dealt: list[list[Dealt]] = []
 
     def compute(self, seq: int) -> float:
@@ -80,12 +82,25 @@ class PartitionedGradient(_Passes):
             self.dealt = together.dealt
         return self.hand_over(torch.stack(losses).mean())
 
+    def _clip(self) -> None:
+        clip_parts(self._model.gradients, self._bounds, self._clip_norm)
+
 
 class PartitionGradient(_Passes):
-    """The gradient of one piece of a group, `model`, on the CPU; `wire` is its rank's, `ranks` are the group's."""
+    """The gradient of one piece of a group, `model`, on the CPU; `wire` is its rank's, `ranks` are the group's, `clips` as in
+    `Stage`."""
 
-    def __init__(self, *arguments: Any, wire: Communicator, ranks: tuple[int, ...], partition: Partition, **named: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        wire: Communicator,
+        ranks: tuple[int, ...],
+        partition: Partition,
+        clips: Group | None = None,
+        **named: Any,
+    ) -> None:
         super().__init__(*arguments, **named)
+        self._clips = clips
         self.waited = Waited()
         self._links = WireLinks(wire, ranks, _Tensors(), self.waited)
         self._partition = partition
@@ -105,6 +120,12 @@ class PartitionGradient(_Passes):
             if not self._checked:
                 self._check(losses[0])
         return self.hand_over(torch.stack(losses).mean())
+
+    def _clip(self) -> None:
+        if self._clips is None:
+            return
+        norms = self._clips.tell(Tag.NORM, (norm_of(self._model.gradients),))
+        clip_part(self._model.gradients, norm_of_parts(norm for (norm,) in norms), self._clip_norm)
 
     def _check(self, loss: Tensor) -> None:
         """Once: of all others, only shapes were known."""
@@ -139,18 +160,29 @@ def _alike(losses: list[Tensor], partition: Partition) -> None:
 def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:
     """What makes the gradient of a rank that has this whole model: in one piece, or as it is cut."""
     if isinstance(model.module, Partitioned):
-        return functools.partial(PartitionedGradient, module=model.module, micro_batches=config.micro_batches)
+        bounds = () if stages is None else stages.bounds
+        return functools.partial(PartitionedGradient, module=model.module, bounds=bounds, micro_batches=config.micro_batches)
     return pieces.kind_of_gradient(config, model, stages)
 
 
 def make_gradient(
-    config: Config, model: FlatModel, partition: Partition, wire: Communicator, ranks: tuple[int, ...], *others: Any, number: int
+    config: Config,
+    model: FlatModel,
+    partition: Partition,
+    wire: Communicator,
+    ranks: tuple[int, ...],
+    group: Group,
+    *others: Any,
+    number: int,
 ) -> PartitionGradient:
     """Make the gradient of one piece, which `model` is; `others`: loss, split, sampling; `number` as in `stages.make_gradient`."""
     gradient = PartitionGradient(
         *(model, *others, model.memory),
         seed=config.seed,
         learner_id=number,
+        clip_norm=config.clip_norm,
+        tell_nonfinite=config.nonfinite == "drop",
+        clips=group if config.clip_norm > 0 else None,
         micro_batches=config.micro_batches,
         wire=wire,
         ranks=ranks,

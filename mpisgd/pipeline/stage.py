@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Communicator, Team
+from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import MOST_DIMENSIONS, Tag
 from mpisgd.exchange.base import Interrupted
 from mpisgd.vectors.computing import Travels, Waited
@@ -101,7 +101,7 @@ class Stage(Travels):
         micro_batches: int,
         *,
         alternating: bool = False,
-        clips: Team | None = None,
+        clips: Group | None = None,
     ) -> None:
         place = ranks.index(wire.rank)
         self.memory = passes.memory
@@ -149,7 +149,7 @@ class Stage(Travels):
             self._clip(self._clips)
         return passes.told(self._loss)
 
-    def _clip(self, group: Team) -> None:
+    def _clip(self, group: Group) -> None:
         """All stages tell, also of what was given up: not all may know."""
         own, start_ns = self._passes.norm(), self._wire.clock.now_ns()
         norms = group.tell(Tag.NORM, (own,))

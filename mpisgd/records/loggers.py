@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +132,8 @@ class Loggers:
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         where = ("train" if evaluation.train else "test") + ("_averaged" if evaluation.averaged else "")
-        values = {"loss": evaluation.loss, "error": evaluation.error, "epochs": evaluation.epochs, **evaluation.metrics}
+        errors = {} if math.isnan(evaluation.error) else {"error": evaluation.error}  # targets may be no classes
+        values = {"loss": evaluation.loss, **errors, "epochs": evaluation.epochs, **evaluation.metrics}
         self._write("evaluations", {f"{where}/{name}": value for name, value in values.items()}, evaluation.clock_max)
 
     def _write(self, part: str, values: Mapping[str, float], clock: int) -> None:

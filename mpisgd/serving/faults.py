@@ -9,6 +9,9 @@ or in part (*torn*): each shard does with it what its protocol does with a gradi
 on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
 that no gradient of its own clock will come (*passed*).
 
+Of a group of ranks, each shard knows the one of its own stage. Where another of the group is lost, that one says so in its goodbye,
+and the learner is lost here, too (*broken*).
+
 A spare rank may take the place of a learner that is dead, or that shard 0 misses (*succeeded*, `spares.py`). It goes on with the
 mini-batch after the last that any shard has had. A shard that does not know yet that the learner is gone takes it from the spare.
 What follows is decided by the rules (`rules/`), and done by the shard.
@@ -24,6 +27,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import warn
 from mpisgd.comm.messages import (
     NOTHING_MORE,
+    Ending,
     FromLearner,
     GivenUp,
     Goodbye,
@@ -135,7 +139,7 @@ class Faults:
             return True
         self._hear_from(message)
         if isinstance(message, Goodbye):
-            return self._cannot_part(message)
+            return self._cannot_part(message) or (message.ending == Ending.BROKEN and self._break(message.learner_id))
         if isinstance(message, Lost):
             self._lose(message.rank, message.learner_id, dead=True)
         elif isinstance(message, Succeeds):
@@ -195,6 +199,8 @@ class Faults:
     def _lose(self, rank: int, learner_id: int, *, dead: bool = False) -> None:
         """A rank is dead, or given up."""
         spares, is_spare = self._spares, self._spares.lost(rank)
+        if learner_id < 0 and not is_spare and rank not in (self._channel.evaluator_rank, self._channel.dedicated_rank):
+            return  # of another stage: the others of its group say so themselves
         if is_spare:
             warn(f"mpisgd: {self._name}, clock {self._rules.clock}: a spare, rank {rank}, is lost")
         if learner_id >= 0 and dead:
@@ -209,6 +215,13 @@ class Faults:
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._appoint()
+
+    def _break(self, learner_id: int) -> bool:
+        """Another rank of a learner's group is lost: with that the learner is, of which this rank takes its leave in order."""
+        lost = self._note_if_lost(learner_id)
+        self._end_if_none_is_left(lost)
+        self.has_parted(learner_id)
+        return True
 
     def _appoint_spares(self, hangs: int = -1) -> None:
         if self._succession is not None and self._shard.desk.is_open and not self._closes:
@@ -320,7 +333,7 @@ class Faults:
         """Nobody is waited for any more."""
         for learner_id in sorted(self._rules.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
-            self._channel.give_up(self._channel.rank_of(learner_id))
+            self._channel.give_up_learner(learner_id)
             self._channel.tell_given_up(learner_id)
 
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation

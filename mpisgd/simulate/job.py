@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -80,8 +80,18 @@ class Job:
         )
         if wasted:
             self._say(f"mpisgd: warning: {wasted}")
-        accounts: dict[int, np.ndarray] = {}
-        with ExitStack() as stack, without_gc(), kept():
+        with without_gc():
+            accounts = self._train()
+            world.wires.clear()  # whatever was made for a rank goes with it: the collector need not look for that
+        outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
+        outcome = finish(outcome, logged=logged)
+        self._say(farewell(outcome, logged=logged, batch=config.protocol.batch))
+        return outcome
+
+    def _train(self) -> dict[int, np.ndarray]:
+        """All ranks; their accounts."""
+        setup, world, accounts = self.setup, self.world, dict[int, np.ndarray]()
+        with ExitStack() as stack, kept():
             cluster = Cluster(self.roles.describe)
             for _ in setup.hosts:
                 VirtualWire(cluster, world.network, world.wires)
@@ -89,23 +99,25 @@ class Job:
             for rank in range(len(setup.hosts)):
                 built = build(setup, world, rank)
                 stack.callback(built.close)
-                mains.append(functools.partial(self._main, built, accounts))
+                mains.append(self._main_of(built, accounts))
             cluster.run(world.wires, mains)
-        outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
-        outcome = finish(outcome, logged=logged)
-        self._say(farewell(outcome, logged=logged, batch=config.protocol.batch))
-        return outcome
+        return accounts
 
-    def _main(self, built: Built, accounts: dict[int, np.ndarray]) -> None:
+    def _main_of(self, built: Built, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
+        """A function of Python's own: called, it takes no room on the stack of C, which each switch of ranks copies."""
         wire = self.world.wires[built.rank]
-        wire.clock.begin(wire.meet)
-        try:
-            built.train()
-        except LearnerFailed as failure:
-            self.world.part_with(built, failure)
-        accounts[built.rank] = built.end()
-        wire.meet()
-        built.leave()
+
+        def main() -> None:
+            wire.clock.begin(wire.meet)
+            try:
+                built.train()
+            except LearnerFailed as failure:
+                self.world.part_with(built, failure)
+            accounts[built.rank] = built.end()
+            wire.meet()
+            built.leave()
+
+        return main
 
     def environment(self) -> dict[str, object]:
         """The table [environment] of its config.toml."""

@@ -95,7 +95,8 @@ class StreamedSizedUpdate(SizedUpdate):
 
     def __init__(self, size: int, **named: Any) -> None:
         super().__init__(size, **named)
-        self.inbox = self._inflow = Inflow(size, SizedVector)
+        push_format: PushFormat = named["push_format"]
+        self.inbox = self._inflow = Inflow(size, lambda part: push_format.sized(SizedVector(part)))
         self.chunks_count = self._made = len(self._inflow.pieces)
 
     def park(self, learner_id: int) -> None:

@@ -49,7 +49,7 @@ class BatchedGradient(Travels):
         self._batch.add(self._learner_id, seq, *self.memory.tensors)
 
     def compute(self, seq: int) -> float:
-        self._wire.catch_up()
+        self._wire.cluster.until_first(self._wire)
         self.samples, loss = self._batch.result(self._learner_id)
         return loss
 

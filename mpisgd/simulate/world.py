@@ -8,7 +8,7 @@ from typing import Any
 
 from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
-from mpisgd.comm.communicator import Node, Team
+from mpisgd.comm.communicator import Group, Node
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
@@ -123,7 +123,7 @@ class VirtualWorld(World):
 
         return cost_until_failure
 
-    def _stage(self, rank: int, team: Team, memory: Memory, whole: Callable[[], Travels | None]) -> Travels:
+    def _stage(self, rank: int, team: Group, memory: Memory, whole: Callable[[], Travels | None]) -> Travels:
         """A rank's stage, or piece, of a group, in the memory of all of it; `whole` computes the gradient of all of it there."""
         assert self.stages is not None
         learner_id, stage = self.roles.index(rank), self.roles.stage(rank)
@@ -133,8 +133,8 @@ class VirtualWorld(World):
         if self.config.partitioned:
             if learner_id not in self._wholes:
                 self._wholes[learner_id] = WholeGroup(whole(), len(group))
-            program = program_of(self.dealt[stage])
-            return PieceSeconds(self.wires[rank], group, own, next_ns, self.config, program, self._wholes[learner_id])
+            program, clips = program_of(self.dealt[stage]), team if self.config.clip_norm > 0 else None
+            return PieceSeconds(self.wires[rank], group, own, next_ns, self.config, program, self._wholes[learner_id], clips)
         passes = StageSeconds(
             self.wires[rank],
             own,
@@ -184,7 +184,7 @@ class TensorWorld(VirtualWorld):
         if self._batch is not None:
             self._batch.check()
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:
             learner_id = self.roles.index(rank)
             memory = self._of_groups.setdefault(learner_id, Memory.zeros(self.parameters))
@@ -230,7 +230,7 @@ class SizedWorld(VirtualWorld):
     def shared(self, node: Node) -> SharedMemory:
         return SharedMemory(node, [self._memory for _ in range(node.places)])
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:
             return self._stage(rank, group, self._memory, lambda: None)
         return SizedGradient(self._memory, self.config.mu, self.wires[rank], self._whole_ns(rank))

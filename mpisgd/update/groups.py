@@ -53,6 +53,13 @@ def within(segments: Sequence[Segment], start: int, stop: int) -> Iterator[Segme
             yield each._replace(start=max(each.start, start) - start, stop=min(each.stop, stop) - start)
 
 
+def in_pieces(segments: Sequence[Segment], pieces: Sequence[tuple[int, int]]) -> list[Segment]:
+    """Segments of a vector that several have in pieces: of each piece by itself, as who has it would step."""
+    whole = segments or [Segment(start, stop) for start, stop in pieces]
+    cut = ((start, each) for start, stop in pieces for each in within(whole, start, stop))
+    return [each._replace(start=start + each.start, stop=start + each.stop) for start, each in cut] or list(segments)
+
+
 def _decided(field: str, values: Mapping[str, float], names: Mapping[str, int]) -> dict[str, float]:
     """The value for each parameter that has one: that of the last pattern which matches its name."""
     deciding = {name: pattern for name in names for pattern in values if fnmatchcase(name, pattern)}

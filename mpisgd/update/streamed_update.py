@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.inflow import Inflow
@@ -25,7 +26,11 @@ class StreamedUpdate(SliceUpdate):
         super().__init__(*arguments, **named)
         self.cached = False  # a gradient is looked at when it is summed
         self._receive_into(self.weights[:0])
-        self._inflow = Inflow(len(self.weights), lambda size: np.zeros(size, np.float32))
+        word = np.float32 if self._coded is None else np.int16
+        self._coded = None
+        self._inflow = Inflow(len(self.weights), lambda size: np.zeros(size, word))
+        self._wide = self.weights.new_empty(0 if word is np.float32 else self._inflow.pieces[0].stop)
+        """(chunk,) float32, where one that travels as bfloat16 is looked at."""
         self._weights: list[float] = []
         """Of the gradients in the sum."""
         self._pieces: Iterator[slice] = iter(())
@@ -57,9 +62,17 @@ class StreamedUpdate(SliceUpdate):
             summed = self._sum[piece]
             for place, (gradient, weight) in enumerate(zip(self._inflow.chunk(), self._weights, strict=True)):
                 if place > 0:
-                    summed.add_(torch.from_numpy(gradient), alpha=weight)
+                    summed.add_(self._widened(gradient), alpha=weight)
                     continue
-                summed.copy_(torch.from_numpy(gradient))
+                summed.copy_(self._widened(gradient))
                 if weight != 1.0:
                     summed.mul_(weight)
             self._added = piece.stop
+
+    def _widened(self, chunk: np.ndarray) -> Tensor:
+        came = torch.from_numpy(chunk)
+        if not len(self._wide):
+            return came
+        wide = self._wide[: len(came)]
+        self._format.widen(came, wide)
+        return wide

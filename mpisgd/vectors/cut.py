@@ -66,7 +66,8 @@ class Stages:
     def model_of(self, model: FlatModel, stage: int, memory_format: Any, autocast: Any) -> FlatModel:
         """A stage with flat vectors of its own: it takes its parameters out of the model."""
         only = None if model.traced is None else model.traced.only(stage)
-        return FlatModel(self.modules(model)[stage], memory_format, autocast=autocast, traced=only)
+        begins, _ = self.bounds[stage]
+        return FlatModel(self.modules(model)[stage], memory_format, autocast=autocast, traced=only, begins=begins)
 
     def runs(self, model: nn.Module) -> list[nn.Sequential]:
         """The same of a Sequential that has no flat vectors."""

@@ -86,6 +86,7 @@ class FlatModel:
         gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
         memory: both as MPI takes them.
         traced: as torch's splitter has cut it into stages; the vectors then have the parameters of each stage together.
+        begins: the element of a larger model's vectors at which these begin, where this is a stage of it.
         overflows: whether a backward pass may, so that its loss is to be scaled (`scaling.py`).
         initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
@@ -101,6 +102,7 @@ class FlatModel:
         device: str = "cpu",
         autocast: Literal["off", "bfloat16", "float16"] = "off",
         traced: Traced | None = None,
+        begins: int = 0,
     ) -> None:
         self._parts_on_meta = any(parameter.is_meta for parameter in module.parameters())
         self.module = module if self._parts_on_meta else module.to(device)
@@ -121,7 +123,7 @@ class FlatModel:
             if parameter.dtype != torch.float32:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
         size = sum(parameter.numel() for _, parameter in parameters)
-        self.move_to(Memory.zeros(size, device))
+        self.move_to(Memory.zeros(size, device, begins))
 
     @property
     def fingerprint(self) -> str:

@@ -96,11 +96,15 @@ class Inflow:
     Args:
         size: elements of the slice.
         room: makes memory for so many of them, as a communicator receives into it.
+
+    Attributes:
+        nbytes: of a gradient, as it travels.
+        pieces: its chunks, in elements: those of the weights, whatever a gradient travels as.
     """
 
     def __init__(self, size: int, room: Callable[[int], Any]) -> None:
-        self.nbytes = 4 * size
-        self.pieces = list(cuts(self.nbytes))
+        self.nbytes = size * room(1).nbytes
+        self.pieces = list(cuts(4 * size))
         self._make_room = room
         self._free: list[list[Any]] = []
         self._held: Incoming | None = None

@@ -18,6 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_ALIGNED = 4
+"""Elements of float32 at whose multiples memory of the host begins. The last bits of a product with one row depend on where in
+between a matrix begins: so a part of a larger vector that has memory of its own begins there, too."""
+
 
 class SizedVector:
     """A size: that of a vector of so many elements, of float32 unless `itemsize` says otherwise."""
@@ -61,9 +65,11 @@ class Memory:
     """Where each shard's slice lies in `gradients`, where that is not as in the weights."""
 
     @classmethod
-    def zeros(cls, size: int, device: str = "cpu") -> Memory:
-        """Memory on the host, or of a GPU."""
-        return cls(view_of(host_vector(size).to(device)), view_of(host_vector(size).to(device)))
+    def zeros(cls, size: int, device: str = "cpu", begins: int = 0) -> Memory:
+        """Memory on the host, or of a GPU; for elements from `begins` on of a larger vector."""
+        skipped = begins % _ALIGNED
+        weights, gradients = (host_vector(skipped + size)[skipped:].to(device) for _ in range(2))
+        return cls(view_of(weights), view_of(gradients))
 
     @property
     def has_numbers(self) -> bool:

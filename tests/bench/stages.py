@@ -86,7 +86,8 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
         if "group_size" in changes and "pipeline" not in changes:
             row["predicted"] = spread(predicted[changes.get("micro_batches", 1)])
     done = _launched([*mpirun(2), sys.executable, "-m", "tests.bench.stages", str(repetitions)])
-    return rows + json.loads(done.splitlines()[-1])
+    messages: list[dict[str, Any]] = json.loads(done.splitlines()[-1])
+    return rows + messages
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -138,7 +139,7 @@ class _Echo(StagePasses):
     """Passes that compute nothing: tensors of one size go up, and come down again."""
 
     samples = 1
-    loss = 0.0  # type: ignore[assignment]
+    loss = 0.0
 
     def __init__(self, floats: int, last: bool) -> None:
         self.memory = Memory.zeros(1)

@@ -292,10 +292,10 @@ def rows_on_ranks(top: Path) -> list[tuple[str, str, int, float]]:
 
     for name, (ranks, words, _) in failures.BAD_INPUT.items():
         add(f"{name}, {command(words)}", ranks, failures.words_of(*words))
-    for name, words in failures.DAMAGED.items():
-        failures.damage(add(f"{name} data, {command(words)}", 2, failures.words_of(*words)), name)
-    for name, words in failures.TWICE.items():
-        place = add(f"{name}, {command(words)}", 2, failures.words_of(*words), directory="twice")
+    for name, damaged in failures.DAMAGED.items():
+        failures.damage(add(f"{name} data, {command(damaged)}", 2, failures.words_of(*damaged)), name)
+    for name, twice in failures.TWICE.items():
+        place = add(f"{name}, {command(twice)}", 2, failures.words_of(*twice), directory="twice")
     (place / "precious").mkdir()
     for what, (spoil, ranks, more) in SPOILT.items():
         place = add(f"{command(('--resume', 'run', *more))}, and {what}", ranks, ("train", "--resume", "run", *more))

@@ -48,6 +48,15 @@ LATER = {
     "finish": ("mpisgd.job.run.rank", "finish", 1, False),
 }
 POINTS = (*BEFORE_MPI, *START, *LATER)
+#: A rank of a group, besides.
+GROUPED = {
+    "forward": ("mpisgd.pipeline.pieces", "StagePasses.pass_on", 21, False),
+    "backward": ("mpisgd.pipeline.pieces", "StagePasses.pass_back", 21, False),
+    "in a call": ("mpisgd.pipeline.links", "WireLinks.deal", 21, False),
+    "pushing": ("mpisgd.exchange.channel", "LearnerChannel._send", 6, True),
+    "agreed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, False),
+    "pushed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, True),
+}
 SAID = "dies now"
 
 
@@ -115,7 +124,7 @@ def main() -> int:
         elif at == "mpi-init":
             _before_import("mpi4py.MPI", _killed_in_init)
         else:
-            _at_call(*(START | LATER)[at])
+            _at_call(*(START | LATER | GROUPED)[at])
     elif at == "mpi-init" and rank == os.environ["DIE_WAITS"]:
         _before_import("mpi4py.MPI", _wait_for_mark)
     from mpisgd.__main__ import main as mpisgd

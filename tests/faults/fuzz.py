@@ -248,7 +248,7 @@ def fire(case: Case, seed: int, count: int, said: Path) -> None:
     if case.sender == "shard":
         del guns[0]  # itself
     fired: collections.Counter[str] = collections.Counter()
-    pending = []
+    pending: list[Any] = []
 
     def one(channel: Any) -> None:
         shard = generator.choice(list(guns))
@@ -281,6 +281,7 @@ def answer_wrongly(case: Case, said: Path) -> None:
     """Let this shard's third answer to the target be malformed."""
     from mpisgd.comm.mpi import wire
     from mpisgd.comm.mpi.library import MPI
+    from mpisgd.comm.mpi.transfers import Sending
 
     comm, asked = MPI.COMM_WORLD, Tag.ANSWER if case.target == "learner" else Tag.SNAPSHOT_ANSWER
     honest, counted = wire.Wire.start, itertools.count(1)
@@ -292,7 +293,7 @@ def answer_wrongly(case: Case, said: Path) -> None:
         layout = LAYOUTS[tag]
         header, slices = spoilt(case.answer, layout, fields, [np.asarray(body).tobytes() for body in bodies])
         requests = [comm.Isend(header, dest, tag), *(comm.Isend(each, dest, layout.body) for each in slices)]
-        return wire.Sending(dest, tag, False, requests)
+        return Sending(dest, tag, False, requests)
 
     wire.Wire.start = start  # type: ignore[method-assign]
 

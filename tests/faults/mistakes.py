@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .bad_input import Case, message, said_here
+from .bad_case import Case
+from .bad_input import message, said_here
 
 TABLE = Path(__file__).parents[2] / "results" / "faults" / "mistakes.md"
 LEAST = 55

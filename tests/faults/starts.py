@@ -205,7 +205,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
 
 def _epochs(out: Path) -> float:
     run = Run(out)
-    return float(run.updates["samples"].max(initial=0)) / run.environment["train_samples"]
+    return float(run.updates["samples"].max(initial=0) / run.environment["train_samples"])
 
 
 def _ended(job: Job, out: Path, dead_s: float, drawn: Draw, found: Found) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .bad_input import CASES, Case, kept, message, said_here
+from .bad_case import Case
+from .bad_input import CASES, kept, message, said_here
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.told)

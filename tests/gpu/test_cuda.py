@@ -44,11 +44,11 @@ DATA = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=256, test_samples
 MODELS = [MlpOptions(hidden=(200, 100)), Cifar10FullOptions()]
 
 
-def gradient_on(device: str, model: ModelOptions, **special: Any) -> Gradient:
+def gradient_on(device: str, model: ModelOptions, autocast: str = "off", **special: Any) -> Gradient:
     data = load(DATA, seed=1)
     module = models.make(model, input_shape=data.input_shape, classes=data.classes, seed=1)
     dealt = sampling.make("epoch", size=DATA.samples, mu=16, lambda_=1, seed=1)
-    flat = FlatModel(module, "channels_last", device)
+    flat = FlatModel(module, "channels_last", device, autocast)
     memory = flat.memory if device == "cpu" else flat.memory.pinned()
     return Gradient(flat, nn.functional.cross_entropy, data.train, dealt, memory, seed=1, learner_id=0, **special)
 
@@ -65,6 +65,32 @@ def test_the_gradient_is_that_of_a_cpu(model: ModelOptions, special: dict[str, A
         np.testing.assert_allclose(ours.memory.gradients, theirs.memory.gradients, rtol=1e-3, atol=1e-5)
         theirs.prepare(seq + 1)
         ours.prepare(seq + 1)
+
+
+@pytest.mark.parametrize("loss_factor", [1.0, 2.0**-20, 2.0**10], ids=["usual", "tiny", "overflows"])
+@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_pass_under_autocast_is_torchs(model: ModelOptions, autocast: str, loss_factor: float) -> None:
+    """As torch's own loop has it, with the scale that was found; float16 would lose tiny gradients, and overflow, without one."""
+    ours, exact = gradient_on("cuda", model, autocast), gradient_on("cuda", model)
+    for each in (ours, exact):
+        each._loss = lambda output, target: loss_factor * nn.functional.cross_entropy(output, target)
+    module = exact._model.module
+    for seq in range(3):
+        exact.compute(seq)
+        loss, scale = ours.compute(seq), ours.scaled.by
+        assert (scale == 1.0) == (autocast == "bfloat16")
+        exact._model.zero_gradients()
+        with torch.autocast("cuda", torch.float16 if autocast == "float16" else torch.bfloat16):
+            theirs = exact.forward(seq)
+        (theirs * scale).backward()
+        expected = (exact._model.gradients / scale).cpu().numpy()
+        assert np.isfinite(expected).all() and np.abs(expected).max() > 0
+        assert loss == pytest.approx(theirs.item(), rel=1e-3)
+        np.testing.assert_allclose(ours.memory.gradients, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
+        assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+        for each in (ours, exact):
+            each.prepare(seq + 1)
 
 
 def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once(recwarn: pytest.WarningsRecorder) -> None:
@@ -90,6 +116,9 @@ def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once(recwarn:
         (3, ["--protocol", "hardsync", "--aggregation", "node"]),
         (2, ["--protocol", "allreduce", "--aggregation", "node"]),
         (3, ["--protocol", "hardsync", "--push-format", "bfloat16", "--optimizer", "adam"]),
+        (3, ["--protocol", "hardsync", "--autocast", "bfloat16"]),
+        (3, ["--protocol", "hardsync", "--autocast", "float16"]),
+        (4, ["--protocol", "softsync", "--protocol.n", "3", "--autocast", "float16", "--clip-norm", "1"]),
     ],
 )
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cuda")])

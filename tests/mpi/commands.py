@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 from drive import say_size, wait_politely
 
@@ -25,9 +26,9 @@ from mpisgd.liveness.guard import failing_fast
 WORLD = MPI.COMM_WORLD
 
 
-def execute(job: dict, comm: MPI.Intracomm) -> tuple[int, str, str, float]:
+def execute(job: dict[str, Any], comm: MPI.Intracomm) -> tuple[int, str, str, float]:
     """The exit status, standard output and standard error of this rank, and its seconds."""
-    MPI.COMM_WORLD = comm
+    setattr(MPI, "COMM_WORLD", comm)  # noqa: B010 - final, to who reads its types
     say_size(comm.size)
     os.chdir(job["cwd"])
     sys.path[0] = job["cwd"]
@@ -45,7 +46,7 @@ def everything() -> None:
     said = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
         comm = WORLD.Split(0 if job["ranks"] > WORLD.rank else MPI.UNDEFINED, WORLD.rank)
-        mine = execute(job, comm) if comm != MPI.COMM_NULL else None
+        mine = execute(job, cast(MPI.Intracomm, comm)) if comm != MPI.COMM_NULL else None
         wait_politely(WORLD)
         said.append([each for each in WORLD.gather(mine) or () if each is not None])
         if comm != MPI.COMM_NULL:

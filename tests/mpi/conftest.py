@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where the tests run on several workers, those of a group go to one (xdist's own marks do nothing under pytest 9.2)."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByGroup(LoadScopeScheduling):
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
@@ -116,11 +116,11 @@ def execute(
     return [Launched(max(status), "".join(out), "".join(err), max(seconds)) for status, out, err, seconds in columns]
 
 
-def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300, **env: str) -> None:
+def drive(directory: Path, jobs: list[dict[str, Any]], ranks: int, timeout_s: float = 300, **env: str) -> None:
     """Run jobs (see drive.py) in one launch; all must succeed."""
     listing = directory / "jobs.json"
     listing.write_text(json.dumps(jobs))
-    done = launch(ranks, str(DRIVE), str(listing), timeout_s=timeout_s, **env)
+    done = launch(ranks, str(DRIVE), str(listing), timeout_s=timeout_s, cwd=None, **env)
     assert done.status == 0, done.text
 
 
@@ -165,13 +165,13 @@ class Shared:
     """
 
     cases: Sequence[Case]
-    jobs: Callable[[Path, str], dict]
+    jobs: Callable[[Path, str], dict[str, Any]]
 
 
-def jobs_of(runs: Mapping[str, tuple[int, dict[str, Any]]], common: dict[str, Any]) -> Callable[[Path, str], dict]:
+def jobs_of(runs: Mapping[str, tuple[int, dict[str, Any]]], common: dict[str, Any]) -> Callable[[Path, str], dict[str, Any]]:
     """The jobs of `Shared`; a run's directory has its name."""
 
-    def job(directory: Path, name: str) -> dict:
+    def job(directory: Path, name: str) -> dict[str, Any]:
         ranks, special = runs[name]
         return {"ranks": ranks, "config": {**common, **special, "out": str(directory / name)}}
 
@@ -186,7 +186,7 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     def launch_all() -> Path:
         directory = tmp_path_factory.mktemp("shared")
         modules = {item.module.__name__: item.module for item in request.session.items if hasattr(item, "module")}
-        jobs: list[dict] = []
+        jobs: list[dict[str, Any]] = []
         for module, shared in ((name, module.SHARED) for name, module in modules.items() if hasattr(module, "SHARED")):
             for switch, name in shared.cases:
                 place = directory / module.rpartition(".")[2] / switch

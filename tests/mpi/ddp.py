@@ -37,7 +37,7 @@ def weights_before_each_update(config: Config, learner_id: int, lambda_: int, gr
         seen.append(torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy().copy())
         inputs, targets = data_set.train.batch(deal.indices(learner_id, seq))
         steps.zero_grad()
-        torch.nn.functional.cross_entropy(replicas(inputs), targets).backward()
+        torch.nn.functional.cross_entropy(replicas(inputs), targets).backward()  # type: ignore[no-untyped-call]
         steps.step()
     return np.array(seen)
 

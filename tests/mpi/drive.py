@@ -5,7 +5,7 @@ ranks than there are runs on the first ones. `record`: learner 0 saves the weigh
 parameters). `env`: environment variables during that job.
 "gpu": "staged" or "direct": there is a GPU, a pretended one (`tests/pretend_gpu.py`), whose memory MPI is not given, or is; then
 learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
-{"ranks": n, "resume": directory} goes on with a run, with "shards", "group_size" or "pipeline" in place of its own.
+{"ranks": n, "resume": directory} goes on with a run, with "shards", "group_size", "pipeline" or "stages" in place of its own.
 `drive.py jobs.json together` runs all at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The
 learners of a job with "held": n compute no more than n mini-batches, and wait to be killed. `drive.py jobs.json interrupted` runs
 at once jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on;
@@ -14,6 +14,7 @@ and, in the end, once more into "whole".
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -107,6 +108,8 @@ def held(most):
 def resume(job: dict, comm: MPI.Intracomm) -> None:
     config = config_file.of_run(Path(job["resume"]))
     other = {name: job[name] for name in ("shards", "group_size", "pipeline") if name in job}
+    if "stages" in job:
+        other["stages"] = dataclasses.replace(config.stages, at=tuple(job["stages"]["at"]))
     mpisgd.train(config=replace(config, **other), comm=comm, resume=job["resume"])
 
 

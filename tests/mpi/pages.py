@@ -44,9 +44,9 @@ def lay_out(directory: Path, *pages: Path) -> None:
     """Write the files that the pages show, and put `mpisgd` on the PATH of `execute`."""
     for page in pages:
         for block in [*blocks(page, "toml"), *blocks(page, "python")]:
-            name = re.match(r"# (\S+)\n", block)
-            assert name is not None, f"{page}: a shown file begins with its name"
-            (directory / name[1]).write_text(block)
+            first = re.match(r"# (\S+)\n", block)
+            assert first is not None, f"{page}: a shown file begins with its name"
+            (directory / first[1]).write_text(block)
         for block in blocks(page, "diff"):
             for name, text in both(block).items():
                 (directory / name).write_text(text)

@@ -216,16 +216,16 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Lau
 
     for name, (ranks, words, _) in BAD_INPUT.items():
         add(name, ranks, words_of(*words))
-    for name, words in DAMAGED.items():
-        damage(add(name, 2, words_of(*words)), name)
+    for name, damaged in DAMAGED.items():
+        damage(add(name, 2, words_of(*damaged)), name)
     for text in TOML:
         (add(text, 2, ("train", "job.toml")) / "job.toml").write_text(text)
-    for name, words in TWICE.items():
-        place = add(name, 2, (*words_of(*words), "--epochs", "0.2"), directory="twice")
+    for name, twice in TWICE.items():
+        place = add(name, 2, (*words_of(*twice), "--epochs", "0.2"), directory="twice")
     (place / "precious").mkdir()
     (place / "precious" / "thesis.tex").write_text("")
-    for name, (ranks, words) in RUN_ON.items():
-        add(name, ranks, words_of(*words))
+    for name, (ranks, run_on) in RUN_ON.items():
+        add(name, ranks, words_of(*run_on))
     ends = execute(top, commands, ranks=5)
     return {name: (place, end) for name, (_, place, _), end in zip(names, commands, ends, strict=True)}
 

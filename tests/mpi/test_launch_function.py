@@ -51,6 +51,10 @@ def returns_what_cannot_be_sent():
 def trains(out):
     config = {"epochs": 1, "model": "softmax", "threads": 1, "out": out, "log": {"progress": "off"}}
     return mpisgd.train(config=config)
+
+
+def no_model():
+    raise ValueError("no such layer")
 """
 
 PARENT = """
@@ -74,6 +78,11 @@ assert str(found).endswith("ValueError: on purpose, 1"), found
 found = refused(mpisgd.LaunchError, functions.dies, 0, ranks=2)
 assert found.rank == -1
 assert "have ended with status" in str(found)
+
+found = refused(mpisgd.LaunchError, mpisgd.train, model=functions.no_model, config={"epochs": 1, "out": "never"}, ranks=3)
+assert 0 <= found.rank < 3
+assert str(found).startswith(f"rank {found.rank} of 3 failed:\\nTraceback"), found
+assert "in no_model" in str(found) and str(found).endswith("ValueError: no such layer"), found
 
 assert refused(mpisgd.LaunchError, functions.returns_what_cannot_be_sent, ranks=2).rank == 0
 

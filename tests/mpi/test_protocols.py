@@ -93,6 +93,17 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "large-hardsync-5-streamed": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "exchange": "streamed"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
     "large-hardsync-5-pulls": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "pull_format": "bfloat16"}),
+    "large-hardsync-5-streamed-bfloat16": (
+        5,
+        {
+            **LARGE,
+            "protocol": "hardsync",
+            "shards": 2,
+            "exchange": "streamed",
+            "push_format": "bfloat16",
+            "pull_format": "bfloat16",
+        },
+    ),
     "softsync-5-duplex-pulls": (
         5,
         {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex", "pull_format": "bfloat16"},

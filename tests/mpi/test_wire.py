@@ -101,7 +101,7 @@ def test_a_push_of_more_than_2_gib() -> None:
         pytest.skip(f"{available / 1e9:.1f} GB of memory are free here: needs {needed_nbytes / 1e9:g}")
     script = """
 wire, gradient = Wire(comm, polite=False), np.zeros(540_000_000, np.float32)
-fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 0.5)
+fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 1.0, 0.5)
 if comm.rank == 1:
     gradient[-1] = 7.0
     wire.finish(wire.start(0, Tag.PUSH, fields, gradient))

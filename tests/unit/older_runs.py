@@ -17,5 +17,8 @@ _KEPT = Path(__file__).parent / "written_by_4b8dbc2"
 def unpack(name: str, into: Path) -> Path:
     """The directory of one of them, as that commit left it."""
     with tarfile.open(_KEPT / f"{name}.tar.xz") as kept:
-        kept.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # since 3.11.4
+        if hasattr(tarfile, "data_filter"):  # since 3.11.4
+            kept.extractall(into, filter="data")
+        else:
+            kept.extractall(into)
     return into / name

@@ -10,7 +10,7 @@ import pytest
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Reason, Verdict
+from mpisgd.records.log.schema import Event, Reason, Verdict
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.logs_by_hand import evaluation
 
@@ -161,6 +161,43 @@ def test_imbalance_names_shard_and_learner_with_the_numbers(tmp_path: Path) -> N
     assert lines[1] == "learner 1 on shard 1: pushed 3, but applied 1 + dropped 0 + rejected 0 + in flight 1 = 2"
     assert lines[2] == "shard 1: 7 gradients applied, but its updates sum 8"
     assert len(lines) == 3
+
+
+def continued(path: Path) -> Run:
+    """The run of a log that its events divide into two attempts; here it lies in one file."""
+    run = Run(path)
+    assert run.counts and run.books() and run.begins and all(map(len, (run.pushes, run.updates, run.events)))
+    run.attempt = 1
+    return run
+
+
+def test_a_gradient_that_came_again_in_a_later_attempt_may_lack_where_the_first_was_lost(tmp_path: Path) -> None:
+    """Shard 0 applied it before the checkpoint from which the run goes on at 4.5 s; shard 1 had it, too, until the kill."""
+    log = logs_by_hand.softsync(shards=2)
+    again = log.pushes[(log.pushes["shard"] == 0) & (log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 2)].copy()
+    again["verdict"], again["reason"], again["arrival_s"] = Verdict.DROP, Reason.REPEATED, 4.75
+    log.pushes = np.concatenate([log.pushes, again])
+    only = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 2)
+    log.pushes["arrival_s"][only] = 4.875
+    log.events = fabricate.rows("events", [fabricate.row("events", shard=at, kind=Event.RESUMED, time_s=4.5) for at in range(2)])
+    run = continued(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2))
+    assert books.imbalances(run) == []
+    assert [(each.pushed, each.applied, each.dropped) for each in books.learner_books(run)][:2] == [(8, 6, 1), (7, 6, 0)]
+    log.pushes["arrival_s"][only] = 4.0  # shard 1 had it before: then it lacks the second
+    other = continued(fabricate.write_run(tmp_path / "other", log, SOFTSYNC, learners=2, shards=2))
+    assert books.imbalances(other) == [
+        "learner 0 on shard 1: pushed 8, but applied 6 + dropped 0 + rejected 0 + in flight 1 = 7",
+    ]
+
+
+def test_the_last_gradient_of_a_learner_that_was_lost_may_lack(tmp_path: Path) -> None:
+    log = logs_by_hand.softsync(shards=2)
+    torn = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 2)
+    log.pushes = log.pushes[~torn]
+    told = {"kind": Event.LOST, "learner_id": 1, "value": 3, "time_s": 11.0}
+    assert len(books.imbalances(Run(fabricate.write_run(tmp_path / "untold", log, SOFTSYNC, learners=2, shards=2)))) == 1
+    log.events = fabricate.row("events", shard=0, **told)
+    assert books.imbalances(Run(fabricate.write_run(tmp_path / "told", log, SOFTSYNC, learners=2, shards=2))) == []
 
 
 def test_imbalance_of_clocks(tmp_path: Path) -> None:

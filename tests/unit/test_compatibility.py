@@ -155,7 +155,7 @@ def test_every_pair_can_come_up() -> None:
         {"exchange": "prefetch", "device": "cuda"},
         {"exchange": "duplex", "faults": {"mode": "tolerant"}},
         {"exchange": "duplex", "pull_format": "bfloat16"},
-        {"exchange": "streamed", "pull_format": "bfloat16", "nonfinite": "drop"},
+        {"exchange": "streamed", "nonfinite": "drop"},
         {"exchange": "streamed", "faults": {"mode": "tolerant"}, "spares": 1},
         {"exchange": "streamed", "sampling": "dealt", "group_size": 2},
         {"exchange": "streamed", "push_format": "topk"},

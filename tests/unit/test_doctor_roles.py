@@ -156,7 +156,7 @@ def test_otherwise_it_says_what_becomes_of_the_run() -> None:
 def test_more_spares_than_learners_and_spares_of_groups_are_refused() -> None:
     for config, words in (
         (Config(spares=2), "spares = 2: expected at most 1"),
-        (Config(spares=1, shards=2, group_size=2), "a group cannot do without any of its ranks"),
+        (Config(spares=1, shards=2, group_size=2), "as many ranks as a group has would have to take its place together"),
     ):
         surveyed = rolemap.with_job(survey("aaaa"), config)
         said = rolemap.check_roles(surveyed)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, GroupOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.update.groups import Segment, segments_of, within
+from mpisgd.update.groups import Segment, in_pieces, segments_of, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import slice_bounds
 
@@ -70,6 +70,20 @@ def test_values_that_cannot_be(value: float) -> None:
 def test_of_many_names_some_are_listed() -> None:
     with pytest.raises(ConfigError, match=r"it matches none of p0, .*, p11 and 88 more$"):
         segments_of(GroupOptions({"q*": 0.0}), {f"p{number}": 1 for number in range(100)})
+
+
+@given(cut=st.integers(1, 90))
+def test_pieces_have_segments_of_their_own(cut: int) -> None:
+    """Each as who has that piece alone would see them; and without groups, each piece is one."""
+    pieces = [(0, cut), (cut, 91)]
+    assert in_pieces(SEGMENTS, []) == SEGMENTS
+    assert in_pieces([], pieces) == [Segment(0, cut), Segment(cut, 91)]
+    of_pieces = [
+        each._replace(start=start + each.start, stop=start + each.stop)
+        for start, end in pieces
+        for each in within(SEGMENTS, start, end)
+    ]
+    assert in_pieces(SEGMENTS, pieces) == of_pieces
 
 
 @given(shards=st.integers(1, 91))

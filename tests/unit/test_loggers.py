@@ -103,6 +103,14 @@ def test_mlflow_writes_into_a_file_store(fake: Recorded, tmp_path: Path) -> None
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
+def test_where_targets_are_no_classes_there_is_no_error(fake: Recorded, tmp_path: Path) -> None:
+    """And no curve of nan; a loss that is nan is told."""
+    logger = Loggers(["wandb"], tmp_path)
+    logger.on_evaluation(evaluation(error=math.nan, loss=math.nan, metrics={"bleu": 7.0}))
+    (logged,) = [call[1] for call in fake.calls if call[0] == "log"]
+    assert list(logged) == ["test/loss", "test/epochs", "test/bleu", "clock"]
+
+
 def test_one_rank_that_is_told_both_has_one_writer_of_each(fake: Recorded, tmp_path: Path) -> None:
     logger = Loggers(["tensorboard", "mlflow"], tmp_path)
     logger.on_update(UPDATE)

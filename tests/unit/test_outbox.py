@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisgd.comm.messages import Tag
-from mpisgd.comm.mpi.outbox import Outbox
+from mpisgd.comm.mpi.transfers import Outbox
 from tests.unit.fakes import Comm, wire_without_mpi
 
 real = wire_without_mpi()

@@ -121,3 +121,21 @@ def test_a_log_that_somebody_removed_is_missed(how: str, tmp_path: Path) -> None
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.startswith(f"{tmp_path / 'a.h5'} cannot be written: No such file or directory: see who removed it")
     assert (tmp_path / "b.h5").stat().st_size > 0
+
+
+def test_what_else_cannot_be_raised_is_told_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come while Python drops an object of the file that is being written."""
+    told: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: told.append(str(unraisable.exc_value)))
+
+    class Dropped:
+        def __init__(self, said: str) -> None:
+            self.said = said
+
+        def __del__(self) -> None:
+            raise RuntimeError(self.said)
+
+    with storage.writing(tmp_path / "file"):
+        for said in ("Can't decrement id ref count (...)", "Ctrl-C"):
+            Dropped(said)
+    assert told == ["Ctrl-C"]

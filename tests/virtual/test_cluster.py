@@ -36,7 +36,7 @@ def walked(steps: Steps, together: bool = True) -> list[tuple[int, int]]:
             scene.wires[rank].meet()
         for step in steps[rank]:
             scene.wires[rank].sleep(step * 1e-9)
-            scene.wires[rank].catch_up()
+            scene.cluster.until_first(scene.wires[rank])
             seen.append((scene.wires[rank].now_ns(), rank))
 
     scene.run({rank: lambda rank=rank: walk(rank) for rank in range(len(steps))})  # type: ignore[misc]

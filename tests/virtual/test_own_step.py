@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -207,6 +208,35 @@ def test_a_language_model_has_a_perplexity_and_a_regression_a_loss(tmp_path: Pat
     assert training.final_text(run) == f"loss {run.evaluations['loss'][-1]:.4g} (theta) at epoch 1.20"
     untested = Brought(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), None))
     assert training.final_text(simulated(tmp_path / "untested", TENSORS, untested, epochs=1)) == "no test data"
+
+
+@dataclasses.dataclass
+class Record:
+    tokens: Any
+    labels: Tensor
+
+
+#: Batch -> as which it is given, and how a step has the dict back.
+NESTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tuple": (lambda batch: (batch["tokens"], [batch["labels"]]), lambda given: {"tokens": given[0], "labels": given[1][0]}),
+    "dataclass": (lambda batch: Record(batch["tokens"], batch["labels"]), dataclasses.asdict),
+    "mapping": (UserDict, lambda given: given),
+}
+
+
+@pytest.mark.parametrize("kind", NESTS)
+def test_a_batch_may_be_any_nest(kind: str, tmp_path: Path) -> None:
+    """What a collate function makes; the bits are those of dicts."""
+    given, back = NESTS[kind]
+
+    def make() -> Any:
+        return tuple(DataLoader(each, collate_fn=lambda them: given(default_collate(them))) for each in make_data())
+
+    other = Brought(model=Transformer, data=make, step=lambda model, batch: step(model, back(batch)))
+    runs = [simulated(tmp_path / name, TENSORS, each, **HARDSYNC) for name, each in (("dict", BROUGHT), (kind, other))]
+    assert runs[0].pushes["loss"].tobytes() == runs[1].pushes["loss"].tobytes()
+    assert runs[0].evaluations["accuracy"].tobytes() == runs[1].evaluations["accuracy"].tobytes()
+    assert replay.check(runs[1].path, other) == ""
 
 
 def test_layers_exchanged_one_by_one_and_teams_take_a_step(tmp_path: Path) -> None:

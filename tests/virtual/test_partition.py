@@ -22,7 +22,7 @@ from mpisgd.pipeline.links import WireLinks
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.effort import examples
-from tests.virtual.jobs import TENSORS, config, simulated, tables
+from tests.virtual.jobs import TENSORS, bits, config, simulated, tables
 from tests.virtual.test_laws import obeys
 from tests.virtual.test_model_parallel import in_groups
 from tests.virtual.test_optimisers import weights
@@ -40,7 +40,7 @@ SPEECH: dict[str, Any] = {"model": {"name": "speech", "hidden": [7, 5, 6]}, "gro
 def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float], form: dict[str, Any]) -> None:
     changes, jitter_s = drawn
     own = form if changes["group_size"] > 1 else {"model": form["model"]}
-    job = {**changes, **own, "pipeline": "gpipe", "clip_norm": 0.0, "nonfinite": "stop"}
+    job = {**changes, **own, "pipeline": "gpipe"}
     with tempfile.TemporaryDirectory() as directory:
         assume(not compatibility.refused(config(Path(directory) / "run", IMAGES, **job), virtual=True))
         obeys(Path(directory) / "run", IMAGES, job, jitter_s)
@@ -51,6 +51,15 @@ def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float], form: d
 def test_some_groups_obey_the_laws(protocol: dict[str, Any], form: dict[str, Any], tmp_path: Path) -> None:
     changes = {"protocol": protocol, "group_size": 3, "shards": 4, "micro_batches": 2, "mu": 6, "epochs": 0.3}
     obeys(tmp_path / "run", IMAGES, {**changes, **form}, 0.05)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.3])
+def test_what_is_clipped_or_dropped_is_so_in_all_pieces(clip_norm: float, tmp_path: Path) -> None:
+    """The norm is that of the whole gradient: with it, weights are others; and replay has them."""
+    changes = {"group_size": 2, "shards": 3, "micro_batches": 2, "mu": 6, "epochs": 0.3, "nonfinite": "drop", **SPEECH}
+    run = obeys(tmp_path / "run", IMAGES, {**changes, "clip_norm": clip_norm}, 0.05).run
+    plain = simulated(tmp_path / "plain", IMAGES, **changes)
+    assert (bits(run) == bits(plain)) == (clip_norm == 0.0)
 
 
 def test_sends_that_are_waited_for_first_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "own steps": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
     "local": {"protocol": "async", "local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
     "layers": {"protocol": "async", "exchange": "layerwise"},
+    "streamed": {"protocol": "hardsync", "exchange": "streamed"},
     "layers of one clock": {"protocol": "hardsync", "exchange": "layerwise"},
     "teams": {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "virtual": {"learners": 4, "ranks_per_node": 7}},
 }

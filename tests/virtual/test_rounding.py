@@ -39,8 +39,6 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
 @drawn_jobs(max_examples=4, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001}
-    if job["exchange"] == "streamed":  # in float32 alone
-        job["exchange"] = "whole"
     run = obeys(directory / "run", TENSORS, job, jitter_s).run
     rounded = run.pushes["rounded"]
     assert ((rounded > 0) & (rounded < 1 / 256)).all()

@@ -66,7 +66,7 @@ class SignalledWire(JitteryWire):
         super().begin(meet, already_s)
         if self.rank in self.when_ns:
             takes = self.rank in self.roles.shard_ranks
-            self._cluster.at(self.now + self.when_ns[self.rank], self, Signal(self, SIGUSR1, takes))
+            self.cluster.at(self.now + self.when_ns[self.rank], self, Signal(self, SIGUSR1, takes))
 
 
 class Signalled(job.Job):

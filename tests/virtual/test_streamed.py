@@ -42,6 +42,10 @@ def weights(run: Run) -> np.ndarray:
         {"clip_average": 0.1},
         {"averaging": 0.9},
         {"local_steps": 2},
+        {"push_format": "bfloat16", "shards": 2},
+        {"pull_format": "bfloat16", "shards": 2},
+        {"push_format": "bfloat16", "pull_format": "bfloat16", "local_steps": 2},
+        {"push_format": "bfloat16", "pull_format": "bfloat16", "failures": {"at_s": {"2": 5.0}, "then": "leave"}},
         {"accumulation": 2, "straggler": {"slowdown": {"1": 20.0}}},
         {"failures": {"at_s": {"2": 5.0}, "then": "leave"}, "shards": 2},
     ],
@@ -59,7 +63,7 @@ def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks:
     assert not any(each.elements for each in proof.differences)
 
 
-def seconds_of_a_round(path: Path, exchange: str, *, shards: int, ranks_per_node: int) -> float:
+def seconds_of_a_round(path: Path, exchange: str, *, shards: int, ranks_per_node: int, **formats: str) -> float:
     """Two learners, 44 MB, 1 Gbit/s, nothing to compute."""
     run = simulated(
         path,
@@ -70,6 +74,7 @@ def seconds_of_a_round(path: Path, exchange: str, *, shards: int, ranks_per_node
         virtual={"learners": 2, "ranks_per_node": ranks_per_node, "parameters": 11_000_000},
         compute={"name": "constant", "mean_s": 1e-3},
         network={"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10},
+        **formats,
     )
     return float(np.diff(run.updates["time_s"][run.updates["shard"] == 0])[10:].mean())
 
@@ -84,6 +89,13 @@ def test_a_link_carries_both_ways_at_once(shards: int, ranks_per_node: int, vect
     )
     assert whole > 1.9 * limit_s
     assert limit_s <= streamed < 1.25 * limit_s
+
+
+def test_both_rounded_take_as_long_as_pushes_and_pulls_one_after_the_other(tmp_path: Path) -> None:
+    """Weights are rounded when the whole update is made; of half the bytes each, that is no longer than whole ones at once."""
+    formats = {"push_format": "bfloat16", "pull_format": "bfloat16"}
+    took_s = seconds_of_a_round(tmp_path / "run", "streamed", shards=1, ranks_per_node=1, **formats)
+    assert 2 * 44e6 / 125e6 <= took_s < 1.25 * 2 * 44e6 / 125e6
 
 
 class Given(Stream):

@@ -45,7 +45,7 @@ HUB = 0
 """The first shard is there: a vital rank."""
 
 
-class _NotForTheLoop(Exception):
+class NotForTheLoop(Exception):
     """A message has been taken that no loop is to see."""
 
 
@@ -94,6 +94,9 @@ class TolerantWire(Wire):
         """Note down who has failed. Raises RankLost; and whatever else MPI has to say."""
         if not ulfm.is_failure(error):
             raise error
+        self._note_failed(error)
+
+    def _note_failed(self, error: MPI.Exception | None = None) -> None:
         for rank in ulfm.failed(self._comm):
             if rank in self._vital and not self._parting:
                 raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
@@ -126,7 +129,7 @@ class TolerantWire(Wire):
         """Wait as `Wire` does, or until the other end is lost, or has held it up for too long."""
         self.waiting.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
-        until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
+        until_s = time.perf_counter() + self._patience_with(peer)
         announced = isinstance(transfer, Sending) and transfer.announced
         chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
         for at, request in enumerate(transfer.requests):
@@ -143,6 +146,10 @@ class TolerantWire(Wire):
         self.waiting.goes_on()
         return True
 
+    def _patience_with(self, peer: int) -> float:
+        """Seconds that a rank may hold up a transfer."""
+        return math.inf if peer in self._vital else self._patience_s
+
     def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
         """Wait for a request; whether it was done in time. `begins`: it is yet to begin, and waited for politely, if need be."""
         start_s = now_s = time.perf_counter()
@@ -153,6 +160,7 @@ class TolerantWire(Wire):
                 if request.Test(self._status):
                     return True
                 self._see_whether_all_is_over()
+                self._see_who_is_left(peer)
             except MPI.Exception as error:
                 self._learn(error)
                 return False
@@ -168,6 +176,9 @@ class TolerantWire(Wire):
             elif self.polite:
                 os.sched_yield()
 
+    def _see_who_is_left(self, peer: int) -> None:
+        """In a wait for this rank, another one may matter, too (`grouped.py`)."""
+
     def _see_whether_all_is_over(self) -> None:
         """Another rank has ended the job: MPI leaves requests that were begun before as they are, pending for ever."""
         if self._comm.Is_revoked():
@@ -180,14 +191,14 @@ class TolerantWire(Wire):
         while not self._losses.news:
             try:
                 return super().take(patterns, until_ns)
-            except _NotForTheLoop:
+            except NotForTheLoop:
                 continue
             except MPI.Exception as error:
                 self._learn(error)
         return self._tell()
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
-        """Read a header as `Wire` does; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
+        """Read a header as `Wire` does; raises NotForTheLoop for what comes from the dead, or too late, or is of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
         if tag == Tag.HERE and self.rank == HUB:  # already at the end, where all meet at first (`meet`)
             word = self._word(source, self._meetings + 1, 1, nbytes, message)
@@ -199,7 +210,7 @@ class TolerantWire(Wire):
             self._throw_away(source, nbytes, message)
         else:
             return super()._header(source, tag, nbytes, message)
-        raise _NotForTheLoop
+        raise NotForTheLoop
 
     def _arrived(self, request: MPI.Request) -> bool:
         try:
@@ -225,7 +236,7 @@ class TolerantWire(Wire):
         """Take a body as `Wire` does; False where the sender was lost, or has held it up for too long: the bodies are then worth
         nothing, and must not be used again, for MPI may yet write there."""
         source, layout = self._taken
-        until_s = time.perf_counter() + self._patience_s
+        until_s = time.perf_counter() + self._patience_with(source)
         for body in bodies:
             probed = self._probe_body(source, layout.body, until_s)
             if probed is None:

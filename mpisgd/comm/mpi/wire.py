@@ -23,16 +23,14 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm import communicator
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Opened, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
@@ -69,7 +67,7 @@ class Wire:
         self._status = MPI.Status()
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
-        self.clock: communicator.Clock = Clock(comm)
+        self.clock = Clock(comm)
         self.presence = Presence()
         self.waiting = Waiting()
         """What this rank waits for, for its watchers."""

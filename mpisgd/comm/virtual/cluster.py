@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from heapq import heappop, heappush
 
 from greenlet import getcurrent, greenlet
@@ -127,7 +126,7 @@ class Cluster:
         here.switch = getcurrent().switch
         for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
             self.ready.insert(0, here)  # so nothing happens before all have begun
-            rank.switch = greenlet(partial(self._live, rank, main)).switch
+            rank.switch = greenlet(self._live(rank, main)).switch
             rank.switch()
             if here in self.ready:  # the rank has returned
                 self.ready.remove(here)
@@ -136,9 +135,12 @@ class Cluster:
             self.block(here, None)
 
     @staticmethod
-    def _live(rank: VirtualRank, main: Callable[[], None]) -> None:
-        main()
-        rank.dead = True
+    def _live(rank: VirtualRank, main: Callable[[], None]) -> Callable[[], None]:
+        def live() -> None:
+            main()
+            rank.dead = True
+
+        return live
 
     # -------------------------------------------------------------------------------------------------------- scheduling
 

@@ -27,7 +27,7 @@ class Receiving(Awaited):
         """Nanoseconds at which the header was there, and all of it; -1 = not yet known."""
 
     def arrived(self) -> bool:
-        self.wire.catch_up()
+        self.wire.cluster.until_first(self.wire)
         return 0 <= self.begun <= self.wire.now
 
     def withdraw(self) -> None:

@@ -51,7 +51,7 @@ class Sending(Event, Awaited):
             return None
         patterns, busy = wire._patterns, now_ns < wire.now
         wire._patterns = None
-        if patterns is not None and patterns[-1] == _ANYTHING and not (busy and not wire._cluster.first_at(wire.now)):
+        if patterns is not None and patterns[-1] == _ANYTHING and not (busy and not wire.cluster.first_at(wire.now)):
             wire._handed = self  # nothing else is here
         else:
             wire._arrived[self.tag].append(self)
@@ -59,7 +59,7 @@ class Sending(Event, Awaited):
             if patterns is None:
                 return None
             if busy:  # what else comes until then may go first
-                wire._cluster.at(wire.now, wire, wire)
+                wire.cluster.at(wire.now, wire, wire)
                 return None
         if not busy:
             wire.now = now_ns
@@ -123,7 +123,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     __slots__ = (
         "_arrived",
-        "_cluster",
         "_handed",
         "_heap",
         "_latency_ns",
@@ -136,7 +135,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         "_taken",
         "_waiting",
         "_wires",
-        "clock",
+        "cluster",
         "deaf",
         "presence",
         "signal",
@@ -145,7 +144,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
         """The next rank of a cluster; `wires` are those of all ranks, which it adds itself to."""
         super().__init__(len(wires))
-        self._cluster = cluster
+        self.cluster = cluster
         self._heap, self._ready = cluster.heap, cluster.ready
         self._network = network
         self._wires = wires
@@ -158,7 +157,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
-        self.clock: Clock = self
         self.presence = _ALL
         self.signal = 0
         self.deaf = False
@@ -168,12 +166,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     # ----------------------------------------------------------------------------------------------------------- together
 
-    def catch_up(self) -> None:
-        """Let everything happen that comes before this rank's clock."""
-        self._cluster.until_first(self)
+    @property
+    def clock(self) -> Clock:
+        return self
 
     def meet(self) -> None:
-        self._cluster.meet(self)
+        self.cluster.meet(self)
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> VirtualTeam:
         return VirtualTeam(self, ranks, bounds, cuts)
@@ -181,7 +179,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def node(self, ranks: Sequence[int]) -> VirtualNode:
         first = self._wires[ranks[0]]
         if first._node is None:
-            first._node = Memory(Meeting(self._cluster, ranks))
+            first._node = Memory(Meeting(self.cluster, ranks))
         return VirtualNode(self, first._node, ranks)
 
     # --------------------------------------------------------------------------------------------------------------- send
@@ -204,7 +202,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def finish(self, transfer: Any) -> bool:
         while transfer.end < 0:  # again, where it was woken for the header
-            self._cluster.block(self, transfer)
+            self.cluster.block(self, transfer)
         if transfer.end > self.now:
             self.now = transfer.end
         return True
@@ -233,7 +231,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def header(self, posted: Any) -> Fields:
         if posted.begun < 0:
-            self._cluster.block(self, posted)
+            self.cluster.block(self, posted)
         if posted.begun > self.now:
             self.now = posted.begun
         fields: Fields = posted.fields
@@ -248,16 +246,16 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         alarm: Alarm | None = None
         if self._waiting or until_ns is not None:
             if self._ready or self.now >= self._heap[0][0]:
-                self._cluster.until_first(self)
+                self.cluster.until_first(self)
             message = self._look(patterns)
         if message is None and until_ns is not None:
             alarm = Alarm(self)
-            self._cluster.at(max(self.now, until_ns), self, alarm)
+            self.cluster.at(max(self.now, until_ns), self, alarm)
         while message is None:
             if alarm is not None and alarm.over:
                 return None
             self._patterns = patterns
-            self._cluster.block(self, self)
+            self.cluster.block(self, self)
             message = self._handed or self._look(patterns)
         if alarm is not None:
             alarm.over = True
@@ -284,7 +282,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def take_body(self, *bodies: Any) -> bool:
         if self._ready or self.now >= self._heap[0][0]:
-            self._cluster.until_first(self)
+            self.cluster.until_first(self)
         message = self._taken
         self.now = message.end = self._transfer(message, bodies, self.now)
         if message.source.waiting is message:
@@ -342,7 +340,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if not message.bodies or (begun == arrival and not self._ready and begun < self._heap[0][0]):
             self._begin(message, receiving, begun)
         else:
-            self._cluster.at(begun, message.source, Beginning(message, receiving))
+            self.cluster.at(begun, message.source, Beginning(message, receiving))
             if self.waiting is receiving:  # for the header
                 self._ready.append(self)
 

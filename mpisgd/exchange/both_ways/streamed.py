@@ -10,6 +10,9 @@ own takes gradients and sends weights at the same time, where with `whole` it do
 To the loops nothing changes: `push` notes what is to leave, and `pull` is over when that has left and the weights are there. The
 order of sums is that of `whole`, and so are the bits.
 
+Gradients may travel as bfloat16, in the same chunks. Weights that do are made of the whole update (`deltas.py`): gradients come in
+chunks all the same, and each answer leaves in one.
+
 No deadlock. A learner begins all that it sends before it waits for anything, and the receives of what it waits for are posted. A
 shard waits for chunks only of learners whose headers it has: those have begun to send them, and wait inside MPI, which moves what
 was begun. A learner that is told that the run is over may not be left with a gradient under way, as nobody knows whether its sum
@@ -58,6 +61,8 @@ class StreamedChannel(DuplexChannel):
         return sent
 
     def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
+        if self._held is not None:
+            return super()._begin_ask(shards, min_clock)
         wire, question = self._wire, (self._learner_id, min_clock)
         asked = []
         for shard in shards:
@@ -67,6 +72,8 @@ class StreamedChannel(DuplexChannel):
         return asked
 
     def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
+        if self._held is not None:
+            return super()._take_answers(shards, asked, min_clock)
         told = super()._take_answers(shards, [answer for answer, _ in asked], min_clock)
         for _, parts in asked:
             for part in parts:
@@ -97,10 +104,14 @@ class _Parts(Stream):
 
 
 class StreamedShardChannel(ShardChannel):
-    """A shard's end; gradients are received into an `Inflow`."""
+    """A shard's end; gradients are received into an `Inflow`.
 
-    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
+    `rounded`: weights travel as bfloat16, and therefore in one.
+    """
+
+    def __init__(self, wire: Communicator, roles: Roles, shard: int, *, rounded: bool = False) -> None:
         super().__init__(wire, roles, shard)
+        self._rounded = rounded
         self._anybody = _HEADERS
         self._take_body = lambda inflow: True  # it comes when it is asked for
         self._incoming: dict[int, tuple[Inflow, Incoming]] = {}
@@ -124,6 +135,9 @@ class StreamedShardChannel(ShardChannel):
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """As ever; a slice that is not made chunk by chunk is one part."""
+        if self._rounded:
+            super().start_answers(learner_ids, weights, clock, verdicts)
+            return
         self.open_answers(learner_ids, weights, clock, verdicts)
         self.add_chunk(weights)
         self.close_answers()
@@ -150,6 +164,9 @@ class StreamedShardChannel(ShardChannel):
         if learner_id in self._incoming:
             inflow, incoming = self._incoming.pop(learner_id)
             inflow.land(incoming)
+        if self._rounded:
+            super().stop(learner_id, clock, ending)
+            return
         wire, rank = self._wire, self._learner_ranks[learner_id]
         fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0
         begun = [wire.start(rank, Tag.ANSWER, fields)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.communicator import Team
+from mpisgd.comm.communicator import Group
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
@@ -61,7 +61,7 @@ class Built:
         """Whom this rank waits for, where its wire cannot say it."""
         return ""
 
-    def _gradient_of(self, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """This rank's own; `group`: of its stage of one."""
         return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared, group))
 

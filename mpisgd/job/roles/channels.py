@@ -55,5 +55,5 @@ def learner_channel(
 def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int) -> ShardChannel:
     """A shard's end, of a run that is not fault-tolerant."""
     if config.exchange == "streamed":
-        return StreamedShardChannel(wire, roles, shard)
+        return StreamedShardChannel(wire, roles, shard, rounded=config.pull_format == "bfloat16")
     return ShardChannel(wire, roles, shard, duplex=config.both_ways)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpisgd.comm.communicator import Team
 from mpisgd.exchange import deltas
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.collectives.shared import team_channel
@@ -51,7 +50,7 @@ class BuiltShard(Built):
             channel = shard_channel(setup.config, self.wire, self._seen, self.index)
             self.server = self._make_server(channel, update)
             return
-        tolerant = TolerantShardChannel(self.wire, setup.roles, self.index)
+        tolerant = TolerantShardChannel(self.wire, setup.roles, self.index, self._seen)
         self.server = self._make_server(tolerant, update)
         succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
         name = f"shard {self.index} on {setup.hosts[rank]}"
@@ -157,7 +156,7 @@ class BuiltLearner(Built):
         self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
-        group = self._join_group() if config.in_groups else None
+        group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
         computed = self._leader or self._gradient_of(group=group)
         seen = setup.seen_by(rank)
         segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
@@ -182,12 +181,9 @@ class BuiltLearner(Built):
         self._gradient: Computes = pushed
         if config.exchange == "layerwise":
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
-        if setup.tolerant:
+        self._may_evaluate = setup.tolerant and rank == setup.roles.learner_ranks[self.index]
+        if self._may_evaluate:
             self._channel.ask_for_duty()
-
-    def _join_group(self) -> Team:
-        ranks = self.setup.roles.groups[self.index]
-        return self.wire.team(ranks, [(0, 0) for _ in ranks])
 
     def train(self) -> None:
         setup, learner_id, protocol = self.setup, self.index, self.setup.protocol
@@ -199,10 +195,10 @@ class BuiltLearner(Built):
     def end(self) -> np.ndarray:
         if self._leader is not None:
             self._leader.stop()
-        if self.setup.tolerant:
+        if self._may_evaluate:
             if appointed := self._channel.duty():
                 self._evaluate(appointed=appointed)
-        elif self.rank == self.setup.roles.evaluator_rank:
+        elif not self.setup.tolerant and self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
 from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
-from mpisgd.comm.communicator import Team
+from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
+from mpisgd.comm.mpi.grouped import GroupedWire
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
-from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
@@ -86,6 +87,8 @@ class Rank:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self._ready = False
+        self._join: Callable[[Sequence[int]], Group] | None = None
+        """How ranks of a group that may lose some come together; None = as the wire's team."""
         self.built: Built | None = None
         """The role, once it is built."""
 
@@ -143,7 +146,7 @@ class Rank:
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
-        world.callbacks = self.callbacks
+        world.callbacks, world.join = self.callbacks, self._join
         self.built = built = build(self.setup, world, self.rank)
         try:
             wire.clock.begin(wire.meet, self.setup.begins_s)
@@ -164,7 +167,8 @@ class Rank:
         if not self.setup.tolerant:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
-        wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        self._join = wire.group
         self.pulse.heed_shards(vital, wire.waiting)
         return wire
 
@@ -264,6 +268,7 @@ class MpiWorld(World):
     """The world of this very rank, which is the only one that it is asked about."""
 
     saves = True
+    join: Callable[[Sequence[int]], Group] | None = None
 
     def __init__(self, claim: Claim, wire: Wire) -> None:
         self._setup = claim.setup
@@ -281,7 +286,7 @@ class MpiWorld(World):
     def wire(self, rank: int) -> Wire:
         return self._wire
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         roles = self._setup.roles
         if group is not None:
             return self._stage(rank, roles, group)
@@ -293,22 +298,26 @@ class MpiWorld(World):
         self._gradient = gradient
         return gradient
 
-    def _stage(self, rank: int, roles: Roles, team: Team) -> Travels:
-        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is to evaluate it."""
+    def _stage(self, rank: int, roles: Roles, team: Group) -> Travels:
+        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is, or may come, to evaluate it."""
         names = roles.stream(rank), roles.stage(rank)
+        evaluates = rank in roles.learner_ranks if self._setup.tolerant else rank == roles.evaluator_rank
         if self._config.partitioned:
-            self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)])
-            if rank != roles.evaluator_rank:
+            self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)], team)
+            if not evaluates:
                 del self.tensors.model
             return gradient
         self._gradient = passes = self.tensors.passes(*names)
-        if rank != roles.evaluator_rank:
+        if not evaluates:
             del self.tensors.model
         elif self.tensors.in_pieces is not None:
             self.tensors.model.forget()
         config, group = self._config, roles.groups[roles.index(rank)]
         clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
         return Stage(self._wire, group, passes, config.micro_batches, alternating=alternating, clips=clips)
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        return super().group(rank, ranks) if self.join is None else self.join(ranks)
 
     def take_place(self, rank: int, roles: Roles) -> None:
         self._setup = dataclasses.replace(self._setup, roles=roles)

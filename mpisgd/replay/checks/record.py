@@ -291,8 +291,10 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     config = config_file.from_mapping(run.config)
     told = run.told(attempt)
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
-    size = told.get("group_size", config.group_size)
-    config = dataclasses.replace(config, epochs=told.get("epochs", config.epochs), shards=shards_of, group_size=size)
+    size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
+    cut = dataclasses.replace(config.stages, at=begin)
+    epochs = told.get("epochs", config.epochs)
+    config = dataclasses.replace(config, epochs=epochs, shards=shards_of, group_size=size, stages=cut)
     summaries = {}
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):

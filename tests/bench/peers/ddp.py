@@ -41,4 +41,5 @@ def main(case: str, mu: int, updates: int, place: int, places: int, address: str
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:])
+    mu_, updates_, place_, places_ = map(int, sys.argv[2:6])
+    main(sys.argv[1], mu_, updates_, place_, places_, *sys.argv[6:])

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from mpisgd import replay
+from mpisgd.analysis.books import imbalances
 from mpisgd.base.errors import MpisgdError
+from mpisgd.exchange.roles import Role
 from mpisgd.job import interruption
 from mpisgd.liveness.pulse import LEAST_S
 from mpisgd.records.log.reader import Run
@@ -106,18 +108,19 @@ def _is_grave(fault: Fault, job: Job) -> bool:
 
 def _look_at_the_end(seen: Seen, job: Job, end: End, attempt: int, faults: tuple[Fault, ...]) -> None:
     """Whether it may have ended so, and says why."""
-    drawn, learners = job.drawn, {*job.roles.learner_ranks, *job.roles.spare_ranks}
+    drawn, roles = job.drawn, job.roles
+    learners = [*(roles.groups or roles.teams), *((rank,) for rank in roles.spare_ranks)]
     grave = [fault for fault in faults if _is_grave(fault, job)]
     if end.done and end.named:
         seen.expect(grave, f"attempt {attempt} is DONE, and failed: {end.named}\n{end.said}")
     elif not end.done:
         seen.expect(end.named or end.interrupted, f"attempt {attempt} ended without a word\n{end.said}")
-        nobody = drawn.tolerant and learners <= {*end.killed}
+        nobody = drawn.tolerant and all(set(ranks) & set(end.killed) for ranks in learners)
         gone = {fault.rank for fault in faults if fault.what in ("kill", "stop", "cut")} | {
             fault.other for fault in faults if fault.what == "cut"
         }
         seen.expect(
-            grave or nobody or (drawn.tolerant and learners <= gone),
+            grave or nobody or (drawn.tolerant and all(set(ranks) & gone for ranks in learners)),
             f"attempt {attempt} ended for nothing: {end.named}\n{end.said}",
         )
 
@@ -157,6 +160,7 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
     if protocol.consistent and not recut:
         mixed = [key for key, timestamps in of_mini_batch.items() if len(timestamps) > 1]
         seen.expect(not mixed, f"computed on slices of different clocks: (learner, seq, seconds) {mixed[:3]}")
+    seen.expect(not (unbalanced := imbalances(run)), f"books: {unbalanced}")
     kinds = Counter(run.events["kind"].tolist())
     for kind in (
         Event.LOST,
@@ -213,8 +217,8 @@ def _who_is_named(seen: Seen, job: Job, run: Run) -> None:
     events = run.events
     for rank in seen.ends[-1].killed:
         took = events[(events["kind"] == Event.SUCCEEDED) & (events["value"] == rank)]
-        if rank in job.roles.learner_ranks:
-            learner_id, since_s = job.roles.learner_ranks.index(rank), [0.0] * run.shards
+        if job.roles.of(rank) is Role.LEARNER:
+            learner_id, since_s = job.roles.index(rank), [0.0] * run.shards
         elif len(took) == run.shards:
             learner_id, since_s = int(took["learner_id"][0]), took["time_s"][np.argsort(took["shard"])].tolist()
         else:

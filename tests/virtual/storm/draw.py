@@ -58,6 +58,8 @@ MORE: Mapping[str, Mapping[str, Any]] = {
 DEALT: Mapping[str, Mapping[str, Any]] = {
     f"{way}, dealt": options for way, options in WAYS.items() if way not in ("ssp-own", "downpour", "hardsync-local")
 }
+#: Ways that go with no groups of ranks.
+ALONE = ("async-accumulated",)
 PATIENCE_S = 0.3
 """Of a shard with its learners; the pulse has `pulse.LEAST_S`."""
 COMPUTE_S = 0.01
@@ -111,6 +113,10 @@ class Draw:
     again: tuple[int, int] = (0, 0)
     """Shards and learners of the attempts after the first, where they are others."""
     spares: int = 0
+    group_size: int = 1
+    micro_batches: int = 1
+    alternating: bool = False
+    """Of the passes of a group."""
     samples: int = 96
     iterations: int = 0
     """Of a batch optimisation; 0 = as its way has them."""
@@ -122,12 +128,13 @@ class Draw:
 
     @property
     def ranks(self) -> int:
-        return self.shards + self.is_batch + self.learners + self.spares + self.evaluator
+        return self.shards + self.is_batch + self.learners * self.group_size + self.spares + self.evaluator
 
     def __str__(self) -> str:
         faults = "; then ".join(", ".join(map(str, attempt)) or "nothing" for attempt in self.attempts)
         kind = "tolerant" if self.tolerant else "fail-fast"
-        also = f"{f', {self.spares} spares' * bool(self.spares)}{', evaluator' * self.evaluator}"
+        groups = f" of {self.group_size} ranks, {self.micro_batches} micro-batches" * (self.group_size > 1)
+        also = f"{groups}{f', {self.spares} spares' * bool(self.spares)}{', evaluator' * self.evaluator}"
         return f"{self.way}, S = {self.shards}, {self.learners} learners{also}, {kind}: {faults}"
 
 
@@ -136,8 +143,10 @@ def draw(dice: random.Random, number: int) -> Draw:
     way = list(WAYS)[number % len(WAYS)]
     shards, evaluator, tolerant = 1 + number // len(WAYS) % 4, dice.random() < 0.4, dice.random() < 0.75
     learners = dice.randint(2, 5)
-    spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant else 0
-    drawn = functools.partial(_faults, dice, shards, learners + spares, evaluator, tolerant)
+    groups = random.Random(f"groups of {number}")
+    size = groups.randint(1, min(3, shards)) if way not in ALONE else 1
+    spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant and size == 1 else 0
+    drawn = functools.partial(_faults, dice, shards, learners * size + spares, evaluator, tolerant)
     return Draw(
         way=way,
         shards=shards,
@@ -151,8 +160,11 @@ def draw(dice: random.Random, number: int) -> Draw:
         reorders=dice.random() < 0.5,
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
-        again=(dice.randint(1, 4), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
+        again=(max(size, dice.randint(1, 4)), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
         spares=spares,
+        group_size=size,
+        micro_batches=groups.choice((1, 2, 4)) if size > 1 else 1,
+        alternating=size > 1 and groups.random() < 0.5,
     )
 
 
@@ -177,8 +189,12 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
-        **({"samples": dice.randint(8, 40), "iterations": dice.randint(1, 3), "logged": number % 8 < 1} if small else {}),
+        **(_small(dice, number) if small else {}),
     )
+
+
+def _small(dice: random.Random, number: int) -> dict[str, Any]:
+    return {"samples": dice.randint(8, 40), "iterations": dice.randint(1, 3), "logged": number % 8 < 1}
 
 
 _LAST_S = 0.25
@@ -218,6 +234,7 @@ def _faults(dice: random.Random, shards: int, learners: int, evaluator: bool, to
 
 DATA = {"name": "synthetic", "shape": [5], "classes": 3, "samples": 96, "test_samples": 8}
 MODEL = {"name": "mlp", "hidden": [12]}
+MODEL_OF_GROUPS = {"name": "mlp", "hidden": [7, 5]}
 
 
 _OF_SGD = {"epochs": 1, "alpha0": 0.05, "optimizer": {"name": "sgd", "momentum": 0.9}}
@@ -230,10 +247,13 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "out": str(path),
             "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT}[drawn.way], **iterations},
             "data": {**DATA, "samples": drawn.samples},
-            "model": MODEL,
+            "model": MODEL if drawn.group_size == 1 else MODEL_OF_GROUPS,
             "shards": shards,
             "evaluator": drawn.evaluator,
             "spares": drawn.spares,
+            "group_size": drawn.group_size,
+            "micro_batches": drawn.micro_batches,
+            "pipeline": "1f1b" if drawn.alternating else "gpipe",
             "mu": 4,
             "threads": 1,
             "seed": 1,

@@ -6,6 +6,23 @@ from tests.virtual.storm.draw import Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "a stage's memory began elsewhere than its part of the whole vector: a product with one row has other last bits there": Draw(
+        way="async", shards=4, learners=5, evaluator=False, tolerant=False, seed=943973640, every_updates=2,
+        latency_ns=500000, eager_nbytes=4096, reorders=True, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="unsaved", rank=0, at_s=0.2260020897360908, lasts_s=1.7201190175306174, both=False),
+                Fault(what="slow", rank=7, at_s=0.2176944439961069, lasts_s=0.2867905449656446, both=False),
+                Fault(what="stop", rank=15, at_call=107, lasts_s=0.9401877873822962, both=False),
+            ),
+        ),
+        group_size=3, micro_batches=4, alternating=True,
+    ),
+    "own steps of stages: replay made one step of all, whose vector ends elsewhere, and the last bits depend on that": Draw(
+        way="hardsync-local", shards=4, learners=3, evaluator=False, tolerant=True, seed=575244208, every_updates=3,
+        latency_ns=5000, eager_nbytes=0, reorders=True, flush_rows=256, attempts=((),),
+        group_size=2, micro_batches=2,
+    ),
     "a learner dies where all meet, after its last word: the hub could not answer it, and ended the job": Draw(
         way="downpour-warm", shards=3, learners=4, evaluator=False, tolerant=True, seed=605160178, every_updates=3,
         latency_ns=50000, eager_nbytes=4096, reorders=False, flush_rows=256,

@@ -116,7 +116,7 @@ class Machine:
         self.events = 0
         self.over_why = ""
         """Why the whole job was ended from outside; "" = it was not."""
-        self.collectives: dict[tuple[int, int], list[Collective]] = defaultdict(list)
+        self.collectives: dict[tuple[int, tuple[int, ...], int], list[Collective]] = defaultdict(list)
         self.tasks: list[Task] = []
         self.processes = [Process(self, rank) for rank in range(size)]
         self.comms: list[list[Comm]] = []

@@ -48,6 +48,9 @@ class Group:
         self.ranks = list(ranks)
         self.size = len(self.ranks)
 
+    def Incl(self, places: Sequence[int]) -> Group:
+        return Group([self.ranks[place] for place in places])
+
     @staticmethod
     def Translate_ranks(group: Group, places: Sequence[int], other: Group) -> list[int]:
         return [group.ranks[place] for place in places]
@@ -102,14 +105,32 @@ class Request:
 
 
 class Collective(Request):
-    """One rank's part in what all do together."""
+    """One rank's part in what these do together."""
 
-    def __init__(self, comm: Comm, said: Any, table: Any) -> None:
+    def __init__(self, comm: Comm, ranks: Sequence[int], said: Any, table: Any) -> None:
         super().__init__(comm)
-        self.said, self.table = said, table
+        self.ranks, self.said, self.table = ranks, said, table
 
     def of(self) -> Sequence[int]:
-        return range(len(self.comm.machine.processes))
+        return self.ranks
+
+
+class Subset:
+    """Some ranks, that gather what each of them says."""
+
+    def __init__(self, comm: Comm, ranks: Sequence[int]) -> None:
+        self._comm, self._ranks = comm, tuple(ranks)
+        self._collectives = 0
+
+    def Get_rank(self) -> int:
+        return self._ranks.index(self._comm.rank)
+
+    def Iallgather(self, said: Any, table: Any) -> Request:
+        self._collectives += 1
+        return self._comm.together(self._ranks, self._collectives, said, table)
+
+    def Free(self) -> None:
+        """Nobody counts them."""
 
 
 class Message:
@@ -304,19 +325,23 @@ class Comm:
     # ----------------------------------------------------------------------------------------------------------- all of them
 
     def Ibarrier(self) -> Request:
-        return self._together(None, None)
+        return self.Iallgather(None, None)
 
     def Iallgather(self, said: Any, table: Any) -> Request:
-        return self._together(said, table)
+        self._collectives += 1
+        return self.together(range(self.Get_size()), self._collectives, said, table)
 
-    def _together(self, said: Any, table: Any) -> Request:
+    def Create_group(self, group: Group) -> Subset:
+        return Subset(self, group.ranks)
+
+    def together(self, ranks: Sequence[int], number: int, said: Any, table: Any) -> Request:
+        """The so-manieth gathering of these ranks; None is a barrier."""
         self.machine.calls(self.process)
         self.check_revoked()
-        request = Collective(self, said, table)
-        parts = self.machine.collectives[self.context, self._collectives]
-        self._collectives += 1
+        request = Collective(self, ranks, said, table)
+        parts = self.machine.collectives[self.context, tuple(ranks), number]
         parts.append(request)
-        if len(parts) == self.Get_size():
+        if len(parts) == len(ranks):
             for each in parts:
                 self.machine.at(self.machine.delay_ns(), partial(self._all_there, each, parts))
         return request
@@ -324,8 +349,10 @@ class Comm:
     @staticmethod
     def _all_there(request: Collective, parts: list[Collective]) -> None:
         if request.table is not None:
+            into = memoryview(request.table).cast("B")
             for part in parts:
-                request.table[part.comm.rank] = part.said
+                said, place = memoryview(part.said).cast("B"), part.ranks.index(part.comm.rank)
+                into[place * said.nbytes : (place + 1) * said.nbytes] = said
         request.ends()
 
 

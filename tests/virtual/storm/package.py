@@ -50,7 +50,7 @@ MPI = SimpleNamespace(
     **{"Status": Status, "Request": Request, "Group": Group, "Message": Message, "Intracomm": Comm},
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
-_OF_MPI = ("ulfm", "outbox", "mover", "clock", "transfers", "arrivals", "together", "wire", "tolerant")
+_OF_MPI = ("ulfm", "mover", "clock", "transfers", "arrivals", "together", "wire", "tolerant", "grouped")
 _AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
 
 
@@ -75,9 +75,10 @@ def _load() -> SimpleNamespace:
         vars(package).update(attributes)
     loaded["ulfm"].enabled = lambda: _machines[-1].tells
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
-    plain_ones = ("arrivals", "wire", "clock", "pulse")
-    for name, clock in (("politeness", polling), ("tolerant", polling), *((each, plain) for each in plain_ones)):
-        loaded[name].time = clock
+    for name in ("politeness", "tolerant", "grouped"):
+        loaded[name].time = polling
+    for name in ("arrivals", "wire", "clock", "pulse"):
+        loaded[name].time = plain
     for name in ("politeness", "tolerant"):
         loaded[name].os = SimpleNamespace(sched_yield=lambda: None)
     return SimpleNamespace(library=library, **loaded)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
-from mpisgd.comm.communicator import Team
+from mpisgd.comm.communicator import Group
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
 from mpisgd.exchange.roles import Roles
@@ -28,6 +29,7 @@ from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
+from mpisgd.pipeline.stage import Stage
 from mpisgd.records import directory
 from mpisgd.records.checkpoint.checkpoints import Share
 from mpisgd.records.checkpoint.snapshots import check_spool
@@ -42,7 +44,7 @@ from tests.virtual.storm.draw import COMPUTE_S, PATIENCE_S, Draw, Fault, config_
 from tests.virtual.storm.machine import Machine, Process
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
-from tests.virtual.storm.standins import Computing, Delayed, Pulse, computing
+from tests.virtual.storm.standins import Computing, Delayed, Passing, Pulse, computing
 
 
 class Remembered(TableFile):
@@ -70,10 +72,10 @@ class Ranks(World):
         self.drawn, self.path, self.dice, self.faults = drawn, path, dice, faults
         shards, learners = drawn.again if resumed and drawn.again[0] else (drawn.shards, drawn.learners)
         self.config = config = config_of(drawn, path, shards)
-        size = shards + drawn.is_batch + learners + drawn.spares + drawn.evaluator
+        size = shards + drawn.is_batch + learners * drawn.group_size + drawn.spares + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
         self.roles, protocol = placement.on_ranks(config, self.hosts)
-        data, model, loss, self.initial = computing(drawn.samples)
+        data, model, loss, self.initial = computing(drawn.samples, in_groups=drawn.group_size > 1)
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
         bounds = parts.bounds(config, model)
@@ -100,7 +102,7 @@ class Ranks(World):
         self.broken: dict[tuple[str, int], float] = {}
         """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
         path.mkdir(parents=True, exist_ok=True)
-        self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, drawn.tolerant)
+        self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, drawn.tolerant, stages=self.tensors.stages)
         told = environment(self.setup, NOTHING_BROUGHT, mpi="virtual", **self.tensors.facts)
         if resumed:
             found = resume.find(path, config)
@@ -117,14 +119,29 @@ class Ranks(World):
     def wire(self, rank: int) -> Any:
         return self.wires[rank]
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Computing:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         learner_id = self.places.get(rank, self.roles).index(rank)
+        if group is not None:
+            return self._stage(rank, learner_id, group)
         again = f":{self.setup.attempt}" if self.setup.attempt else ""
         again += f":{rank}" if rank in self.places else ""
         seconds = random.Random(f"{self.drawn.seed}:{learner_id}{again}")  # no mini-batch takes as long as in another attempt
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
         memory = Memory.zeros(self.tensors.model.size)
         return Computing(self.tensors.gradient(learner_id, memory), lambda: pace * seconds.uniform(0.5, 1.5))
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        told: Group = self.wires[rank].group(ranks) if self.drawn.tolerant else super().group(rank, ranks)
+        return told
+
+    def _stage(self, rank: int, learner_id: int, group: Group) -> Stage:
+        """A rank's stage, of a model of its own."""
+        config, ranks = self.config, self.roles.groups[learner_id]
+        own = dataclasses.replace(self.tensors, model=parts.build_model(config, self.meta, NOTHING_BROUGHT))
+        seconds = random.Random(f"{self.drawn.seed}:{rank}:{self.setup.attempt}")
+        pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S / config.group_size / config.micro_batches
+        passes = Passing(own.passes(learner_id, self.roles.stage(rank)), lambda: pace * seconds.uniform(0.5, 1.5))
+        return Stage(self.wires[rank], ranks, passes, config.micro_batches, alternating=self.drawn.alternating)
 
     def take_place(self, rank: int, roles: Roles) -> None:
         self.places[rank] = roles
@@ -201,7 +218,7 @@ class Ranks(World):
         pulse = Pulse(self.machine.processes[rank], self.fails)
         if self.drawn.tolerant:
             vital = roles.vital_ranks
-            wire = VIRTUAL.tolerant.TolerantWire(
+            wire = VIRTUAL.grouped.GroupedWire(
                 self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
             pulse.heed_shards(vital, wire.waiting)

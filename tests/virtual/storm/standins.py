@@ -14,12 +14,13 @@ from mpisgd.config.config_file import from_mapping
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.pipeline.pieces import StagePasses
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel
 from tests.virtual.storm import package
-from tests.virtual.storm.draw import COMPUTE_S, DATA, MODEL, PATIENCE_S
+from tests.virtual.storm.draw import COMPUTE_S, DATA, MODEL, MODEL_OF_GROUPS, PATIENCE_S
 from tests.virtual.storm.machine import Process
 from tests.virtual.storm.package import VIRTUAL
 
@@ -120,10 +121,31 @@ class Pulse(VIRTUAL.pulse.Pulse):  # type: ignore[misc, name-defined]
             machine.end(f"rank {self._rank} has heard nothing of {who}")
 
 
+class Passing:
+    """The passes of a stage, each of which takes its virtual seconds forward."""
+
+    def __init__(self, passes: StagePasses, next_s: Callable[[], float]) -> None:
+        self._passes, self._next_s = passes, next_s
+        self._check: Callable[[], None] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._passes, name)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def pass_on(self, micro: int, received: Any) -> Any:
+        package.sleep(self._next_s())
+        if self._check is not None:
+            self._check()
+        return self._passes.pass_on(micro, received)
+
+
 @functools.cache
-def computing(samples: int) -> tuple[Any, FlatModel, Any, torch.Tensor]:
+def computing(samples: int, *, in_groups: bool = False) -> tuple[Any, FlatModel, Any, torch.Tensor]:
     """Data, model, loss and initial weights: the same for all jobs."""
-    config = from_mapping({"out": "nowhere", "data": {**DATA, "samples": samples}, "model": MODEL, "seed": 1})
+    model_options = MODEL_OF_GROUPS if in_groups else MODEL
+    config = from_mapping({"out": "nowhere", "data": {**DATA, "samples": samples}, "model": model_options, "seed": 1})
     data = parts.load_data(config, NOTHING_BROUGHT)
     model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT)
     return data, model, parts.load_loss(config, NOTHING_BROUGHT), model.weights.clone()

@@ -1,0 +1,63 @@
+"""A rank of a group is killed, on real ranks: its learner leaves as one, the group's other ranks in order, and the others go on
+(DESIGN 4, laws 4, 8, 9)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpisgd import replay
+from mpisgd.records.log.schema import Event
+from tests.faults import dying
+from tests.faults.job import Job
+
+from .test_tolerant import ULFM, _needs_ulfm, ended, started, told
+
+__all__ = ["_needs_ulfm", "started"]
+
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
+MODEL = ("--model", "mlp", "--model.hidden", "16", "12", "10")
+COMMON = ("--threads", "1", "--log.progress", "plain", "--epochs", "0.5", "--mu", "16", *MODEL)
+TWO = ("--shards", "2", "--group-size", "2", "--micro-batches", "2")  # 2 shards, then groups (2, 3), (4, 5), ...
+THREE = ("--shards", "3", "--group-size", "3", "--micro-batches", "4")  # 3 shards, then (3, 4, 5), (6, 7, 8)
+
+
+def dies(started: list[Job], out: Path, ranks: int, point: str, victim: int, *words: str, **env: str) -> Job:
+    """A job of which a rank kills itself at a point."""
+    told = {"DIE_AT": point, "DIE_RANK": str(victim), **env}
+    job = Job(ranks, [*COMMON, "--out", str(out), *words], ULFM, module="tests.faults.dying", **HERE, **told)
+    started.append(job)
+    job.wait_for(dying.SAID)
+    return job
+
+
+WHERE = [
+    ("forward", 2, "hardsync", TWO, 8),
+    ("backward", 4, "softsync", THREE, 9),
+]
+
+
+@pytest.mark.parametrize(
+    ("point", "victim", "protocol", "words", "ranks"),
+    [WHERE[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in WHERE[1:])],
+    ids=[f"{point} {victim} {protocol}" for point, victim, protocol, *_ in WHERE],
+)
+def test_its_group_leaves_as_one_learner(
+    started: list[Job], tmp_path: Path, point: str, victim: int, protocol: str, words: tuple[str, ...], ranks: int
+) -> None:
+    out = tmp_path / "run"
+    job = dies(started, out, ranks, point, victim, *words, "--protocol", protocol)
+    run = ended(job, out)
+    assert "fault-tolerant: learners may die" in job.text
+    shards = run.shards
+    learners = (ranks - shards) // shards
+    gone = (victim - shards) // shards
+    others = [learner for learner in range(learners) if learner != gone]
+    for shard in range(shards):
+        assert told(run, Event.LOST, shard) == [gone], job.text
+        assert sorted(told(run, Event.GOODBYE, shard)) == others
+    assert len(run.evaluations)
+    assert (out / "weights.pt").is_file()
+    assert replay.check(out) == ""
