@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release clean
+.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release containers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,6 +135,9 @@ audit: .venv-audit/.installed  ## constraints.txt against the database of known 
 # REPOSITORY=https://...: where images and links of the README lead. ARGS='--only newest': without the oldest versions.
 release: .venv-release/.installed  ## build wheel and sdist into dist/, check them, try the wheel with the oldest and the newest versions
 	.venv-release/bin/python -m tests.release --python $(PYTHON) $(if $(REPOSITORY),--repository $(REPOSITORY)) $(ARGS)
+
+containers: $(READY)  ## build the Dockerfile and the Apptainer definition without a registry, and start ranks in them (root; Debian's debootstrap, buildah)
+	$(IN_VENV) python -m tests.containers
 
 .venv-release/.installed:
 	$(PYTHON) -m venv --clear .venv-release
