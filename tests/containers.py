@@ -115,15 +115,13 @@ def hybrid(contained: Path) -> None:
     (PLACE / "names").write_text("127.0.0.1 localhost\n127.0.0.2 hostA\n127.0.0.3 hostB\n")
     (PLACE / "hosts").write_text("hostA slots=2\nhostB slots=2\n")
     remote = program("remote", REMOTE)
-    start = (
-        f"{mpirun(4)[0]} -n 4 --hostfile hosts --bind-to none --prtemca plm_ssh_agent {remote} {contained} mpisgd {' '.join(JOB)}"
-    )
+    start = f"{mpirun(4)[0]} -n 4 --hostfile hosts --bind-to none --prtemca plm_ssh_agent {remote} {contained} mpisgd"
     shutil.rmtree(PLACE / "two", ignore_errors=True)
     run([*slurm.apart("hostA"), f"mount --bind names /etc/hosts && {start} {' '.join(JOB)}"])
     told = tomllib.loads((PLACE / "two" / "config.toml").read_text())["environment"]
     if told["hosts"] != ["hostA", "hostA", "hostB", "hostB"] or not (PLACE / "two" / "DONE").exists():
         sys.exit(f"containers: hybrid: {told['hosts']}")
-    print(f"hybrid: 4 ranks of Python {told['python']} on {told['hosts']}, DONE")
+    print(f"hybrid: 4 ranks of Python {told['versions']['python']} on {told['hosts']}, DONE")
 
 
 def bind(contained: Path) -> None:
