@@ -130,7 +130,7 @@ class Shard:
         rules, records = self.rules, self.records
         while rules.present or self.desk.is_open or (rules.absent and not (rules.finished or rules.interrupted)):
             self.serve_one()
-        self.answering.leave()
+        self.answering.end()
         if self.faults is not None:
             self.faults.end()
         cut_short = rules.interrupted and not rules.finished
@@ -244,8 +244,8 @@ class Shard:
     def refuse(self, refused: Refused) -> None:
         """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""
         learner_id = self.channel.learner_of(refused.rank)
-        self.refusals.refuse(refused, learner_id)
         self._tell(Event.REFUSED, learner_id, refused.rank)
+        self.refusals.refuse(refused, learner_id, waits=learner_id in self.rules.waiting)
 
     def _sum(self, push: Push) -> None:
         rules, update, finiteness = self.rules, self.update, self.finiteness

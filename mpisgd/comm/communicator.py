@@ -80,7 +80,11 @@ class Communicator(Protocol):
         """Begin to send a message whose bodies are there one after the other."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
-        """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked."""
+        """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked.
+
+        Where the tag is a body's: where that of the message is to go that was taken last, while others are taken; `Coming` says
+        what may be asked, and `take` must be told of it.
+        """
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
         """Post the receive of an answer, then begin to send the question; `header` and `finish` wait for the answer."""
@@ -92,14 +96,18 @@ class Communicator(Protocol):
         """Wait until the header of a message whose receive was posted is there, or a signal has come."""
 
     def finish(self, transfer: Any) -> bool:
-        """Wait until a message is sent (`start`) or received whole (`post`).
+        """Wait until a message is sent (`start`, which gives a `Leaving`) or received whole (`post`).
 
         False where that was given up, as the other end hangs (`tolerant.py`): the bodies must then stay as they are for ever.
         """
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
         """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields, or None where
-        none has come by that nanosecond.
+        none has come by that nanosecond, or before one of those that are `coming` was whole.
+
+        `coming` must be all that were begun and not yet waited for, in that order.
 
         Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
         had sent itself INTERRUPT.
@@ -119,6 +127,23 @@ class Communicator(Protocol):
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+
+
+class Leaving(Protocol):
+    """A message that is being sent."""
+
+    def has_left(self) -> bool:
+        """Whether `finish` would not wait."""
+
+
+class Coming(Protocol):
+    """A body that is received while other messages are taken."""
+
+    def is_whole(self) -> bool:
+        """Whether there is nothing more to wait for: it is there, or never will be."""
+
+    def check(self) -> None:
+        """Of one that `is_whole`: raises PeerError where it never came, or has another size."""
 
 
 class Opened(Protocol):

@@ -17,6 +17,8 @@ YIELD_S = 1e-3
 cores: softsync 6 % slower under Open MPI, 14 % under MPICH, if all yield for so long)."""
 SLEEP_LEAST_S = 20e-6
 SLEEP_MOST_S = 1e-3
+BODY_SLEEP_S = 100e-6
+"""The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
 
 
 class Politeness:

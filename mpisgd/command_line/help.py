@@ -48,7 +48,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "memory_format",
         "autocast",
     ),
-    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "receive", "push_format", "topk_share", "pull_format"),
     "Evaluation and log": ("evaluation", "log", "loggers", "callbacks"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),

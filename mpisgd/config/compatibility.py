@@ -76,6 +76,7 @@ FEATURES: Mapping[str, Feature] = {
     "no streams": Feature(
         lambda config: not config.protocol.streams, "{}, whose updates do not wait for all gradients that were begun to be pushed"
     ),
+    "gathered": Feature(lambda config: config.receive == "gathered", "receive = 'gathered'", "receive", "'in-turn'"),
     "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
@@ -194,6 +195,12 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("streamed", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with it",
     ("streamed", "cuda shards"): "chunks are received into the host's memory",
     ("spares", "streamed"): "it goes with no fault-tolerant run",
+    ("gathered", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
+    ("gathered", "streamed"): "chunks of all gradients come at the same time already",
+    ("gathered", "collective"): "its learners exchange slices all at once",
+    ("gathered", "batch"): "shards wait for the portions that the coordinator commands",
+    ("gathered", "cuda shards"): "gradients are received into the host's memory",
+    ("spares", "gathered"): "it goes with no fault-tolerant run",
     ("prefetch", "cuda"): "what is under way while a GPU computes would need copies of its own",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     ("float16", "layerwise"): "layers are pushed in each backward pass, and whether it overflowed is known after it",

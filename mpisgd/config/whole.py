@@ -93,6 +93,11 @@ class Config:
     whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links; hardsync, same bits.
     duplex: whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness.
     prefetch: both while the next gradient is computed, from weights two rounds older; a learner keeps two more vectors."""
+    receive: Literal["in-turn", "gathered"] = "in-turn"
+    """Receive gradients. in-turn: a shard takes one after the other, and changes its weights when its answers have left.
+    gathered: those of all learners at the same time, each into memory of its own, and weights change while answers leave: a
+    learner behind a slow link holds up nobody but who waits for its gradient. A shard keeps up to lambda + 2 more slices. Not with
+    fault tolerance, streamed, nor shards on a GPU."""
     push_format: Literal["float32", "bfloat16", "topk"] = "float32"
     """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error
     feedback, arXiv:1901.09847), for which it keeps one more vector. For slow networks: `mpisgd bench train --ways hardsync

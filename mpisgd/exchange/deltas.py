@@ -164,6 +164,8 @@ class Each(Deltas):
         self._held.pop(learner_id, None)
 
     def renew(self) -> None:
+        if self._ways is not None:  # each answer leaves from memory of its own
+            return
         super().renew()
         self._held = {learner_id: _copied(held) for learner_id, held in self._held.items()}
 
@@ -172,7 +174,7 @@ def of_run(config: Config, protocol: Protocol, weights: Any) -> Deltas | None:
     """What learners hold of a shard's slice, as `Deltas` takes that; None where weights are pulled as they are."""
     if config.pull_format == "float32":
         return None
-    return Common(weights) if protocol.consistent else Each(weights, at_once=config.both_ways)
+    return Common(weights) if protocol.consistent else Each(weights, at_once=config.both_ways or config.receive == "gathered")
 
 
 class Held:

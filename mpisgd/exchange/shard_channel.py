@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Communicator, Pattern
+from mpisgd.comm.communicator import Buffer, Coming, Communicator, Pattern
 from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,
@@ -67,7 +67,8 @@ class ShardChannel:
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
-        self._take_body: Callable[[Buffer], bool] = wire.take_body
+        self._coming: list[Coming] = []
+        """Gradients that are received while other messages are taken (`gathering.py`)."""
         self.last_ending = Ending.INTERRUPTED
         """A goodbye says why with one up to this."""
         self.chunks_count = 1
@@ -113,7 +114,7 @@ class ShardChannel:
         if patterns is None:
             patterns = self._anybody if learner_id is None else self._only(learner_id)
         try:
-            taken = wire.take(patterns, None if until_s == inf else math.ceil(until_s * 1e9))
+            taken = wire.take(patterns, None if until_s == inf else math.ceil(until_s * 1e9), self._coming)
             if taken is None:
                 return None
             source, tag, fields = taken
@@ -129,11 +130,15 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            return push if self._take_body(gradient) else Torn(push)
+            return push if self._take_body(push, gradient) else Torn(push)
         except PeerError as error:
             if error.rank < 0:  # not what a rank sent, but what has become of one
                 raise
             return Refused(error.rank, str(error), push=push is not None)
+
+    def _take_body(self, push: Push, gradient: Any) -> bool:
+        """Receive the gradient of a push whose header was taken last; False: a part has come, and no more will."""
+        return self._wire.take_body(gradient)
 
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""
@@ -228,6 +233,10 @@ class ShardChannel:
                 all_left = False
         self._under_way.clear()
         return all_left
+
+    def see_out_answers(self) -> bool:
+        """At the end: wait until all have left; False as above."""
+        return self.finish_answers()
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""

@@ -27,6 +27,7 @@ from mpisgd.models.together import Dealt, Together
 from mpisgd.pipeline import pieces, travelling
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.pipeline.pieces import InMicroBatches
+from mpisgd.pipeline.travelling import Rooms
 from mpisgd.vectors.computing import Waited
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, clip_part, clip_parts, norm_of, norm_of_parts
@@ -136,11 +137,11 @@ class PartitionGradient(_Passes):
 class _Tensors:
     """Parts that are tensors (`links.Carrier`)."""
 
+    def __init__(self) -> None:
+        self.room = Rooms().room
+
     def describe(self, part: Tensor) -> tuple[tuple[int, ...], Any]:
         return travelling.describe(part.detach(), "a piece")
-
-    def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
-        return travelling.room(described)
 
 
 def _alike(losses: list[Tensor], partition: Partition) -> None:

@@ -25,7 +25,7 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient, moved
 from mpisgd.gradient.objective import Objective, described
 from mpisgd.pipeline import travelling
-from mpisgd.pipeline.travelling import travelled
+from mpisgd.pipeline.travelling import Rooms, travelled
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, clip_part, clip_parts, is_finite, norm_of
@@ -139,6 +139,7 @@ class StagePasses(InMicroBatches):
         self._kept: dict[int, tuple[Any, Any]] = {}
         """Of each micro-batch that has not been passed backward: what the stage was given, and what came of it."""
         self._losses: list[Tensor] = []
+        self._rooms = Rooms()
 
     @property
     def loss(self) -> float:
@@ -207,7 +208,7 @@ class StagePasses(InMicroBatches):
         return travelling.describe(passed, f"stage {self._stage}")
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
-        return travelling.room(described)
+        return self._rooms.room(described)
 
 
 def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:

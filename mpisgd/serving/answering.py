@@ -124,9 +124,16 @@ class Answering:
                 on_given(learner_id)
 
     def leave(self) -> None:
-        """Wait until answers have left: the weights may change."""
+        """The weights may change: wait until answers have left, or go on elsewhere."""
         if not self._channel.finish_answers():
-            self._update.renew_weights()
+            if self._deltas is None:
+                self._update.renew_weights()
+            else:
+                self._deltas.renew()
+
+    def end(self) -> None:
+        """Wait until all answers have left."""
+        self._channel.see_out_answers()
 
     def make(self) -> tuple[float, float]:
         """Make the new weights chunk by chunk; who waits for them is sent each as soon as it is made.

@@ -34,8 +34,11 @@ class Refusals:
         self._waits = [""] * lambda_
         """Reason why the last push of each learner was refused, if it was."""
 
-    def refuse(self, refused: Refused, learner_id: int) -> None:
-        """Count a message of a rank, which is this learner (-1 = none), and say so, but not for ever."""
+    def refuse(self, refused: Refused, learner_id: int, *, waits: bool = False) -> None:
+        """Count a message of a rank, which is this learner (-1 = none), and say so, but not for ever.
+
+        `waits`: its pull does already, as where it asks before it pushes (`both_ways/`). Raises PeerError where that is for ever.
+        """
         count = 1 + self.by_rank.get(refused.rank, 0)
         self.by_rank[refused.rank] = count
         if refused.push and learner_id >= 0:
@@ -44,6 +47,8 @@ class Refusals:
         if count <= TOLD_PER_RANK:
             more = f"; more of rank {refused.rank} are counted, but not told" if count == TOLD_PER_RANK else ""
             warn(f"mpisgd: a message was refused: {refused.why}{more}")
+        if waits and refused.push:
+            self.check_waiting(learner_id)
 
     def why_not(self, push: Push, clock: int, fresh_only: bool) -> str:
         """Say why a push, whole and of the right size, cannot be; "" = it can. `fresh_only`: the protocol waits for all

@@ -9,7 +9,7 @@ from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step
 from mpisgd.update.weighting import Weighting
-from mpisgd.vectors.computing import Travels, Updates
+from mpisgd.vectors.computing import Rooms, Travels, Updates
 from mpisgd.vectors.inflow import Inflow
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
@@ -63,6 +63,16 @@ class SizedUpdate(Updates):
     @property
     def epochs(self) -> float:
         return self.samples / self._train_samples
+
+    @property
+    def rooms(self) -> Rooms:  # type: ignore[override]
+        return self
+
+    def lend(self) -> Any:
+        return self.inbox
+
+    def take_back(self, room: Any) -> None:
+        """A size is a size."""
 
     def make_room(self, gradients: int) -> Any:
         return self.inbox.times(gradients)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.update.norms import Norms
-from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.computing import Rooms, Updates
 from mpisgd.vectors.flat import is_finite, squared_norm
 from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
 from mpisgd.vectors.push_format import PushFormat
@@ -40,6 +40,8 @@ class Reception(Updates):
         self._norms = Norms(on=measured)
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
+        self._spare_coded: list[Tensor] = []
+        self._lent = 0
         self._room: tuple[Tensor, ...] = ()
 
     @property
@@ -56,7 +58,7 @@ class Reception(Updates):
 
     @property
     def room_to_park(self) -> bool:
-        return (len(self._parked) + 1) * self._scratch.nbytes <= PARKED_NBYTES
+        return (len(self._parked) + self._lent + 1) * self._scratch.nbytes <= PARKED_NBYTES
 
     def park(self, learner_id: int) -> None:
         """Keep the gradient in `scratch` for later; another buffer takes its place."""
@@ -66,6 +68,26 @@ class Reception(Updates):
     def unpark(self, learner_id: int) -> None:
         self._spare.append(self._scratch)
         self._receive_into(self._parked.pop(learner_id))
+
+    @property
+    def rooms(self) -> Rooms:  # type: ignore[override]
+        return self
+
+    def lend(self) -> np.ndarray:
+        self._lent += 1
+        if self._coded is None:
+            return host_view(self._spare.pop() if self._spare else vector_like(self.weights))
+        return host_view(self._spare_coded.pop() if self._spare_coded else torch.zeros_like(self._coded))
+
+    def take_back(self, room: np.ndarray) -> None:
+        """What lies there is the gradient that has come last; memory changes hands, and nothing is copied."""
+        self._lent -= 1
+        if self._coded is None:
+            self._spare.append(self._scratch)
+            self._receive_into(torch.from_numpy(room))
+        else:
+            self._spare_coded.append(self._coded)
+            self._coded = torch.from_numpy(room)
 
     def make_room(self, gradients: int) -> np.ndarray:
         if self._coded is None:

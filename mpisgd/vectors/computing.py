@@ -114,8 +114,24 @@ class Copied(Protocol):
     samples: int
 
 
+class Rooms(Protocol):
+    """Lends memory for gradients that come at the same time (`gathering.py`)."""
+
+    @property
+    def room_to_park(self) -> bool:
+        """Whether one more may be kept, or come."""
+
+    def lend(self) -> Any:
+        """Memory like `Updates.inbox`, for one gradient."""
+
+    def take_back(self, room: Any) -> None:
+        """What was received into lent memory is the gradient that has come last, as if it lay in `Updates.inbox`."""
+
+
 class Receives(ABC):
     """The memory of a slice that gradients come into, and wait in for their turn."""
+
+    rooms: Rooms
 
     scratch: Any
     """The gradient that was taken in last; (slice,) float32."""

@@ -2,7 +2,7 @@
 
 Both jobs have the same model, mini-batch, data and protocol, and are launched in turn. The two stages compute alike and have few
 parameters: what is measured is the pipeline. One rank passes the whole mini-batch at once, which is what suits it best; beside that
-stands one rank that passes it in as many parts.
+stands one rank that passes it in as many parts. Beside what stages take stands what `plan` predicts from the log of one rank.
 """
 
 from __future__ import annotations
@@ -26,28 +26,36 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.pipeline.pieces import StagePasses
+from mpisgd.pipeline.travelling import Rooms
+from mpisgd.plan import groups
+from mpisgd.plan.costs.fit import fit
 from mpisgd.records.log.reader import Run
 from mpisgd.vectors.memory import Memory
 
 PARTS = 8
 MU, UPDATES, WARM_UP = 64, 14, 3
-CHANNELS, SIDE = 32, 16
+CHANNELS, SIDE = 64, 16
 #: name -> what differs; a learner is `group_size` ranks, bound to as many cores.
 JOBS: Mapping[str, Mapping[str, Any]] = {
     "one": {},
     "one, in parts": {"micro_batches": PARTS},
+    "whole": {"group_size": 2, "shards": 2},
+    "gpipe, 4": {"group_size": 2, "shards": 2, "micro_batches": 4},
     "gpipe": {"group_size": 2, "shards": 2, "micro_batches": PARTS},
     "1f1b": {"group_size": 2, "shards": 2, "micro_batches": PARTS, "pipeline": "1f1b"},
 }
 #: Floats of a message: 0.25, 1 and 4 MiB.
 FLOATS = (2**16, 2**18, 2**20)
 _ROUNDS = 40
+_PLANNED = 200
+"""Pushes of a predicted run."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def _half(first: bool) -> list[nn.Module]:
-    begin: list[nn.Module] = [nn.Conv2d(CHANNELS if not first else 3, CHANNELS, 3, padding=1), nn.ReLU()]
-    for _ in range(4):
+    """Five convolutions from channels to as many; before the first half's, one from the image's three, a twentieth of these."""
+    begin: list[nn.Module] = [nn.Conv2d(3, CHANNELS, 3, padding=1), nn.ReLU()] if first else []
+    for _ in range(5):
         begin += [nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()]
     return begin
 
@@ -60,12 +68,23 @@ def model(classes: int) -> nn.Module:
 def measure(repetitions: int) -> list[dict[str, Any]]:
     """Images/s of each job, and a message's ratio for each size. Raises ConfigError where a launch fails."""
     rates: dict[str, list[float]] = {name: [] for name in JOBS}
+    predicted: dict[int, list[float]] = {}
     for _ in range(repetitions):
         for name, changes in JOBS.items():
-            rates[name].append(_images_per_s(changes))
+            with tempfile.TemporaryDirectory() as directory:
+                run = _run(Path(directory) / "run", changes)
+                rates[name].append(_images_per_s(run))
+                if name == "one":
+                    for choice in groups.choices(fit(run), 2, _PLANNED):
+                        if choice.group_size == 2:
+                            predicted.setdefault(choice.micro_batches, []).append(MU / choice.seconds)
     rows: list[dict[str, Any]] = [
         {"job": name, "images_per_s": spread(found), "over_one": over(found, rates["one"])} for name, found in rates.items()
     ]
+    for row in rows:
+        changes = JOBS[row["job"]]
+        if "group_size" in changes and "pipeline" not in changes:
+            row["predicted"] = spread(predicted[changes.get("micro_batches", 1)])
     done = _launched([*mpirun(2), sys.executable, "-m", "tests.bench.stages", str(repetitions)])
     messages: list[dict[str, Any]] = json.loads(done.splitlines()[-1])
     return rows + messages
@@ -73,8 +92,11 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the rows for printing."""
-    lines = [f"{'job':>15}   images/s                       over one rank on one core"]
-    lines += [f"{row['job']:>15}   {told(row['images_per_s'], 1):30} {told(row['over_one'])}" for row in rows if "job" in row]
+    lines = [f"{'job':>15}   {'images/s':30} {'over one rank on one core':26} predicted images/s"]
+    for row in rows:
+        if "job" in row:
+            plan = told(row["predicted"], 1) if "predicted" in row else ""
+            lines.append(f"{row['job']:>15}   {told(row['images_per_s'], 1):30} {told(row['over_one']):26} {plan}".rstrip())
     lines.append(f"{'KiB':>15}   microseconds                   over MPI's send and receive")
     return lines + [
         f"{row['nbytes'] / 2**10:15.0f}   {told(row['message_us'], 1):30} {told(row['over_mpi'])}"
@@ -91,23 +113,26 @@ def _launched(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _images_per_s(changes: Mapping[str, Any]) -> float:
-    """From the run's log: its median cycle, after the first ones. One rank's job may use one core."""
-    with tempfile.TemporaryDirectory() as directory:
-        config = {
-            "model": {"name": "tests.bench.stages:model"},
-            "data": {"name": "synthetic", "shape": [3, SIDE, SIDE], "samples": MU * 4, "test_samples": MU},
-            **{"protocol": "hardsync", "mu": MU, "epochs": UPDATES / 4, "threads": 1, "alpha0": 0.001},
-            **{"stages": {"at": [str(10)]} if "group_size" in changes else {}, "evaluation": {"every_epochs": 0.0}},
-            **{"out": str(Path(directory) / "run"), "log": {"progress": "off"}, **changes},
-        }
-        ranks = changes.get("shards", 1) + changes.get("group_size", 1)
-        bound = [] if "group_size" in changes else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
-        program = "import json, sys, mpisgd; mpisgd.train(config=json.loads(sys.argv[1]))"
-        _launched([*bound, *mpirun(ranks), sys.executable, "-c", program, json.dumps(config)])
-        pushes = Run(Path(directory) / "run").pushes
-        arrived = np.sort(pushes["arrival_s"][pushes["shard"] == 0])
-        return MU / float(np.median(np.diff(arrived)[WARM_UP:]))
+def _run(out: Path, changes: Mapping[str, Any]) -> Run:
+    """Launch a job. One rank's may use one core."""
+    config = {
+        "model": {"name": "tests.bench.stages:model"},
+        "data": {"name": "synthetic", "shape": [3, SIDE, SIDE], "samples": MU * 4, "test_samples": MU},
+        **{"protocol": "hardsync", "mu": MU, "epochs": UPDATES / 4, "threads": 1, "alpha0": 0.001},
+        **{"stages": {"at": [str(12)]} if "group_size" in changes else {}, "evaluation": {"every_epochs": 0.0}},
+        **{"out": str(out), "log": {"progress": "off"}, **changes},
+    }
+    ranks = changes.get("shards", 1) + changes.get("group_size", 1)
+    bound = [] if "group_size" in changes else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
+    program = "import json, sys, mpisgd; mpisgd.train(config=json.loads(sys.argv[1]))"
+    _launched([*bound, *mpirun(ranks), sys.executable, "-c", program, json.dumps(config)])
+    return Run(out)
+
+
+def _images_per_s(run: Run) -> float:
+    """From the log: by the median cycle, after the first ones."""
+    arrived = np.sort(run.pushes["arrival_s"][run.pushes["shard"] == 0])
+    return MU / float(np.median(np.diff(arrived)[WARM_UP:]))
 
 
 class _Echo(StagePasses):
@@ -119,6 +144,7 @@ class _Echo(StagePasses):
     def __init__(self, floats: int, last: bool) -> None:
         self.memory = Memory.zeros(1)
         self._stage = 0
+        self._rooms = Rooms()
         self._last = last
         self._tensor = torch.ones(floats)
 

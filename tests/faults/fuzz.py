@@ -78,6 +78,7 @@ class Case:
     shards: int
     tolerant: bool
     answer: str = ""
+    receive: str = "in-turn"
 
     @property
     def teams(self) -> bool:
@@ -109,6 +110,7 @@ class Case:
             "out": str(out),
             "log": {"progress": "plain"},
             "faults": {"mode": "tolerant" if self.tolerant else "fail-fast"},
+            "receive": self.receive,
             **({"protocol": {"name": "backup", "b": 1}, "aggregation": "node", "team_size": 2} if self.teams else {}),
         }
 
@@ -118,6 +120,7 @@ def cases() -> list[Case]:
     for tolerant, shards, sender in itertools.product((False, True), (1, 2, 3), CALLS):
         if not (sender == "shard" and shards == 1) and not (tolerant and sender in ("leader", "member")):
             found.append(Case("at shards", sender, "shard", shards, tolerant))
+    found += [Case("at shards", "learner", "shard", shards, False, receive="gathered") for shards in (1, 2, 3)]
     for number, (target, answer) in enumerate(itertools.product(("learner", "evaluator"), ANSWERS)):
         if not (target == "evaluator" and answer in ("ending", "notices")):  # it is told neither
             found.append(Case("answers", "shard", target, 1 + number % 3, number % 2 > 0, answer))

@@ -23,8 +23,12 @@ def needs_ulfm(case: Case) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [Case("at shards", "learner", "shard", 1, False), Case("at shards", "evaluator", "shard", 2, True)],
-    ids=["learner", "evaluator"],
+    [
+        Case("at shards", "learner", "shard", 1, False),
+        Case("at shards", "learner", "shard", 2, False, receive="gathered"),
+        Case("at shards", "evaluator", "shard", 2, True),
+    ],
+    ids=["learner", "gathered", "evaluator"],
 )
 def test_four_hundred_at_shards(case: Case, tmp_path: Path) -> None:
     needs_ulfm(case)

@@ -91,7 +91,25 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "softsync-5-duplex": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex"}),
     "softsync-5-prefetch": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "prefetch"}),
     "large-hardsync-5-streamed": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "exchange": "streamed"}),
+    "large-softsync-5-gathered": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "receive": "gathered"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
+    "backup-7-gathered": (7, {"protocol": {"name": "backup", "N": 3}, "shards": 2, "receive": "gathered", "evaluator": True}),
+    "large-abort-5-gathered": (
+        5,
+        {**LARGE, "protocol": ABORT, "straggler": {**STRAGGLERS, "delay_mean_s": 0.06}, "alpha0": 0.01, "receive": "gathered"},
+    ),
+    "softsync-5-duplex-gathered": (
+        5,
+        {
+            **LARGE,
+            "protocol": {"name": "softsync", "n": 3},
+            "shards": 2,
+            "exchange": "duplex",
+            "receive": "gathered",
+            "push_format": "bfloat16",
+            "pull_format": "bfloat16",
+        },
+    ),
     "large-hardsync-5-pulls": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "pull_format": "bfloat16"}),
     "large-hardsync-5-streamed-bfloat16": (
         5,

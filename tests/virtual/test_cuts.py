@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd import data, replay
+from mpisgd import replay
 from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
-from mpisgd.config import DigitsOptions, config_file
-from mpisgd.data.sampling import EpochSampling
+from mpisgd.config import config_file
 from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests import cut_models
 from tests.virtual.jobs import config, simulated
-from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED
+from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, accumulated
 
 UPDATES = 4
 SOME = {**JOB, "epochs": UPDATES * LEARNERS * MU / 1437}
@@ -69,18 +68,9 @@ def test_each_cut_has_the_bits_of_one_rank(way: str, parts: int, alone: Any, tmp
 def test_one_rank_is_a_loop_over_micro_batches(alone: Any) -> None:
     """In plain torch: so all of the above are."""
     parts = 2
-    digits = data.load(DigitsOptions(), seed=SEED)
     with seeded(seeds_of(Domain.MODEL, SEED)._replace(torch=SEED)):
         model = cut_models.whole()
-    optimizer = torch.optim.SGD(model.parameters(), JOB["alpha0"], momentum=0.9)
-    sampling = EpochSampling(len(digits.train), MU, LEARNERS, SEED)
-    for seq in range(UPDATES):
-        optimizer.zero_grad()
-        for learner_id in range(LEARNERS):
-            inputs, targets = digits.train.batch(sampling.indices(learner_id, seq))
-            for part, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-                (nn.functional.cross_entropy(model(part), wanted) / parts / LEARNERS).backward()
-        optimizer.step()
+    accumulated(model, parts, UPDATES)
     for name, parameter in model.named_parameters():
         found = torch.frombuffer(bytearray(alone(parts)[name]), dtype=torch.float32).view_as(parameter)
         torch.testing.assert_close(found, parameter.detach(), rtol=2e-5, atol=2e-6)

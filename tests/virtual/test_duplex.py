@@ -63,13 +63,14 @@ def test_replay_proves_it(changes: dict[str, Any], exchange: str, tmp_path: Path
     assert (rows["answer_s"] < rows["arrival_s"]).any(), "weights were given before the gradient had come"
 
 
-def seconds_of_a_round(path: Path, exchange: str, compute_s: float) -> float:
+def seconds_of_a_round(path: Path, exchange: str, compute_s: float, receive: str = "in-turn") -> float:
     """Two nodes, each with a shard and a learner, 44 MB and 1 Gbit/s: a vector each way in a round."""
     run = simulated(
         path,
         SIZES,
         protocol=SOFTSYNC,
         exchange=exchange,
+        receive=receive,
         shards=2,
         virtual={"learners": 2, "ranks_per_node": 2, "parameters": 11_000_000},
         compute={"name": "constant", "mean_s": compute_s},
@@ -94,6 +95,14 @@ def test_a_learner_computes_while_links_carry(tmp_path: Path) -> None:
     duplex, prefetch = (seconds_of_a_round(tmp_path / exchange, exchange, LIMIT_S) for exchange in ("duplex", "prefetch"))
     assert duplex > 1.9 * LIMIT_S
     assert LIMIT_S <= prefetch < 1.4 * LIMIT_S
+
+
+def test_where_shards_gather_links_are_the_limit(tmp_path: Path) -> None:
+    """A shard that takes gradients in turn leaves its link idle while the learner beside it pushes."""
+    duplex = seconds_of_a_round(tmp_path / "duplex", "duplex", 0.04, "gathered")
+    prefetch = seconds_of_a_round(tmp_path / "prefetch", "prefetch", LIMIT_S, "gathered")
+    assert LIMIT_S <= duplex < 1.15 * LIMIT_S
+    assert LIMIT_S <= prefetch < 1.05 * LIMIT_S
 
 
 @BOTH

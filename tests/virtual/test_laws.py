@@ -78,9 +78,12 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     node = st.integers(first, first + learners - 1).map(lambda rank: str(rank // ranks_per_node))  # where shards are packed
     slow_nodes = draw(st.dictionaries(node, st.sampled_from([0.5, 3.0, 50.0]), max_size=2))
     compute = draw(computes)
+    exchange = draw(st.sampled_from(exchanges(protocol)))
+    in_turn = exchange == "streamed" or protocol == "allreduce"
     return {
         "protocol": draw(protocols(protocol, learners)),
-        "exchange": draw(st.sampled_from(exchanges(protocol))),
+        "exchange": exchange,
+        "receive": "in-turn" if in_turn else draw(st.sampled_from(["in-turn", "gathered"])),
         "shards": shards,
         "placement": "packed" if slow_nodes else draw(st.sampled_from(["packed", "spread"])),
         "evaluator": draw(st.booleans()),

@@ -20,7 +20,6 @@ from mpisgd.analysis.cycles import DELAY, NEIGHBOUR
 from mpisgd.base.errors import ConfigError, DataError, DeadlockError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import DigitsOptions, MlpOptions
-from mpisgd.data.sampling import EpochSampling
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.job.parts import Brought
 from mpisgd.pipeline import stage
@@ -36,7 +35,7 @@ from tests.effort import examples
 from tests.forge import forge
 from tests.virtual.jobs import TENSORS, config, simulated, tables
 from tests.virtual.test_laws import jobs, obeys
-from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
+from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, accumulated, check_equal, weights
 
 UPDATES = 12
 SOME = {**JOB, "epochs": UPDATES * LEARNERS * MU / 1437}
@@ -128,15 +127,7 @@ def loop(micro_batches: int) -> tuple[Weights, Weights]:
     digits = data.load(DigitsOptions(), seed=SEED)
     model = models.make(MlpOptions(hidden=(24, 16, 12)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), JOB["alpha0"], momentum=0.9)
-    sampling = EpochSampling(len(digits.train), MU, LEARNERS, SEED)
-    for seq in range(UPDATES):
-        optimizer.zero_grad()
-        for learner_id in range(LEARNERS):
-            inputs, targets = digits.train.batch(sampling.indices(learner_id, seq))
-            for part, wanted in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
-                (nn.functional.cross_entropy(model(part), wanted) / micro_batches / LEARNERS).backward()
-        optimizer.step()
+    accumulated(model, micro_batches, UPDATES)
     return before, {name: each.detach() for name, each in model.named_parameters()}
 
 

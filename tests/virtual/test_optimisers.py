@@ -53,6 +53,20 @@ def serial(make: Callable[[nn.Module], tuple[Any, Any]], hidden: tuple[int, ...]
     return before, {name: each.detach() for name, each in model.named_parameters()}
 
 
+def accumulated(model: nn.Module, parts: int, updates: int) -> None:
+    """Train `model` by a loop that accumulates over micro-batches, of as many learners, in plain torch."""
+    digits = data.load(DigitsOptions(), seed=SEED)
+    optimizer = torch.optim.SGD(model.parameters(), ALPHA0, momentum=0.9)
+    sampling = EpochSampling(len(digits.train), MU, LEARNERS, SEED)
+    for seq in range(updates):
+        optimizer.zero_grad()
+        for learner_id in range(LEARNERS):
+            inputs, targets = digits.train.batch(sampling.indices(learner_id, seq))
+            for part, wanted in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
+                (nn.functional.cross_entropy(model(part), wanted) / parts / LEARNERS).backward()
+        optimizer.step()
+
+
 def weights(path: Path) -> Weights:
     found: Weights = torch.load(path / "weights.pt", weights_only=True)["theta"]
     return found

@@ -63,7 +63,8 @@ def test_files_have_the_users_mode_and_not_his_environment(umask: int, tmp_path:
     monkeypatch.setenv("SECRET_TOKEN", "xyzzy-17")
     before = os.umask(umask)
     try:
-        simulate(from_mapping({"model": "softmax", "epochs": 1, "out": str(tmp_path / "run"), "log": {"progress": "off"}}))
+        out = {"out": str(tmp_path / "run"), "log": {"progress": "off"}}
+        simulate(from_mapping({"model": "softmax", "epochs": 0.2, "virtual": {"learners": 2}, **out}))
     finally:
         os.umask(before)
     files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]

@@ -5,6 +5,7 @@ That laws hold whatever the schedule is tested in `test_laws.py`, signals in `te
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import pytest
 import torch
 
 from mpisgd import replay
+from mpisgd.base.errors import PeerError
 from mpisgd.config import SgdOptions
+from mpisgd.exchange.base import Report
+from mpisgd.exchange.both_ways.streamed import StreamedChannel
 from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
@@ -189,3 +193,28 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
                     "a chunk leaves before the next is here"
                 )
         assert torch.equal(whole.weights, streamed.weights)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        (4, 7, "7 gradients, expected 1; with exchange = 'streamed' nobody can go on without it"),  # the header alone says so
+        (11, 8, "a slice of 8 bytes, expected "),
+        (1, 99, "learner 2 waits for an update after its push was refused: learner 2 pushed timestamp 99: expected 0 ... 2"),
+    ],
+)
+def test_a_push_that_is_refused_ends_the_job_by_name(
+    field: int, value: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is left to wait, neither for its chunks nor for its gradient."""
+    honest = StreamedChannel._told
+
+    def told(self: StreamedChannel, shard: int, report: Report) -> Any:
+        fields = list(honest(self, shard, report))
+        if report.seq == 2 and fields[0] == 2:
+            fields[field] = value
+        return tuple(fields)
+
+    monkeypatch.setattr(StreamedChannel, "_told", told)
+    with pytest.raises(PeerError, match=re.escape(why)):
+        simulated(tmp_path / "run", TENSORS, protocol="hardsync", exchange="streamed")

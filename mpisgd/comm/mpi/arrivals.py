@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.transfers import name_of_tag
-from mpisgd.comm.politeness import Politeness
+from mpisgd.comm.mpi.transfers import Coming, name_of_tag
+from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 
 
 class Arrivals:
@@ -34,8 +34,10 @@ class Arrivals:
         assert probed is not None
         return probed
 
-    def until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
-        """Probe as `probe` does; None where it is `over` before any message is there.
+    def until(
+        self, patterns: tuple[Pattern, ...], over: Callable[[], bool], most_s: float = SLEEP_MOST_S
+    ) -> tuple[int, int, int, MPI.Message] | None:
+        """Probe as `probe` does; None where it is `over` before any message is there. Sleeps are of at most so many seconds.
 
         It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
         that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
@@ -54,10 +56,42 @@ class Arrivals:
 
         message: MPI.Message | Literal[False] | None = look()
         if message is None and self.polite:
-            message = self._politely(ready)
+            message = self._politely(ready, most_s)
         while message is None:
             message = ready()
         return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
+
+    def beside(
+        self, patterns: tuple[Pattern, ...], coming: Sequence[Coming], over: Callable[[], bool]
+    ) -> tuple[int, int, int, MPI.Message] | None:
+        """Probe as `until` does, beside bodies that are coming, which are received from when MPI has seen them; None where one of
+        them is whole first."""
+
+        def ended() -> bool:
+            self._begin_awaited(coming)
+            return any([each.is_whole() for each in coming]) or over()  # all are asked
+
+        while True:
+            probed = self.until(patterns, ended, BODY_SLEEP_S)
+            if probed is None:
+                return None
+            source, tag, nbytes, message = probed
+            body = next((each for each in coming if each.is_awaited_of(source)), None)
+            if body is not None and tag == body.tag:
+                body.begin(nbytes, message)
+                continue
+            if body is not None and (None, tag) not in patterns:  # what one rank sends comes in its order, unless asked for by tag
+                body.miss(tag)
+            return probed
+
+    def _begin_awaited(self, coming: Sequence[Coming]) -> None:
+        """Begin to receive those that are there, of each rank in their order, whatever else is looked for."""
+        status, looked = self._status, set[int]()
+        for each in coming:
+            if each.is_awaited_of(each.source) and each.source not in looked:
+                looked.add(each.source)
+                if (message := self._comm.Improbe(each.source, each.tag, status)) is not None:
+                    each.begin(status.Get_elements(MPI.BYTE), message)
 
     def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
         wanted = self._wanted.get(patterns)

@@ -45,11 +45,13 @@ class GroupedWire(TolerantWire):
         """Whatever becomes of the others is nothing to this rank any more."""
         self._partners = frozenset()
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
         """Take as any rank does. Raises Broken where this is waited for from a rank of the group, and any of it is lost."""
         source, _ = patterns[0]
         if source not in self._partners:
-            return super().take(patterns, until_ns)
+            return super().take(patterns, until_ns, coming)
         while self._partners.isdisjoint(self._lost):
             self.waiting.awaited = patterns
             try:

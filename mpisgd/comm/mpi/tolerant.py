@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,11 +186,13 @@ class TolerantWire(Wire):
 
     # ----------------------------------------------------------------------------------------------------------- receive
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
         """Take as `Wire` does; what has happened to other ranks goes before their messages."""
         while not self._losses.news:
             try:
-                return super().take(patterns, until_ns)
+                return super().take(patterns, until_ns, coming)
             except NotForTheLoop:
                 continue
             except MPI.Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -80,8 +81,58 @@ class Sending(Transfer):
         self.outbox = outbox
         """Whose newest copy it leaves from; None = from memory of the caller's."""
 
+    def has_left(self) -> bool:
+        """Whether nobody need wait for it."""
+        return self.outbox is not None or bool(MPI.Request.Testall(self.requests))
+
     def describe(self, name: Callable[[int], str]) -> str:
         return f"waits for {name(self.dest)} to take {Tag(self.tag).name}"
+
+
+class Coming:
+    """A body that is received while other messages are taken: from when MPI has seen it (`begin`).
+
+    `until_s`: by then (`perf_counter`) it must have been seen.
+    """
+
+    __slots__ = ("_error", "_request", "room", "source", "tag", "until_s")
+
+    def __init__(self, source: int, tag: int, room: Any, until_s: float) -> None:
+        self.source = source
+        self.tag = tag
+        self.room = room
+        self.until_s = until_s
+        self._request: MPI.Request | None = None
+        self._error: PeerError | None = None
+
+    def is_awaited_of(self, source: int) -> bool:
+        """Whether it is to come of this rank, and MPI has not seen it."""
+        return self._request is None and self._error is None and source == self.source
+
+    def begin(self, nbytes: int, message: MPI.Message) -> None:
+        """Of another size than there is room for, it is thrown away."""
+        if nbytes == self.room.nbytes:
+            self._request = message.Irecv(self.room)
+            return
+        message.Recv(nowhere(nbytes))
+        why = f"{name_of_tag(self.tag)} from rank {self.source}: {nbytes} bytes, expected {self.room.nbytes}"
+        self._error = PeerError(why, self.source)
+
+    def miss(self, tag: int) -> None:
+        """Another message has come in its place."""
+        why = f"rank {self.source} sent a header, but no {name_of_tag(self.tag)} after it: {name_of_tag(tag)} came"
+        self._error = PeerError(why, self.source)
+
+    def is_whole(self) -> bool:
+        if self._request is not None:
+            return bool(self._request.Test())
+        return self._error is not None or time.perf_counter() > self.until_s
+
+    def check(self) -> None:
+        if self._request is None:
+            name = name_of_tag(self.tag)
+            why = f"rank {self.source} sent a header, but no {name} after it: nothing came in time"
+            raise self._error or PeerError(why, self.source)
 
 
 class Opened:

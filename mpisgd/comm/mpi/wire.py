@@ -30,13 +30,11 @@ from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
-from mpisgd.comm.politeness import SLEEP_MOST_S, Politeness
+from mpisgd.comm.mpi.transfers import Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
 
-_BODY_SLEEP_S = 100e-6
-"""The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
 BODY_S = 30.0
@@ -114,9 +112,11 @@ class Wire:
 
     # -------------------------------------------------------------------------------------------------------- receive
 
-    def post(self, source: int, tag: int, *bodies: np.ndarray) -> Receiving:
-        """Tell MPI where a message of exactly these sizes is to go when it comes."""
-        layout = LAYOUTS[tag]
+    def post(self, source: int, tag: int, *bodies: np.ndarray) -> Any:
+        """Tell MPI where a message of exactly these sizes is to go when it comes; of a body alone, `take` will."""
+        layout = LAYOUTS.get(tag)
+        if layout is None:
+            return Coming(source, tag, bodies[0], time.perf_counter() + BODY_S)
         buffer = bytearray(layout.nbytes)
         receive = self._comm.Irecv
         requests = [receive(buffer, source, tag)]
@@ -126,7 +126,7 @@ class Wire:
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[np.ndarray, ...] = ()) -> Receiving:
         """Post the receive of an answer, then begin to send the question."""
-        answer = self.post(dest, answer_tag, *bodies)
+        answer: Receiving = self.post(dest, answer_tag, *bodies)
         answer.requests += self.start(dest, tag, fields).requests
         return answer
 
@@ -151,17 +151,24 @@ class Wire:
         except MPI.Exception as error:
             raise of_size(error, posted, "header") from None
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
-        """Wait until a message of one of these (source, tag) has arrived, and receive its header; None where none has by then.
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
+        """Wait until a message of one of these (source, tag) has arrived, and receive its header; None where none has by then, or
+        one of those that are coming is whole first.
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
         self.waiting.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
         probed: tuple[int, int, int, MPI.Message] | None = None
-        if until_ns is not None:
+        if until_ns is not None or coming:
+
+            def over() -> bool:
+                return hears() or (until_ns is not None and self.clock.now_ns() >= until_ns)
+
             if not hears():
-                probed = self._arrivals.until(patterns, lambda: hears() or self.clock.now_ns() >= until_ns)
+                probed = self._arrivals.beside(patterns, coming, over) if coming else self._arrivals.until(patterns, over)
         elif hears is never:
             probed = self._arrivals.probe(patterns)
         elif not hears():
@@ -235,14 +242,14 @@ class Wire:
     def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
         if type(transfer) is Receiving and transfer.rooms:
             for at in range(len(transfer.rooms)):
-                self._wait_politely(requests[at], _BODY_SLEEP_S, self._status) if self.polite else requests[at].Wait(self._status)
+                self._wait_politely(requests[at], BODY_SLEEP_S, self._status) if self.polite else requests[at].Wait(self._status)
                 transfer.check(at, self._status.Get_elements(MPI.BYTE))
             requests = requests[len(transfer.rooms) :]
         if self.polite:
             if type(transfer) is Sending and transfer.announced:
                 self._wait(requests.pop(0))
             for request in requests:
-                self._wait_politely(request, _BODY_SLEEP_S)
+                self._wait_politely(request, BODY_SLEEP_S)
         elif len(requests) == 1:
             requests[0].Wait()
         elif requests:

@@ -37,6 +37,22 @@ class Receiving(Awaited):
         return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
 
 
+class Coming:
+    """A body that is received while other messages are taken; whole at nanosecond `end`."""
+
+    __slots__ = ("_wire", "end")
+
+    def __init__(self, wire: VirtualWire, end: int) -> None:
+        self._wire = wire
+        self.end = end
+
+    def is_whole(self) -> bool:
+        return self.end <= self._wire.now
+
+    def check(self) -> None:
+        """It is as it should be."""
+
+
 class Opened:
     """A message whose bodies are still being made; that takes no virtual time: they leave together, when it is closed."""
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Clock, Communicator, Pattern
-from mpisgd.comm.messages import Fields, Tag
+from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
-from mpisgd.comm.virtual.transfers import Opened, Receiving
+from mpisgd.comm.virtual.transfers import Coming, Opened, Receiving
 
 _ANYTHING = (None, None)
 _ALL = Presence()
@@ -64,6 +64,10 @@ class Sending(Event, Awaited):
         if not busy:
             wire.now = now_ns
         return wire
+
+    def has_left(self) -> bool:
+        self.source.cluster.until_first(self.source)
+        return 0 <= self.end <= self.source.now
 
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
@@ -210,7 +214,9 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     # ------------------------------------------------------------------------------------------------------------ receive
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
-        return self._post(source, tag, bodies)
+        if tag in LAYOUTS:
+            return self._post(source, tag, bodies)
+        return Coming(self, self._begin_taken(bodies))
 
     def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
         receiving = Receiving(self, source, tag, bodies)
@@ -241,7 +247,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         """A virtual signal to a rank that waits for one message only is heard of when that is there."""
         self.header(posted)
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
+        if coming:
+            first_ns = min(each.end for each in coming)
+            until_ns = first_ns if until_ns is None else min(until_ns, first_ns)
         message: Sending | None = None
         alarm: Alarm | None = None
         if self._waiting or until_ns is not None:
@@ -281,13 +292,18 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return True
 
     def take_body(self, *bodies: Any) -> bool:
+        self.now = self._begin_taken(bodies)
+        return True
+
+    def _begin_taken(self, bodies: tuple[Any, ...]) -> int:
+        """The bodies of the message taken last begin to come; returns when the last byte is there."""
         if self._ready or self.now >= self._heap[0][0]:
             self.cluster.until_first(self)
         message = self._taken
-        self.now = message.end = self._transfer(message, bodies, self.now)
+        message.end = self._transfer(message, bodies, self.now)
         if message.source.waiting is message:
             self._ready.append(message.source)
-        return True
+        return message.end
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""

@@ -25,8 +25,9 @@ import math
 from collections import deque
 from typing import Any
 
+from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Pattern
-from mpisgd.comm.messages import Message, Push, Tag
+from mpisgd.comm.messages import Message, Push, Refused, Tag
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.roles import Roles
@@ -113,9 +114,12 @@ class StreamedShardChannel(ShardChannel):
         super().__init__(wire, roles, shard)
         self._rounded = rounded
         self._anybody = _HEADERS
-        self._take_body = lambda inflow: True  # it comes when it is asked for
         self._incoming: dict[int, tuple[Inflow, Incoming]] = {}
         self._stopped = set[int]()
+
+    def _take_body(self, push: Push, gradient: Any) -> bool:
+        """It comes when it is asked for."""
+        return True
 
     def receive(
         self,
@@ -124,8 +128,12 @@ class StreamedShardChannel(ShardChannel):
         until_s: float = math.inf,
         patterns: tuple[Pattern, ...] | None = None,
     ) -> Message | None:
+        """As ever. Raises PeerError, besides, for a push whose header cannot be: its chunks would wait for ever, and so would all
+        others for the gradient."""
         gradient.see_out()
         message = super().receive(gradient, learner_id, until_s, patterns)
+        if isinstance(message, Refused) and message.push:
+            raise PeerError(f"{message.why}; with exchange = 'streamed' nobody can go on without it")
         if isinstance(message, Push):
             incoming = gradient.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
             self._incoming[message.learner_id] = gradient, incoming

@@ -11,12 +11,14 @@ from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.gathering import GatheringShardChannel
 from mpisgd.exchange.layerwise import LayerwiseChannel, PipelinedChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
+from mpisgd.vectors.computing import Rooms
 from mpisgd.vectors.memory import Memory
 
 
@@ -52,8 +54,10 @@ def learner_channel(
     return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
 
 
-def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int) -> ShardChannel:
+def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, rooms: Rooms) -> ShardChannel:
     """A shard's end, of a run that is not fault-tolerant."""
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=config.pull_format == "bfloat16")
+    if config.receive == "gathered":
+        return GatheringShardChannel(wire, roles, shard, rooms)
     return ShardChannel(wire, roles, shard, duplex=config.both_ways)

@@ -47,7 +47,7 @@ class BuiltShard(Built):
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
         if not setup.tolerant:
-            channel = shard_channel(setup.config, self.wire, self._seen, self.index)
+            channel = shard_channel(setup.config, self.wire, self._seen, self.index, update.rooms)
             self.server = self._make_server(channel, update)
             return
         tolerant = TolerantShardChannel(self.wire, setup.roles, self.index, self._seen)
@@ -95,7 +95,7 @@ class BuiltShard(Built):
         if shard == 0 and (told := world.callbacks.on_update) is not None:
             progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
-        log, samples = ShardLog(self._file, shard, duplex=channel.duplex), setup.meta.train_samples
+        log, samples = ShardLog(self._file, shard, duplex=config.both_ways), setup.meta.train_samples
         portions = parts.portions_of(config, samples, lambda_, shard)
         rules = Rules(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
         if portions is not None and portions.deals:
