@@ -9,11 +9,10 @@ real ones.
 
 Assumed, for all: mini-batches of 100; a machine makes 50 Gflop/s of matrix products, all else takes it nothing; a link of 1 Gbit/s,
 0.1 ms of latency, 10 us of a machine for each message; what a machine takes for a mini-batch is lognormal, sigma = 0.2. Weights are
-where they are needed: there are no shards. Mean of 160 / machines mini-batches, at
-least five. Also computed: the same without variance, and with
-links of 10 Gbit/s.
+where they are needed: there are no shards. Mean of 160 / machines mini-batches, at least five. Also computed: the same without
+variance, and with links of 10 Gbit/s.
 
-`python results/dean12_fig3.py`: a minute of one core. Its table is dean12-fig3/speedup.csv.
+`python results/dean12_fig3.py`: two minutes of one core. Its table is dean12-fig3/speedup.csv.
 """
 
 from __future__ import annotations
@@ -63,13 +62,15 @@ class Shape(NamedTuple):
     options: ModelOptions
     input_shape: tuple[int, ...]
     classes: int
+    most: int
+    """Machines: images are cut into columns, each at least as wide as the border of 2 that the next one needs."""
 
 
 SHAPES = {
-    "speech": Shape(SpeechOptions(), (11, 40), 8192),
-    "images, 8 channels": Shape(LocalOptions(channels=(8, 8, 8), field=5), IMAGES, 100),
-    "images, 18 channels": Shape(LocalOptions(channels=(18, 18, 18), field=5), IMAGES, 100),
-    "images, 44 channels": Shape(LocalOptions(channels=(44, 44, 44), field=5), IMAGES, 100),
+    "speech": Shape(SpeechOptions(), (11, 40), 8192, 128),
+    "images, 8 channels": Shape(LocalOptions(channels=(8, 8, 8), field=5), IMAGES, 100, 64),
+    "images, 18 channels": Shape(LocalOptions(channels=(18, 18, 18), field=5), IMAGES, 100, 64),
+    "images, 44 channels": Shape(LocalOptions(channels=(44, 44, 44), field=5), IMAGES, 100, 64),
 }
 #: name -> (sigma, link)
 ASSUMED = {"as assumed": (SIGMA, LINK), "no variance": (0.0, LINK), "10 Gbit/s": (SIGMA, 10 * LINK)}
@@ -156,7 +157,7 @@ def main() -> None:
     rows: list[tuple[Cell, ...]] = []
     for number, (name, shape) in enumerate(SHAPES.items()):
         found: dict[str, dict[int, float]] = {way: {} for way in ASSUMED}
-        for machines in MACHINES:
+        for machines in (each for each in MACHINES if each <= shape.most):
             totals, steps, parameters = programs(shape, machines)
             for way, (sigma, link) in ASSUMED.items():
                 found[way][machines] = seconds(totals, steps, sigma, link)
@@ -175,7 +176,7 @@ def main() -> None:
         for axes, way in zip(beside, ("as assumed", "10 Gbit/s"), strict=True):
             gained = [found[way][1] / each for each in found[way].values()]
             label = f"{name}: {parameters / 1e6:,.0f} M parameters"
-            axes.plot(MACHINES, gained, label=label, color=style.COLOURS[number], marker=".", markersize=4)
+            axes.plot(list(found[way]), gained, label=label, color=style.COLOURS[number], marker=".", markersize=4)
     for axes in beside:
         axes.plot(MACHINES, MACHINES, color=style.GREY, linewidth=0.8, linestyle="--")
         axes.set(xscale="log", yscale="log", xticks=MACHINES, xticklabels=MACHINES, yticks=MACHINES, yticklabels=MACHINES)

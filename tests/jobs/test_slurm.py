@@ -7,6 +7,7 @@ MPICH's by srun. Starting ranks is what takes long, so only what needs a real tr
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ import pytest
 
 from tests.jobs import slurm
 from tests.jobs.checkout import hosts_of
+from tests.jobs.golden import JOBS
 from tests.jobs.submitting import FOUR_NODES, NODES, ONE_EACH, Submitting
 
 REASON = slurm.missing()
@@ -72,6 +74,23 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
         assert (checkout.directory / run / "words").read_text() == words
 
 
+#: What this cluster does not have, and SLURM's own words of it.
+UNKNOWN = {
+    "--constraint": ("unheard", "Invalid feature specification"),
+    "--queue": ("nowhere", "invalid partition specified: nowhere"),
+    "--reservation": ("nobodys", "Requested reservation is invalid"),
+}
+
+
+def test_what_this_slurm_does_not_know_is_refused_in_its_own_words_and_nothing_is_queued(checkout: Submitting) -> None:
+    checkout.configure("epochs = 0.2")
+    for option, (value, words) in UNKNOWN.items():
+        told = checkout.mpisgd("submit", "jobs/job.toml", "--learners", "17", "--venv", ".venv", option, value, status=2).stderr
+        assert re.match(rf"mpisgd submit: ConfigError: sbatch refuses: .*({words})", told, re.DOTALL), told
+        assert "Traceback" not in told
+    assert checkout.cluster.call("squeue", "--noheader").strip() == ""
+
+
 def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_their_nodes(checkout: Submitting) -> None:
     """By Debian's plugin, which wants libpmix-dev besides; as the launcher of a job that `submit` has queued."""
     if checkout.mpi != "openmpi":
@@ -92,6 +111,38 @@ def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_thei
     if len(os.sched_getaffinity(0)) > 1:
         assert told["cores"][0] != told["cores"][1]
         assert told["cores"][2] != told["cores"][3]
+
+
+#: What a user's program does: one job to its end and opened, one that is cancelled while it runs, one that fails.
+FROM_PYTHON = """\
+import sys, time
+import mpisgd
+options = {"learners": 2, "venv": ".venv", "mpi": sys.argv[1], "time": "10m"}
+job = mpisgd.submit("jobs/job.toml", **options)
+assert job.state in ("pending", "running", "done"), job.state
+run = job.result(timeout_s=150)
+print(job.state, len(run.pushes) > 0, run.path == job.run)
+endless = mpisgd.submit({"epochs": 100000, "model": "softmax"}, name="endless", **options)
+while not endless.run.is_dir():
+    time.sleep(0.2)
+print(endless.state)
+endless.cancel()
+print(endless.wait(timeout_s=60))
+broken = mpisgd.submit("jobs/job.toml", setup=("exit 3",), **options)
+try:
+    broken.result(timeout_s=60)
+except mpisgd.LaunchError as error:
+    print(f"job {broken.number}: failed; {broken.run} is not DONE" in str(error))
+"""
+
+
+def test_a_job_from_python_is_followed_to_its_run_cancelled_and_seen_to_fail(checkout: Submitting) -> None:
+    checkout.configure("epochs = 0.2")
+    env = checkout.environment | {"PYTHONPATH": str(JOBS.parent)}
+    words = [sys.executable, "-c", FROM_PYTHON, checkout.mpi]
+    done = subprocess.run(words, cwd=checkout.directory, env=env, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr + checkout.cluster.told()
+    assert done.stdout.splitlines() == ["done True True", "running", "cancelled", "True"]
 
 
 #: A run that trains, one whose ranks fail, and one that stays until it is cancelled: until the second time.
