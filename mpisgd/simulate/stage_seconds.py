@@ -56,12 +56,13 @@ class StageSeconds:
         """A stage that fails is noticed some time later, where its learner may leave; else that ends the job."""
         if self.leaves:
             return
+        check, self._rank.check = self._rank.check, None  # what is given up is so between passes: a neighbour waits for each
         try:
             self._seq, self._ns = seq, self._next_ns()
+            self._rank.check = check
         except LearnerFailed:
             if self._failures.then == "stop":
                 raise
-            self._rank.check = None
             self._rank.work(round(self._failures.notice_s * 1e9))
             self.leaves = True
 

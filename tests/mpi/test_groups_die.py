@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from mpisgd import replay
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults import dying
 from tests.faults.job import Job
@@ -36,6 +38,7 @@ def dies(started: list[Job], out: Path, ranks: int, point: str, victim: int, *wo
 WHERE = [
     ("forward", 2, "hardsync", TWO, 8),
     ("backward", 4, "softsync", THREE, 9),
+    ("pushing", 3, "hardsync", TWO, 8),
 ]
 
 
@@ -60,4 +63,32 @@ def test_its_group_leaves_as_one_learner(
         assert sorted(told(run, Event.GOODBYE, shard)) == others
     assert len(run.evaluations)
     assert (out / "weights.pt").is_file()
+    assert replay.check(out) == ""
+
+
+@pytest.mark.slow
+def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -> None:
+    """Two of three groups break, one rank after the other; what each had computed by then is proved."""
+    out = tmp_path / "run"
+    words = [
+        *COMMON,
+        "--epochs",
+        "2",
+        "--log.progress-s",
+        "0.1",
+        "--straggler.delay",
+        "constant",
+        "--straggler.delay-mean-s",
+        "0.02",
+    ]
+    job = Job(8, [*words, "--out", str(out), *TWO], ULFM, **HERE)
+    started.append(job)
+    job.wait_for("epoch ")
+    job.send(4, signal.SIGKILL)
+    job.wait_for("learner 1 is lost")
+    job.send(7, signal.SIGKILL)
+    run: Run = ended(job, out)
+    for shard in (0, 1):
+        assert sorted(told(run, Event.LOST, shard)) == [1, 2], job.text
+        assert told(run, Event.GOODBYE, shard) == [0]
     assert replay.check(out) == ""

@@ -39,7 +39,7 @@ class FaultyCrew(Crew):
     `sent` counts what each has begun to send to the shard; `lost` are the dead.
     """
 
-    evaluator_rank = EVALUATOR
+    evaluator_rank = dedicated_rank = EVALUATOR
     spare_ranks: tuple[int, ...] = ()
 
     def __init__(self, lambda_: int, next_clock: Any, seed: int) -> None:
@@ -140,6 +140,9 @@ class FaultyCrew(Crew):
 
     def give_up(self, rank: int) -> None:
         """Nobody waits."""
+
+    def give_up_learner(self, learner_id: int) -> None:
+        self.give_up(self.rank_of(learner_id))
 
     def tell_given_up(self, learner_id: int) -> None:
         """There is one shard."""

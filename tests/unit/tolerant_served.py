@@ -37,7 +37,7 @@ LEAVE = SnapshotPull(NOTHING_MORE)
 class Channel(ScriptedChannel):
     """Learner l is rank l + 1; rank 9 evaluates at first. What is not in the script comes not: time passes instead."""
 
-    evaluator_rank = EVALUATOR
+    evaluator_rank = dedicated_rank = EVALUATOR
     spare_ranks: tuple[int, ...] = ()
 
     def __init__(self, script: list[Any]) -> None:
@@ -63,6 +63,9 @@ class Channel(ScriptedChannel):
 
     def give_up(self, rank: int) -> None:
         self.given_up.append(rank)
+
+    def give_up_learner(self, learner_id: int) -> None:
+        self.give_up(self.rank_of(learner_id))
 
     def tell_given_up(self, learner_id: int) -> None:
         self.told.append(learner_id)

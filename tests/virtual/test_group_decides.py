@@ -47,6 +47,32 @@ def test_the_laws_hold_and_replay_proves_it(name: str, tmp_path: Path) -> None:
     assert bool(given_up) == name.startswith("given up")
 
 
+@pytest.mark.parametrize("jitter_s", [0.0, 0.01, 0.2])
+def test_a_stage_that_is_told_to_give_up_before_it_fails_keeps_nobody_waiting(jitter_s: float, tmp_path: Path) -> None:
+    """Found by `python -m tests.faults.groups`, seed 201, job 1164: it was interrupted before it had passed anything on."""
+    changes = {
+        "protocol": {"name": "backup", "abort": True, "b": 4},
+        "seed": 741004420,
+        "evaluator": True,
+        "group_size": 4,
+        "shards": 4,
+        "micro_batches": 5,
+        "mu": 60,
+        "alpha0": 0.001,
+        "epochs": 10.0,
+        "clip_norm": 0.5,
+        "push_format": "topk",
+        "pull_format": "bfloat16",
+        "model": {"name": "mlp", "hidden": [5, 4, 6]},
+        "virtual": {"learners": 5, "ranks_per_node": 2, "gradients": False, "train_samples": 120},
+        "compute": {"name": "lognormal"},
+        "straggler": {"delay": "none", "delay_mean_s": 0.05},
+        "network": {"latency_s": 2e-06, "bandwidth": 10000000.0},
+        "failures": {"at_s": {"4": 0.6088484948780268, "3": 0.6007728055355106}, "notice_s": 0.0},
+    }
+    obeys(tmp_path / "run", TENSORS, changes, jitter_s)
+
+
 @pytest.mark.parametrize("changes", [{"local_steps": 3}, {"local_steps": 2, "protocol": "softsync", "push_format": "bfloat16"}])
 def test_own_optimisers_of_stages_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
     simulated(tmp_path / "run", TENSORS, **GROUPS, **changes, clip_norm=0.5)

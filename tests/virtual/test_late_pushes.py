@@ -60,7 +60,7 @@ def evaluate_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds, pull = [0.3], Evaluator._pull
 
     def later(self: Evaluator, number: int) -> Any:
-        self._channel._wire.sleep(seconds[0])  # type: ignore[attr-defined]
+        self._channel._wire.clock.sleep(seconds[0])  # type: ignore[attr-defined]
         return pull(self, number)
 
     monkeypatch.setattr(Evaluator, "_pull", later)
