@@ -125,7 +125,7 @@ class LogOptions:
     and update is kept; once half of the rest is, every 16th, and so on. Counts stay exact. All events are kept, and come on top.
     Commands that need every row (replay, plan, timeline) refuse such a log. At least 1 MiB."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
-    """Show progress: a live bar, plain lines, or none. auto: a bar on a terminal, lines elsewhere."""
+    """Show progress: a bar, lines, or none. auto: a bar on a terminal, lines elsewhere."""
     progress_s: float = 10.0
     """Seconds between plain lines."""
     quiet_s: float = 60.0

@@ -32,6 +32,7 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("sampling", "replacement", False),
     ("autocast", "float16", False),
     ("spares", 1, False),
+    ("receive", "gathered", False),
     ("group_size", 2, False),
     ("micro_batches", 2, False),
     ("device", "cuda", False),

@@ -113,6 +113,7 @@ class Told:
 
     def __init__(self, headers: list[Fields]) -> None:
         self.headers = headers
+        self.clock = self
 
     def now_ns(self) -> int:
         return 0
