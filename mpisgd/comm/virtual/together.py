@@ -17,13 +17,22 @@ class VirtualTeam(Team):
 
     Headers are gathered in rounds, over twice the distance each (Bruck et al. 1997): ceil(log2 places) latencies. Slices, which
     are large, go from each rank to each other one directly, to the next place first, so that no link is everybody's first.
+
+    Args:
+        post: posts the receive of a message of which only the bodies mean something, from a rank.
     """
 
     def __init__(
-        self, wire: Communicator, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()
+        self,
+        wire: Communicator,
+        post: Callable[[int, int, tuple[Any, ...]], Any],
+        ranks: Sequence[int],
+        bounds: Sequence[tuple[int, int]],
+        cuts: Sequence[tuple[int, int]] = (),
     ) -> None:
         place = ranks.index(wire.rank)
         self._wire = wire
+        self._post = post
         self._ranks = ranks
         self._bounds = bounds
         self._cuts = cuts or bounds
@@ -42,19 +51,18 @@ class VirtualTeam(Team):
         return known[len(ranks) - place :] + known[: len(ranks) - place]
 
     def exchange(self, vector: Any, received: Any) -> None:
-        # Bodies travel without headers here, which `post` takes for those of the message that was taken last.
         slices, wire = [vector[start:end] for start, end in self._cuts], self._wire
         size = len(range(*self._cuts[self._place]))
         rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
         _copy(slices[self._place], rows[self._place])
-        posted = [wire._post(self._ranks[place], Tag.GRADIENT, (rows[place],)) for place in reversed(self._others)]
+        posted = [self._post(self._ranks[place], Tag.GRADIENT, (rows[place],)) for place in reversed(self._others)]
         sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), slices[place]) for place in self._others]
         self._wait(posted, sent)
 
     def share(self, own: Any, vector: Any) -> tuple[list[Any], list[Any]]:
         wire = self._wire
         _copy(own, self._slice(vector, self._place))
-        posted = [wire._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
+        posted = [self._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
         return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
 
     def finish(self, shared: tuple[list[Any], list[Any]], meanwhile: Callable[[], None]) -> None:

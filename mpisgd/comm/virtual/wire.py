@@ -178,7 +178,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self.cluster.meet(self)
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> VirtualTeam:
-        return VirtualTeam(self, ranks, bounds, cuts)
+        return VirtualTeam(self, self._post, ranks, bounds, cuts)
 
     def node(self, ranks: Sequence[int]) -> VirtualNode:
         first = self._wires[ranks[0]]
