@@ -88,8 +88,9 @@ def under(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def held(most):
-    """A loss in which a learner stays after so many mini-batches: what is to be killed before its end does not come to it.
+def held(most, until=None):
+    """A loss in which a learner stays after so many mini-batches, for ever or until there is such a file: what is to be killed, or
+    is sent a signal, before its end does not come to it.
 
     It takes the place of torch's, so that the run's configuration names a loss that it can go on with.
     """
@@ -98,7 +99,7 @@ def held(most):
     def loss(output, target):
         nonlocal computed
         computed += torch.is_grad_enabled()
-        while computed > most:
+        while computed > most and not (until and Path(until).exists()):
             time.sleep(0.1)
         return cross_entropy(output, target)
 
@@ -140,7 +141,7 @@ def tell_pids(mine: int, jobs: int) -> None:
 
 
 def interrupted(jobs: list[dict]) -> None:
-    """Each job has its own ranks, and goes on by itself after each signal."""
+    """Each job has its own ranks, and goes on by itself after each signal, for which its learners wait."""
     world = MPI.COMM_WORLD
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
     comm, job = world.Split(mine, world.rank), jobs[mine]
@@ -149,10 +150,11 @@ def interrupted(jobs: list[dict]) -> None:
     with failing_fast(world, lambda: out):
         for attempt, kept in enumerate(job["kept"]):
             try:
-                if attempt:
-                    mpisgd.train(comm=comm, resume=out)
-                else:
-                    mpisgd.train(config=from_mapping(config), comm=comm)
+                with mock.patch.object(torch.nn.functional, "cross_entropy", held(job["most"], job["sent"][attempt])):
+                    if attempt:
+                        mpisgd.train(comm=comm, resume=out)
+                    else:
+                        mpisgd.train(config=from_mapping(config), comm=comm)
             except RunInterrupted as end:
                 assert end.code == EXIT_INTERRUPTED
                 if comm.rank == 0:
