@@ -61,5 +61,5 @@ def _write(path: Path, content: bytes) -> None:
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):  # lines whole: a launcher may put those of others between what is written apart
         assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(line_buffering=True)
+        stream.reconfigure(line_buffering=True, write_through=False)
     main(Path(sys.argv[1]), int(sys.argv[2]))
