@@ -120,7 +120,7 @@ def hold(done: Signalled) -> bool:
     assert all(shard.received == shards[0].received for shard in shards)
     run = Run(done.path)
     told = run.events["kind"] == Event.INTERRUPTED
-    assert Event.DEPARTED not in run.events["kind"] or done.protocol.exact, "nobody's goodbye lowers what an update needs"
+    assert Event.DEPARTED not in run.events["kind"] or done.setup.protocol.exact, "nobody's goodbye lowers what an update needs"
     for number, shard in enumerate(shards):
         noted = shard.records.checkpoints
         assert isinstance(noted, Noted)
