@@ -166,7 +166,7 @@ def test_whatever_befalls_real_loops_each_counts_once(number: int, tmp_path: Pat
     torch.set_num_threads(1)
     for at in range(number * examples(10), (number + 1) * examples(10)):
         base = draw(random.Random(f"dealt:{at}"), at)
-        one = dataclasses.replace(base, way=ways[at % len(ways)], shards=1 + at // len(ways) % 3, group_size=1, micro_batches=1)
+        one = dataclasses.replace(base, way=ways[at % len(ways)], shards=1 + at // len(ways) % 3, group_size=1, alternating=False)
         seen = aftermath.weather(one, tmp_path / str(at))
         assert not seen.failures, f"{one}:\n{seen.failures[0]}\n{one!r}"
         torn += seen.totals["DONE"]
