@@ -45,6 +45,7 @@ class Laws:
         self.layerwise = run.config["exchange"] == "layerwise"
         self.ahead = {"duplex": 2, "prefetch": 3}.get(run.config["exchange"], 1)
         """A pull may overtake all pushes but those so many before."""
+        self.gathered = run.config["receive"] == "gathered"
         self.lambda_ = run.lambda_
         self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
         self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
@@ -256,6 +257,17 @@ class Laws:
         answered = rows["answer_s"][:-1]
         assert np.array_equal(np.isnan(answered), ~pulled)
         took_s = (rows["compute_s"] + rows["delay_s"])[1:]
-        began_s = np.where(pulled, answered, rows["arrival_s"][:-1])
-        assert self.ahead > 1 or (began_s >= rows["arrival_s"][:-1]).all()
+        left_s = self.computed_s(rows)[:-1] if self.gathered else rows["arrival_s"][:-1]
+        began_s = np.where(pulled, answered, left_s)
+        assert self.ahead > 1 or (began_s >= left_s).all()
+        assert self.ahead > 1 or (answered >= rows["arrival_s"][:-1])[pulled].all()
         assert (rows["arrival_s"][1:] >= began_s + took_s - 1e-9).all(), "a mini-batch takes its time"
+
+    def computed_s(self, rows: Rows) -> np.ndarray:
+        """The earliest second at which each gradient can have been there. A gathered one arrives when its shard sees that it is
+        whole, and its learner may have gone on before."""
+        there_s = rows["compute_s"] + rows["delay_s"]
+        for at in range(1, len(rows)):
+            answer_s = rows["answer_s"][at - 1]
+            there_s[at] += there_s[at - 1] if math.isnan(answer_s) else answer_s
+        return there_s

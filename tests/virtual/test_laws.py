@@ -79,8 +79,7 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     slow_nodes = draw(st.dictionaries(node, st.sampled_from([0.5, 3.0, 50.0]), max_size=2))
     compute = draw(computes)
     exchange = draw(st.sampled_from(exchanges(protocol)))
-    # Not own steps: the arrival of a gathered push is when it is whole, and its learner may have gone on before.
-    in_turn = exchange == "streamed" or protocol in ("allreduce", "ssp", "downpour")
+    in_turn = exchange == "streamed" or protocol == "allreduce"
     return {
         "protocol": draw(protocols(protocol, learners)),
         "exchange": exchange,

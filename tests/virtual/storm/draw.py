@@ -144,9 +144,7 @@ def draw(dice: random.Random, number: int) -> Draw:
     shards, evaluator, tolerant = 1 + number // len(WAYS) % 4, dice.random() < 0.4, dice.random() < 0.75
     learners = dice.randint(2, 5)
     groups = random.Random(f"groups of {number}")
-    # Not yet in groups: of one that was killed replay found another `rounded` (seed 500, 34).
-    rounded = way.endswith("-rounded")
-    size = groups.randint(1, min(3, shards)) if way not in ALONE and not rounded else 1
+    size = groups.randint(1, min(3, shards)) if way not in ALONE else 1
     spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant and size == 1 else 0
     drawn = functools.partial(_faults, dice, shards, learners * size + spares, evaluator, tolerant)
     return Draw(

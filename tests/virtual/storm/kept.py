@@ -6,6 +6,18 @@ from tests.virtual.storm.draw import Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "a group's first rank is killed when the others have pushed, rounded: replay compared a row that its shard never had": Draw(
+        way="hardsync-rounded", shards=2, learners=5, evaluator=False, tolerant=True, seed=1790939889, every_updates=5,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="kill", rank=4, at_call=45),
+                Fault(what="slow", rank=8, at_s=0.29333792766940026, lasts_s=0.33584789375197804),
+                Fault(what="unsaved", rank=1, at_s=0.23361022219317507, lasts_s=0.3539704355654775),
+            ),
+        ),
+        again=(2, 5), group_size=2,
+    ),
     "a stage's memory began elsewhere than its part of the whole vector: a product with one row has other last bits there": Draw(
         way="async", shards=4, learners=5, evaluator=False, tolerant=False, seed=943973640, every_updates=2,
         latency_ns=500000, eager_nbytes=4096, reorders=True, flush_rows=16,
