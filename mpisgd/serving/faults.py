@@ -20,8 +20,6 @@ What follows is decided by the rules (`rules/`), and done by the shard.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import warn
@@ -43,54 +41,10 @@ from mpisgd.comm.messages import (
 )
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
-from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.attendance import Gone
-from mpisgd.rules.rules import Rules
-from mpisgd.serving.refusals import Refusals
-from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.serves import Serves
 from mpisgd.serving.spares import Spares
 from mpisgd.serving.succession import DEDICATED, Succession
-
-
-class Gives(Protocol):
-    """Where weights are given (`answering.Answering`)."""
-
-    given: list[tuple[int, float]]
-    on_given: Callable[[int], None] | None
-
-
-class Serves(Protocol):
-    """What is asked and told of the shard (`shard.Shard`)."""
-
-    rules: Rules
-    log: ShardLog
-
-    @property
-    def answering(self) -> Gives: ...
-
-    desk: SnapshotDesk
-    refusals: Refusals
-    received: list[int]
-    pushed: list[int]
-    faults: Faults | None
-
-    def settle(self) -> None:
-        """Make the updates that are due."""
-
-    def tear(self, push: Push) -> None:
-        """Of a gradient only a part has come."""
-
-    def go_on_without(self, learner_id: int, gone: Gone) -> None:
-        """A learner is lost, or missed."""
-
-    def end_if_deserted(self) -> None:
-        """All learners may have left."""
-
-    def see_enough(self, asked: SnapshotPull) -> None:
-        """The evaluator may say that training is to end."""
-
-    def refuse(self, refused: Refused) -> None:
-        """What a rank has sent cannot be."""
 
 
 class Faults:

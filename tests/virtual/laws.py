@@ -266,7 +266,7 @@ class Laws:
     def computed_s(self, rows: Rows) -> np.ndarray:
         """The earliest second at which each gradient can have been there. A gathered one arrives when its shard sees that it is
         whole, and its learner may have gone on before."""
-        there_s = rows["compute_s"] + rows["delay_s"]
+        there_s: np.ndarray = rows["compute_s"] + rows["delay_s"]
         for at in range(1, len(rows)):
             answer_s = rows["answer_s"][at - 1]
             there_s[at] += there_s[at - 1] if math.isnan(answer_s) else answer_s
