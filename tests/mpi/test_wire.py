@@ -201,3 +201,40 @@ wire.finish(sending)
 """
     said = said_by_two_ranks(script, OMPI_MCA_btl="tcp,self")
     assert "0 has 2" in said and "1 has 1" in said, said
+
+
+@pytest.mark.parametrize("wait", ["blocking", "polite"])
+def test_a_body_has_as_long_as_its_receiver_looks_for_it(wait: str) -> None:
+    """A rank that computes for longer takes nothing in meanwhile; and one whose body never comes is told of."""
+    script = """
+import time
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import LAYOUTS
+from mpisgd.comm.mpi import arrivals
+
+arrivals.BODY_S = 0.3
+wire, anything = Wire(comm, polite=False), ((None, None),)
+layout, body, room = LAYOUTS[Tag.PUSH], np.full(1_000_000, 5.0, np.float32), np.zeros(1_000_000, np.float32)
+fields = tuple(0 for _ in layout.fields)
+if comm.rank == 1:
+    wire.finish(wire.start(0, Tag.PUSH, fields, body))
+    comm.Ssend(layout.pack(fields), 0, Tag.PUSH)
+else:
+    for comes in (True, False):
+        assert wire.take(anything)[:2] == (1, Tag.PUSH)
+        coming = wire.post(1, Tag.GRADIENT, room)
+        time.sleep(1.0)
+        start_s = time.perf_counter()
+        assert wire.take(anything, coming=[coming]) is None
+        if comes:
+            coming.check()
+            assert (room == 5.0).all()
+            continue
+        assert time.perf_counter() - start_s > 0.3
+        try:
+            coming.check()
+        except PeerError as error:
+            print(error)
+comm.Barrier()
+"""
+    assert "rank 1 sent a header, but no GRADIENT after it" in said_by_two_ranks(script, MPISGD_WAIT=wait, OMPI_MCA_btl="tcp,self")

@@ -9,7 +9,7 @@ from typing import Literal
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.transfers import Coming, name_of_tag
+from mpisgd.comm.mpi.transfers import BODY_S, Coming, name_of_tag
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 
 
@@ -65,7 +65,10 @@ class Arrivals:
         self, patterns: tuple[Pattern, ...], coming: Sequence[Coming], over: Callable[[], bool]
     ) -> tuple[int, int, int, MPI.Message] | None:
         """Probe as `until` does, beside bodies that are coming, which are received from when MPI has seen them; None where one of
-        them is whole first."""
+        them is whole first, or was not seen within `BODY_S` of this wait."""
+        until_s = time.perf_counter() + BODY_S
+        for each in coming:
+            each.until_s = until_s
 
         def ended() -> bool:
             self._begin_awaited(coming)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.waiting import Transfer
 
 _TAGS = frozenset(Tag)
+BODY_S = 30.0
+"""Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
 
 _SINK = 2**20
 """Bytes of memory for messages that nobody wants."""
@@ -90,18 +93,16 @@ class Sending(Transfer):
 
 
 class Coming:
-    """A body that is received while other messages are taken: from when MPI has seen it (`begin`).
-
-    `until_s`: by then (`perf_counter`) it must have been seen.
-    """
+    """A body that is received while other messages are taken: from when MPI has seen it (`begin`)."""
 
     __slots__ = ("_error", "_request", "room", "source", "tag", "until_s")
 
-    def __init__(self, source: int, tag: int, room: Any, until_s: float) -> None:
+    def __init__(self, source: int, tag: int, room: Any) -> None:
         self.source = source
         self.tag = tag
         self.room = room
-        self.until_s = until_s
+        self.until_s = math.inf
+        """By then (`perf_counter`) it must have been seen: seconds in which this rank computes do not count (`Arrivals.beside`)."""
         self._request: MPI.Request | None = None
         self._error: PeerError | None = None
 
@@ -131,7 +132,7 @@ class Coming:
     def check(self) -> None:
         if self._request is None:
             name = name_of_tag(self.tag)
-            why = f"rank {self.source} sent a header, but no {name} after it: nothing came in time"
+            why = f"rank {self.source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s"
             raise self._error or PeerError(why, self.source)
 
 

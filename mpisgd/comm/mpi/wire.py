@@ -30,15 +30,13 @@ from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import BODY_S, Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
 
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
-BODY_S = 30.0
-"""Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
 
 
 class Wire:
@@ -116,7 +114,7 @@ class Wire:
         """Tell MPI where a message of exactly these sizes is to go when it comes; of a body alone, `take` will."""
         layout = LAYOUTS.get(tag)
         if layout is None:
-            return Coming(source, tag, bodies[0], time.perf_counter() + BODY_S)
+            return Coming(source, tag, bodies[0])
         buffer = bytearray(layout.nbytes)
         receive = self._comm.Irecv
         requests = [receive(buffer, source, tag)]
