@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import faults, memory, nodes, peers, pieces, settings, stages, start
+from tests.bench import faults, memory, nodes, peers, pieces, settings, stages, start, vectors
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,11 @@ def _pieces(options: Options) -> Measured:
     return rows, pieces.lines_of(rows)
 
 
+def _vectors(options: Options) -> Measured:
+    rows = vectors.measure()
+    return rows, vectors.lines_of(rows)
+
+
 def _stages(options: Options) -> Measured:
     rows = stages.measure(options.repetitions)
     return rows, stages.lines_of(rows)
@@ -111,6 +116,7 @@ BENCHES = {
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
     "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
     "pieces": Bench(1, "memory of ranks that train a model of 1.5 GB of which each has a piece", _pieces),
+    "vectors": Bench(1, "vectors of the model's size that each kind of rank keeps, by way, learners and shards", _vectors),
     "stages": Bench(1, "images/s of two stages on two cores over one rank on one; neighbours' messages over MPI's", _stages),
 }
 

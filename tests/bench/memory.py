@@ -5,10 +5,8 @@ The file is written below the directory for temporary files, and removed.
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
-import sys
 import tempfile
 import time
 import zlib
@@ -20,9 +18,9 @@ import numpy as np
 import torch
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import Hdf5Options
 from mpisgd.data import load
+from tests.bench import peaks
 
 SHAPE = (3, 32, 32)
 _NBYTES = math.prod(SHAPE)
@@ -30,23 +28,6 @@ _RANKS = 4
 _READ = 2000
 #: How files are stored: samples in a chunk (0 = not chunked), and gzip or not.
 LAYOUTS = {"contiguous": (0, False), "16": (16, False), "1, gzip": (1, True), "16, gzip": (16, True), "256, gzip": (256, True)}
-
-#: Each rank prints its peak of resident memory, in KiB: with torch and MPI alone, and at the end of the job.
-PROGRAM = """
-import json, sys
-import torch
-
-def peak():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-begun = peak()
-import mpisgd
-from mpisgd.comm.mpi.library import MPI
-
-with_mpi = peak()
-mpisgd.train(config=json.loads(sys.argv[1]))
-print("peaks " + json.dumps({"rank": MPI.COMM_WORLD.rank, "torch": begun, "mpi": with_mpi, "end": peak()}), flush=True)
-"""
 
 
 def write(path: Path, samples: int, chunk: int, compressed: bool) -> None:
@@ -83,20 +64,19 @@ def train(directory: Path, path: Path, samples: int, **data: Any) -> tuple[list[
         "out": str(directory / "run"),
         "log": {"progress": "plain", "progress_s": 0.0},
     }
-    script = directory / "program.py"
-    script.write_text(PROGRAM)
-    command = [*mpirun(_RANKS), sys.executable, str(script), json.dumps(config)]
+    command = peaks.command_of(directory, _RANKS, config)
     begun_s, first_s, said = time.perf_counter(), 0.0, []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()) as process:
+    env = peaks.variables()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
             if "epoch " in line and not first_s:
                 first_s = time.perf_counter() - begun_s
-    found = [json.loads(line.removeprefix("peaks ")) for line in said if line.startswith("peaks ")]
-    if process.returncode != 0 or len(found) != _RANKS or not first_s:
-        raise ConfigError(f"exit status {process.returncode}\n{''.join(said)}")
-    return sorted(found, key=lambda each: each["rank"]), first_s
+    found = peaks.told(said, _RANKS, process.returncode)
+    if not first_s:
+        raise ConfigError(f"no line of an update\n{''.join(said)}")
+    return found, first_s
 
 
 def measure(nbytes: int) -> list[dict[str, Any]]:
@@ -106,8 +86,8 @@ def measure(nbytes: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "data.h5"
         write(path, samples, 16, True)
-        peaks, first_s = train(Path(directory), path, samples)
-        mib = [{"torch": each["torch"] / 2**10, "more": (each["end"] - each["torch"]) / 2**10} for each in peaks]
+        ranks, first_s = train(Path(directory), path, samples)
+        mib = [{"torch": each["torch"] / 2**10, "more": (each["end"] - each["torch"]) / 2**10} for each in ranks]
         rows.append({"nbytes": samples * _NBYTES, "file_nbytes": path.stat().st_size, "mib": mib, "first_update_s": first_s})
         for name, (chunk, compressed) in LAYOUTS.items():
             write(path, 65_536, chunk, compressed)  # 192 MiB

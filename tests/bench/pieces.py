@@ -5,10 +5,6 @@ The run's directory, with weights of all pieces, lies below the directory for te
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from mpisgd.base.errors import ConfigError
-from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.records.log.reader import Run
-from tests.bench.memory import PROGRAM
+from tests.bench import peaks
 
 WIDTH = 2500
 """Units of each layer: 25 MB of parameters."""
@@ -27,7 +21,6 @@ STAGES, SHARDS, UPDATES = 8, 16, 3
 """Of 1.5 GB, a stage has 188 MB: it needs its weights, its gradient, and what a backward pass keeps of a few layers. A shard has 94
 MB, and with one learner needs weights, one gradient, and a snapshot; at the start it makes the whole stage."""
 LIMIT_MB = 700.0
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def _first() -> nn.Module:
@@ -59,15 +52,7 @@ def measure(nbytes: int) -> list[dict[str, Any]]:
             **{"group_size": STAGES, "shards": SHARDS, "evaluator": True, "micro_batches": 2, "mu": 8, "threads": 1},
             **{"epochs": UPDATES * 8 / 1437, "alpha0": 0.01, "out": str(out), "log": {"progress": "off"}},
         }
-        script = Path(directory) / "program.py"
-        script.write_text(PROGRAM)
-        env = {**environment(), "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
-        command = [*mpirun(ranks), sys.executable, str(script), json.dumps(config)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-        said = done.stdout.splitlines()
-        found = {each["rank"]: each for each in (json.loads(line[6:]) for line in said if line.startswith("peaks "))}
-        if done.returncode != 0 or len(found) != ranks:
-            raise ConfigError(f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
+        found = peaks.of_job(Path(directory), ranks, config)
         run = Run(out)
         told = run.environment
         roles = {rank: f"shard {shard}" for shard, rank in enumerate(told["shard_ranks"])}
@@ -80,7 +65,7 @@ def measure(nbytes: int) -> list[dict[str, Any]]:
                 "updates": int(run.pushes["seq"].max()) + 1,
             }
         ]
-        for rank, each in sorted(found.items()):
+        for rank, each in enumerate(found):
             of_torch, more = (1024 * kib / 1e6 for kib in (each["torch"], each["end"] - each["torch"]))
             rows.append({"rank": rank, "role": roles[rank], "torch_mb": of_torch, "more_mb": more})
         return rows
