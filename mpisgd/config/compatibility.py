@@ -202,12 +202,10 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("spares", "gathered"): "it goes with no fault-tolerant run",
     ("prefetch", "cuda"): "what is under way while a GPU computes would need copies of its own",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
-    ("float16", "layerwise"): "layers are pushed in each backward pass, and whether it overflowed is known after it",
     **dict.fromkeys(
         (("float16", each) for each in ("stages", "micro-batches")), "no stage knows whether another's pass overflowed"
     ),
     ("float16", "batch"): "a gradient would depend on what its learner computed before",
-    ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
     ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",
     ("local steps", "n_push"): _TWICE,

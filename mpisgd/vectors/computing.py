@@ -71,7 +71,7 @@ class Exchanges(Protocol):
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
@@ -82,6 +82,11 @@ class Travels(Computes):
     """
 
     memory: Memory
+
+    @property
+    def single(self) -> Any:
+        """What computes one mini-batch, where this is of several."""
+        return self
 
     @property
     def leaves(self) -> bool:
