@@ -7,9 +7,9 @@ parameters). `env`: environment variables during that job.
 learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
 {"ranks": n, "resume": directory} goes on with a run, with "shards", "group_size", "pipeline" or "stages" in place of its own.
 `drive.py jobs.json together` runs all at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The
-learners of a job with "held": n compute no more than n mini-batches, and wait to be killed. `drive.py jobs.json interrupted` runs
-at once jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on;
-and, in the end, once more into "whole".
+learners of a job with "held": n compute no more than n mini-batches, and wait to be killed, or for the file "until".
+`drive.py jobs.json interrupted` runs at once jobs that signals interrupt, as often as each has directories in "kept", to which the
+run is then copied before it goes on; and, in the end, once more into "whole".
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def together(jobs: list[dict]) -> None:
     job = jobs[mine]
     tell_pids(mine, len(jobs))
     if "held" in job:
-        torch.nn.functional.cross_entropy = held(job["held"])
+        torch.nn.functional.cross_entropy = held(job["held"], job.get("until"))
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
         if "resume" in job:
             resume(job, comm)
