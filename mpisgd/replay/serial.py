@@ -30,7 +30,7 @@ from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind, Reason
-from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.update.slice_update import SliceUpdate, Step, agree
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.push_format import PushFormat
@@ -111,6 +111,8 @@ class Serial:
         self._moves_weights = stages.moves_weights(config)
         self._pushes_per_pull = protocol.pushes_per_pull
         self._deltas = [deltas.of_run(config, protocol, update.weights) for update in self.shards]
+        self._agreed = 0
+        """The clock that shards have come to by the last norm that they agreed on."""
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
         self._computing = -1
@@ -182,6 +184,9 @@ class Serial:
 
     def update(self, action: Update) -> Step:
         """A shard makes its next update."""
+        if self.config.agrees and action.clock > self._agreed:
+            agree(self.shards)
+            self._agreed = action.clock
         step = self.shards[action.shard].step()
         if (held := self._deltas[action.shard]) is not None:
             held.follow(self.shards[action.shard].weights)
