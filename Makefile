@@ -84,6 +84,7 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench checkpoint $(ARGS)
 	$(IN_VENV) python -m tests.bench faults $(ARGS)
 	$(IN_VENV) python -m tests.bench settings $(ARGS)
+	$(IN_VENV) python -m tests.bench clipping $(ARGS)
 	$(IN_VENV) mpisgd bench scale $(ARGS)
 	$(IN_VENV) python -m tests.bench start $(ARGS)
 	$(IN_VENV) python -m tests.bench memory $(ARGS)

@@ -217,6 +217,13 @@ class Updates(Receives):
         """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
         weights of `timestamp`; `last`: the update is made next."""
 
+    def norm_of_average(self) -> float:
+        """The L2 norm of what was summed / the number of gradients: of the average that the update will be made from."""
+        return 0.0
+
+    def agree(self, norm: float) -> None:
+        """The next update's averaged gradient is a slice of one of this L2 norm, by which it is clipped."""
+
     @abstractmethod
     def step(self) -> Any:
         """Make the update from what was summed; returns an `update.Step`."""

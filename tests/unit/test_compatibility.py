@@ -175,6 +175,8 @@ def test_every_pair_can_come_up() -> None:
         {"modulate": "rate"},
         {"optimizer": "lars"},
         {"clip_average": 1.0, "shards": 2},
+        {"clip_average": 1.0, "shards": 2, "exchange": "streamed", "faults": {"mode": "tolerant"}},
+        {"clip_average": 1.0, "shards": 2, "group_size": 2, "spares": 1},
         {"step": "mine:step", "virtual": {"batched": True}},
         {"pipeline": "1f1b"},
         {"stages": {"at": ["1"], "balance": "seconds"}},
