@@ -66,7 +66,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, s
     assert marked(mark) == []
 
 
-def run(env: dict[str, str], ranks: int, *words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def run(env: dict[str, str], ranks: int, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mpisgd", "run", "-n", str(ranks), *words]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -110,7 +110,7 @@ def test_learners_join_a_run_that_is_under_way(tmp_path: Path, env: dict[str, st
         start_new_session=True,
     )
     try:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + 240
         while not updates(path, 0) and time.monotonic() < until_s:
             time.sleep(0.1)
         refused = run(env, 1, "--resize", "run")
@@ -120,7 +120,7 @@ def test_learners_join_a_run_that_is_under_way(tmp_path: Path, env: dict[str, st
         made = Run(path)
         epochs = made.updates["samples"].max() / made.environment["train_samples"] + 3
         done = run(env, 5, "--resize", "run", "--epochs", f"{epochs:.3f}")
-        said = first.communicate(timeout=30)[1]
+        said = first.communicate(timeout=240)[1]
     finally:
         if first.poll() is None:
             os.killpg(first.pid, signal.SIGKILL)
