@@ -15,7 +15,7 @@ from mpisgd.records.log.schema import Event
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import HELD, ULFM, _needs_ulfm, ended, let_go, started, told, users_module
+from .test_tolerant import END_S, HELD, ULFM, _needs_ulfm, ended, let_go, started, told, users_module
 
 __all__ = ["_needs_ulfm", "started", "users_module"]
 
@@ -39,6 +39,7 @@ WHERE = [
     ("forward", 2, "hardsync", TWO, 8),
     ("backward", 4, "softsync", THREE, 9),
     ("pushing", 3, "hardsync", TWO, 8),
+    ("agreed", 4, "backup", (*TWO, "--clip-norm", "0.5"), 8),
 ]
 
 
@@ -94,3 +95,36 @@ def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -
         assert sorted(told(run, Event.LOST, shard)) == [1, 2], job.text
         assert told(run, Event.GOODBYE, shard) == [0]
     assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.slow
+def test_who_evaluates_is_killed_and_the_first_rank_of_another_group_follows(started: list[Job], tmp_path: Path) -> None:
+    """By then all have said goodbye: no learner is lost."""
+    out = tmp_path / "run"
+    job = dies(started, out, 6, "evaluation", 2, *TWO, "--protocol", "hardsync")
+    run = ended(job, out)
+    assert sorted(told(run, Event.GOODBYE)) == [0, 1]
+    assert len(run.evaluations)
+    assert (out / "weights.pt").is_file()
+    assert replay.check(out) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_before_training_ends_the_job(started: list[Job], tmp_path: Path, victim: int) -> None:
+    out = tmp_path / "run"
+    job = dies(started, out, 6, "load", 2 + victim, *TWO)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None, "all processes are gone"
+    assert f"rank {2 + victim} is lost" in job.text
+    assert not (out / "DONE").exists()
+
+
+@pytest.mark.slow
+def test_the_last_group_breaks_and_the_job_ends_with_the_reason(started: list[Job], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = dies(started, out, 4, "backward", 3, *TWO)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None
+    assert "no learner is left at clock" in job.text
+    assert not (out / "DONE").exists()
