@@ -98,18 +98,6 @@ def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_who_evaluates_is_killed_and_the_first_rank_of_another_group_follows(started: list[Job], tmp_path: Path) -> None:
-    """By then all have said goodbye: no learner is lost."""
-    out = tmp_path / "run"
-    job = dies(started, out, 6, "evaluation", 2, *TWO, "--protocol", "hardsync")
-    run = ended(job, out)
-    assert sorted(told(run, Event.GOODBYE)) == [0, 1]
-    assert len(run.evaluations)
-    assert (out / "weights.pt").is_file()
-    assert replay.check(out) == ""
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_before_training_ends_the_job(started: list[Job], tmp_path: Path, victim: int) -> None:
     out = tmp_path / "run"
