@@ -42,10 +42,11 @@ test: check test-unit test-mpi  ## lint, types and the tests that take seven min
 test-all: export MPISGD_TESTS := all
 test-all: check test-unit test-mpi  ## lint, types and all tests, with all the examples that are drawn
 
-# MPISGD_TESTS=all: every test but those of `make faults`; rest: of these, what `make test` has not run just so; else those marked `slow` and
-# `alone` are left out, and properties draw fewer examples.
+# MPISGD_TESTS=all: every test but those of `make faults`; rest: of these, what `make test` has not run just so, with a third of the examples;
+# patterns: every test of real ranks, but of runs that share a launch one per pattern of messages; else those marked `slow` and `alone` are
+# left out, and properties draw fewer examples.
 export MPISGD_TESTS ?= some
-LEFT_OUT = $(if $(filter all rest,$(MPISGD_TESTS)),long,long or slow)
+LEFT_OUT = $(if $(filter all rest patterns,$(MPISGD_TESTS)),long,long or slow)
 
 check: lint types  ## lint and types
 
@@ -83,6 +84,7 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench checkpoint $(ARGS)
 	$(IN_VENV) python -m tests.bench faults $(ARGS)
 	$(IN_VENV) python -m tests.bench settings $(ARGS)
+	$(IN_VENV) python -m tests.bench clipping $(ARGS)
 	$(IN_VENV) mpisgd bench scale $(ARGS)
 	$(IN_VENV) python -m tests.bench start $(ARGS)
 	$(IN_VENV) python -m tests.bench memory $(ARGS)

@@ -33,16 +33,16 @@ class OnGpu(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> OnGpu:
-        made: OnGpu = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: OnGpu = Tensor._make_wrapper_subclass(
             cls, held.size(), held.stride(), held.storage_offset(), dtype=held.dtype, device=torch.device("cuda:0")
         )
         made.held = held
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:  # type: ignore[override]
         return Gpu.present.call(function, arguments, named or {})
 
     def __dlpack__(self, **how: Any) -> Any:
@@ -159,7 +159,7 @@ class _Factories(TorchFunctionMode):
             return Gpu.present.call(_COPY, arguments, named)
         if function is Tensor.__getitem__ and isinstance(arguments[0], OnGpu):  # and here
             return OnGpu(arguments[0].held[arguments[1]])
-        if function == Tensor.data.__set__ and isinstance(arguments[0], OnGpu):
+        if function == Tensor.data.__set__ and isinstance(arguments[0], OnGpu):  # type: ignore[attr-defined]
             arguments[0].held = arguments[1].held
         return function(*arguments, **named)
 

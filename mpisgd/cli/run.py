@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from pathlib import Path
 
@@ -45,9 +46,11 @@ def main(argv: list[str]) -> int:
     ranks, restarts = _number(own, "-n", 1), _number(own, "--max-restarts", 0)
     options = _words(own)
     launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
+    same = ["mpisgd", "run", *(word for option in own.items() if option[0] != "--resize" for word in option)]
+    job = functools.partial(Job, ranks, options=options, launcher=launcher, started_by=shlex.join(same))
     run, rest = resumed(words)
     if rest and not rest[0].startswith("-") and ELEMENT not in rest and elements.is_sweep(rest[0]):
-        return _sweep(Path(rest[0]), rest[1:], run, Job(ranks, [], Path(), False, options, launcher), restarts)
+        return _sweep(Path(rest[0]), rest[1:], run, job([], Path(), False), restarts)
     if run is not None and rest and not rest[0].startswith("-"):
         del rest[0]
     config, _ = parse(rest, "mpisgd run", None if run is None else config_file.of_run(run))
@@ -55,7 +58,7 @@ def main(argv: list[str]) -> int:
     if "--resize" in own:
         on_ranks(config, ["here"] * ranks)  # before anything is interrupted
         resize.interrupt(path)
-    return Attempts(Job(ranks, words, path, run is not None, options, launcher), restarts).run()
+    return Attempts(job(words, path, run is not None), restarts).run()
 
 
 def _sweep(file: Path, words: list[str], resume: Path | None, job: Job, restarts: int) -> int:

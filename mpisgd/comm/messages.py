@@ -46,9 +46,12 @@ class Tag(enum.IntEnum):
     TAKEN = 35
     NORM = 36
     WANTED = 37
+    NORM_PULL = 38
+    NORM_ANSWER = 39
     APPOINTED = 40
     SUCCEEDS = 41
     GOES_ON = 42
+    NORM_TOLD = 43
     PART = 50
     PART_BODY = 51
 
@@ -167,6 +170,9 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
     Tag.NORM: Layout("value"),
+    Tag.NORM_PULL: Layout("learner_id", "clock"),
+    Tag.NORM_ANSWER: Layout("shard", "ending", "value"),
+    Tag.NORM_TOLD: Layout("learner_id", "clock", "value"),
     Tag.WANTED: Layout("given_up", "leaves", "loss"),
     Tag.GIVEN_UP: Layout("learner_id"),
     Tag.APPOINTED: Layout("learner_id"),
@@ -244,6 +250,21 @@ class GaveUp(NamedTuple):
 
     learner_id: int
     seq: int
+
+
+class NormPull(NamedTuple):
+    """A learner wants the norm of this shard's slice of the averaged gradient that is to give clock + 1 (`agreement.py`)."""
+
+    learner_id: int
+    clock: int
+
+
+class NormTold(NamedTuple):
+    """A learner tells the norm of that whole gradient."""
+
+    learner_id: int
+    clock: int
+    value: float
 
 
 class Torn(NamedTuple):
@@ -339,4 +360,6 @@ class Refused(NamedTuple):
 
 
 FromLearner = Push | Pull | Goodbye | GaveUp
-Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Succeeds | Interrupt | SnapshotPull | Refused | Command
+Message = (
+    FromLearner | NormPull | NormTold | Torn | Lost | Stuck | GivenUp | Succeeds | Interrupt | SnapshotPull | Refused | Command
+)

@@ -94,13 +94,13 @@ FEATURES: Mapping[str, Feature] = {
     "trust ratios": Feature(
         lambda config: isinstance(config.optimizer, TrustRatioOptions), "optimizer = 'lars' or 'lamb'", "optimizer", "another"
     ),
-    "whole clip": Feature(
-        lambda config: config.clip_average > 0 and config.clip_average_of == "model",
-        "clip_average_of = 'model'",
+    "agrees": Feature(
+        lambda config: config.agrees,
+        "clip_average_of = 'model', of several shards",
         "clip_average_of",
         "'slice'",
     ),
-    "shards": Feature(lambda config: config.shards > 1, "shards > 1"),
+    "not alike": Feature(lambda config: not config.protocol.alike, "{}, whose shards make updates of different gradients"),
     "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
@@ -172,7 +172,6 @@ _OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several ar
 _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "it is of own steps, and there are none"
 _PIECE = "what ranks that are at work on the same layer would have to agree on has not been tried"
-_NORM = "shards decide alone, and none knows the norm of the others' slices"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
 _BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses its length"
@@ -203,12 +202,10 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("spares", "gathered"): "it goes with no fault-tolerant run",
     ("prefetch", "cuda"): "what is under way while a GPU computes would need copies of its own",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
-    ("float16", "layerwise"): "layers are pushed in each backward pass, and whether it overflowed is known after it",
     **dict.fromkeys(
         (("float16", each) for each in ("stages", "micro-batches")), "no stage knows whether another's pass overflowed"
     ),
     ("float16", "batch"): "a gradient would depend on what its learner computed before",
-    ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
     ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",
     ("local steps", "n_push"): _TWICE,
@@ -240,8 +237,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("rates", "fresh"): "a gradient that is not stale has the weight 1",
     ("rates", "no weights"): "it makes all weights 1; say which they are, e.g. 'inverse'",
     ("trust ratios", "local steps"): "what is pushed is a way that weights went, not a gradient; they may be the inner_optimizer",
-    ("whole clip", "shards"): _NORM,
-    ("whole clip", "collective"): _NORM,
+    ("agrees", "not alike"): "there is no one averaged gradient, of which the norm could be told",
+    ("agrees", "streamed"): "the first chunks of the new weights leave before the last of the gradients have come",
+    ("agrees", "stages"): "the shards of one stage do not hear of those of another",
+    ("agrees", "tolerant"): "who comes back late would change a sum whose norm has been told",
+    ("spares", "agrees"): "it goes with no fault-tolerant run",
     ("node", "no sums"): _SUM,
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",

@@ -189,11 +189,11 @@ class Config:
     clip_norm: float = 0.0
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
     clip_average: float = 0.0
-    """Clip an update's averaged gradient to this L2 norm; 0 = off. As torch.nn.utils.clip_grad_norm_ does where one shard has
-    the whole; of several, `clip_average_of` must say slice."""
+    """Clip an update's averaged gradient to this L2 norm; 0 = off. `clip_average_of` says whose norm that is."""
     clip_average_of: Literal["model", "slice"] = "model"
-    """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
-    then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
+    """Whose norm clip_average is of. model: of the whole, as torch.nn.utils.clip_grad_norm_ does; several shards agree on it by way
+    of the learners, which costs one more round trip for each update (hardsync, allreduce). slice: each shard clips its own slice
+    by the slice's norm alone. The whole is then at most sqrt(S) times as long, and slices may be shortened differently."""
     sampling: Literal["epoch", "own", "replacement", "stream", "dealt"] = "epoch"
     """Deal out samples. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
     samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]. stream:
@@ -265,6 +265,12 @@ class Config:
     def both_ways(self) -> bool:
         """Whether learners push and pull at the same time."""
         return self.exchange in ("duplex", "prefetch")
+
+    @property
+    def agrees(self) -> bool:
+        """Whether shards agree on the norm of each averaged gradient (`job/roles/agreement.py`)."""
+        several = self.shards > 1 or self.protocol.collective
+        return several and self.clip_average > 0 and self.clip_average_of == "model"
 
     @property
     def in_groups(self) -> bool:

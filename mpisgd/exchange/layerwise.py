@@ -63,12 +63,12 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def need(self, shard: int) -> None:
         """Its weights are in place."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
         """Begin to push a slice; `push` finishes it."""
         self._delay(seq)
         wire, gradient = self._wire, self._gradients[shard]
         start_ns, compute_ns = self.now_ns(), self._computed_ns() - self._needed_ns[shard]
-        report = Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded)
+        report = Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded, scale=scale)
         self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report), gradient))
         self._pushed_for(self.now_ns() - start_ns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
@@ -73,6 +73,8 @@ class ShardChannel:
         """A goodbye says why with one up to this."""
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
+        self.said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
+        """What learners may say now and then, that nothing else need be known of here."""
         self.portion_of: Callable[[int], int] | None = None
         """Which portion a learner is to compute from the weights that it is given; None: it draws by itself."""
 
@@ -163,9 +165,8 @@ class ShardChannel:
             if not 0 <= ending <= self.last_ending:
                 raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {self.last_ending:d}", source)
             return Goodbye(sender, pushed, ending)
-        if tag == Tag.GAVE_UP:
-            _, seq = fields
-            return GaveUp(sender, seq)
+        if (said := self.said.get(tag)) is not None:
+            return said(*fields)
         if tag == Tag.SNAPSHOT_PULL:
             if fields[0] < NOTHING_MORE:
                 raise PeerError(f"rank {source} pulled snapshot {fields[0]}: expected {NOTHING_MORE} or more", source)
@@ -242,6 +243,13 @@ class ShardChannel:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
         wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0)
         wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[EMPTY] * self.chunks_count))
+
+    def answer_norm(self, learner_ids: Iterable[int], ending: int, norm: float) -> None:
+        """Answer those who have asked for the norm of this shard's slice; `ending`: there is none, and why."""
+        wire, fields = self._wire, (self._shard, ending, norm)
+        under_way = [wire.start(self._learner_ranks[learner_id], Tag.NORM_ANSWER, fields) for learner_id in learner_ids]
+        for answer in under_way:
+            wire.finish(answer)
 
     def notify(self, learner_ids: list[int], clock: int) -> None:
         """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""

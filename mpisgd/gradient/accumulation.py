@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -38,6 +39,10 @@ class Accumulated(Travels):
         if self.memory.has_numbers:
             self._vector = self.memory.tensors[1]
             self._sum = vector_like(self._vector)
+
+    @property
+    def single(self) -> Any:
+        return self._gradient
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq * self._count)

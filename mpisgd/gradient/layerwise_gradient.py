@@ -26,15 +26,16 @@ class LayerwiseGradient(Computes):
     """Computes the mini-batches of `gradient`, on the CPU, and tells `exchange` which slice is needed, and which is left.
 
     Args:
-        gradient: of `model`.
+        gradient: of `model`; of several mini-batches, `single` computes each.
         pushed: `gradient`, or what is pushed of it.
         bounds: the slices of the flat vector; each holds whole parameters.
-        held: no slice is left before the whole gradient is there, for it is clipped, or dropped, as a whole.
+        held: no slice is left before the whole gradient is there, for it is clipped, or dropped, as a whole, or made of several
+            backward passes.
     """
 
     def __init__(
         self,
-        gradient: Gradient,
+        gradient: Travels,
         pushed: Travels,
         model: FlatModel,
         bounds: Sequence[tuple[int, int]],
@@ -64,7 +65,7 @@ class LayerwiseGradient(Computes):
                 slice_of[parameter] = shard = next(shard for shard, end in enumerate(ends) if offset <= end)
                 self._names[shard].add(name)
                 parameter.register_post_accumulate_grad_hook(self._accumulated(shard, name))  # type: ignore[no-untyped-call]
-        for module, shards in _entrances(model.module, slice_of, lambda: gradient.forward(0)).items():
+        for module, shards in _entrances(model.module, slice_of, lambda: gradient.single.forward(0)).items():
             # First of its hooks: others may make its weights of the parameters, as torch.nn.utils.weight_norm does.
             module.register_forward_pre_hook(self._entered(sorted(shards)), prepend=True)
 
@@ -85,21 +86,33 @@ class LayerwiseGradient(Computes):
         self._left = [False for _ in slices]
         self._missing = [set(names) for names in self._names]
         self._passing = True
+        self._unseen = set()
         try:
-            loss = self._gradient.forward(seq)
-            self._loss, self.samples = loss.item(), self._gradient.samples
-            self._unseen = {shard for shard in slices if not self._needed[shard]}
-            for shard in self._unseen:
-                self._exchange.need(shard)
-            loss.backward()  # type: ignore[no-untyped-call]
+            if self._held:
+                self._loss = self._pushed.finish(self._gradient.compute(seq))
+                self.samples = self._gradient.samples
+                self._need_the_others()
+            else:
+                self._passes(seq)
         finally:
             self._passing = False
-        if self._held:
-            self._loss = self._pushed.finish(self._gradient.hand_over(loss))
         for shard in reversed(slices):
             if not self._left[shard]:
                 self._leave(shard)
         return self._loss
+
+    def _passes(self, seq: int) -> None:
+        """Both passes, between which the slices are asked for that no module has."""
+        gradient: Gradient = self._gradient.single
+        loss = gradient.forward(seq)
+        self._loss, self.samples = loss.item(), gradient.samples
+        self._need_the_others()
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _need_the_others(self) -> None:
+        self._unseen = {shard for shard, needed in enumerate(self._needed) if not needed}
+        for shard in self._unseen:
+            self._exchange.need(shard)
 
     def _entered(self, shards: list[int]) -> Callable[..., None]:
         def hook(*_: object) -> None:
@@ -115,10 +128,9 @@ class LayerwiseGradient(Computes):
         def hook(_: object) -> None:
             if not self._passing:
                 return
-            if shard in self._unseen or self._left[shard]:
-                why = (
-                    "its weights were used before its module was called" if shard in self._unseen else "its gradient came in parts"
-                )
+            unseen = shard in self._unseen or not self._needed[shard]
+            if unseen or self._left[shard]:
+                why = "its weights were used before its module was called" if unseen else "its gradient came in parts"
                 raise ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
             self._missing[shard].discard(name)
             if not self._missing[shard] and not self._held:
@@ -130,7 +142,7 @@ class LayerwiseGradient(Computes):
         self._left[shard] = True
         if not self._held:
             self._pushed.finish_slice(shard)
-        self._exchange.leave(shard, self._seq, self.samples, self._loss, self._pushed.rounded_of(shard))
+        self._exchange.leave(shard, self._seq, self.samples, self._loss, self._pushed.rounded_of(shard), self._pushed.scaled.by)
 
 
 def _entrances(model: nn.Module, slice_of: dict[nn.Parameter, int], forward: Callable[[], object]) -> dict[nn.Module, set[int]]:

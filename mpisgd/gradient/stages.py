@@ -125,8 +125,9 @@ def moves_weights(config: Config) -> bool:
 
 
 def held(config: Config) -> bool:
-    """Whether no slice may leave before the whole gradient is there: it is clipped, or dropped, as a whole."""
-    return config.clip_norm > 0 or config.nonfinite == "drop"
+    """Whether no slice may leave before the whole gradient is there: it is clipped, or dropped, as a whole, or made of several
+    backward passes."""
+    return config.clip_norm > 0 or config.nonfinite == "drop" or config.accumulation > 1 or config.autocast == "float16"
 
 
 def loop_delays(config: Config, learner_id: int) -> Delays:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from mpisgd.comm.mpi.launch import STARTED_BY
 from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.config import config_file
 from mpisgd.config.trust import resume_line
@@ -32,6 +33,7 @@ class Job:
         resumed: whether the run was there before.
         options: of the launcher.
         launcher: it, with its words for so many ranks; default: that of this Python's MPI.
+        started_by: the words of the command that starts it, up to those of `mpisgd train`, for whoever is to start it again.
         words_to: a file that gets what the ranks say, behind what it has; default: where this process speaks.
     """
 
@@ -42,6 +44,7 @@ class Job:
     options: Sequence[str] = ()
     launcher: Sequence[str] = ()
     words_to: Path | None = None
+    started_by: str = ""
 
 
 class Attempts:
@@ -87,10 +90,19 @@ class Attempts:
         self._before = self._stamp()
         train = [sys.executable, "-m", "mpisgd", "train", *words]
         job = self._job
+        env = {STARTED_BY: job.started_by} if job.started_by else {}
         with contextlib.ExitStack() as stack:
             stdout = None if job.words_to is None else stack.enter_context(job.words_to.open("ab")).fileno()
             self._under_way = stack.enter_context(
-                UnderWay(job.ranks, train, options=job.options, launcher=job.launcher, has_begun=self._has_begun, stdout=stdout)
+                UnderWay(
+                    job.ranks,
+                    train,
+                    options=job.options,
+                    launcher=job.launcher,
+                    has_begun=self._has_begun,
+                    env=env,
+                    stdout=stdout,
+                )
             )
             if self._told:  # in between
                 self._under_way.stop()

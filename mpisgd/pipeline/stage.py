@@ -9,10 +9,11 @@ micro-batches: so gradients are summed as in a loop over micro-batches in one pr
     forward     ACTIVATION header, tensors          ->      takes it before its own forward pass
     backward    takes it before its own pass        <-      DELTA header, gradients of those tensors, and the loss
 
-No deadlock, and nothing rests on buffers: a stage finishes what it has sent before it sends the next, and forward messages only go
-up. The last stage always takes them, so each stage comes to its backward passes, whose messages only go down, in the same way. In
-1F1B, where both go at once, a stage finishes what it has sent before it sends the next of its kind; a pass needs nothing but passes
-of smaller micro-batches, or of the same one, earlier on its way through the stages.
+No deadlock, and nothing rests on buffers: a stage finishes what it has sent before it sends the next but one, and forward messages
+only go up. The last stage always takes them, so each stage comes to its backward passes, whose messages only go down, in the same
+way. In 1F1B, where both go at once, a stage finishes what it has sent before it sends the next but one of its kind; a pass needs
+nothing but passes of smaller micro-batches, or of the same one, earlier on its way through the stages. Two are under way, so that
+one is there, for its receiver to take, while the next is made.
 
 A mini-batch that a stage's shards want no more (`Protocol.aborts`), or whose stage fails (in virtual time), is given up: whoever
 knows computes no more of it, and what it passes on are headers that say so, one for each micro-batch. So messages are as many as
@@ -34,6 +35,8 @@ from mpisgd.vectors.memory import Memory
 
 _GIVEN_UP = -1
 """In the place of the count of tensors: the mini-batch is not wanted, and no tensors come."""
+_AT_ONCE = 2
+"""Micro-batches of one kind whose messages are under way."""
 _NOTHING = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
 
 
@@ -115,7 +118,8 @@ class Stage(Travels):
         self._alternating = alternating
         self._ahead = min(micro_batches, len(ranks) - 1 - place) if alternating else micro_batches
         """How many forward passes come before the first backward one needs another."""
-        self._under_way: dict[int, list[Any]] = {Tag.ACTIVATION: [], Tag.DELTA: []}
+        self._under_way: dict[int, list[list[Any]]] = {Tag.ACTIVATION: [], Tag.DELTA: []}
+        """Of each kind, the messages of the micro-batches that were sent last."""
         self._clips = clips
         self._seq, self._loss = 0, 0.0
         self._given_up = False
@@ -178,25 +182,31 @@ class Stage(Travels):
         return None
 
     def _give(self, tag: int, dest: int | None, micro: int, passed: Any) -> None:
-        """Begin to send a tensor, or a tuple of them, once what was sent so before has been taken."""
+        """Begin to send a tensor, or a tuple of them, once what was sent so before the last has been taken."""
         if dest is None:
             return
-        self._finish(tag)
+        self._finish(tag, _AT_ONCE - 1)
+        sent = list[Any]()
+        self._under_way[tag].append(sent)
         if self._given_up:
             fields = (self._seq, micro, 0, _GIVEN_UP, *_NOTHING, self._loss)
-            self._under_way[tag].append(self._wire.start(dest, tag, fields))
+            sent.append(self._wire.start(dest, tag, fields))
             return
         count, tensors = self._passes.tensors_of(passed)
         for place, tensor in enumerate(tensors):
             described, body = self._passes.describe(tensor)
             fields = (self._seq, micro, place, count, *described, self._loss)
-            self._under_way[tag].append(self._wire.start(dest, tag, fields, *(() if body is None else (body,))))
+            sent.append(self._wire.start(dest, tag, fields, *(() if body is None else (body,))))
 
-    def _finish(self, tag: int) -> None:
+    def _finish(self, tag: int, but: int = 0) -> None:
+        """Wait until what was sent has been taken, but that of the last so many micro-batches."""
+        under_way = self._under_way[tag]
+        if len(under_way) <= but:
+            return
         start_ns = self._wire.clock.now_ns()
-        for sending in self._under_way[tag]:
-            self._wire.finish(sending)
-        self._under_way[tag].clear()
+        while len(under_way) > but:
+            for sending in under_way.pop(0):
+                self._wire.finish(sending)
         self.waited.ns += self._wire.clock.now_ns() - start_ns
 
     def _take(self, tag: int, source: int | None, micro: int) -> Any:
@@ -207,8 +217,10 @@ class Stage(Travels):
         while True:
             taken = self._wire.take(((source, tag),))
             assert taken is not None
-            seq, of_micro, place, count, *described, loss = taken[2]
-            if (seq, of_micro, place) != (self._seq, micro, len(found)):
+            fields = taken[2]
+            count = fields[3]
+            if fields[:3] != (self._seq, micro, len(found)):
+                seq, of_micro, place = fields[:3]
                 raise PeerError(
                     f"{Tag(tag).name} from rank {source}: tensor {place} of micro-batch {of_micro} of mini-batch {seq},"
                     f" expected {len(found)} of {micro} of {self._seq}",
@@ -217,13 +229,13 @@ class Stage(Travels):
             if count == _GIVEN_UP:
                 self._given_up = True
                 break
-            tensor, body = self._passes.room(tuple(described))
+            tensor, body = self._passes.room(fields[4:-1])
             if body is not None:
                 self._wire.take_body(body)
             found.append(tensor)
             if len(found) >= count:
                 break
         if tag == Tag.DELTA:
-            self._loss = loss
+            self._loss = fields[-1]
         self.waited.ns += self._wire.clock.now_ns() - start_ns
         return (tuple(found) if count else found[0]) if found else None

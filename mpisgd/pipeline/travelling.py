@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any
@@ -28,6 +29,8 @@ _UNUSED = 2
 """References to a buffer that nobody has: the list's, and that of who counts."""
 _LONG = 1000
 """So many tensors after the last one of its size, memory is given back."""
+_SHAPES = 256
+"""Descriptions that are kept, of those that are made or read over and over."""
 _NONE = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
 
 
@@ -38,14 +41,31 @@ def describe(passed: Any, who: str) -> tuple[tuple[int, ...], Any]:
     """
     if passed is None:
         return _NONE, None
-    if passed.dtype not in _TYPES or passed.dim() > MOST_DIMENSIONS:
-        found = f"{passed.dtype} of {passed.dim()} dimensions"
-        raise ConfigError(f"{who} passes on {found}, expected at most {MOST_DIMENSIONS}, of floats or integers")
-    tensor = travelled(passed.detach())
-    rest = [0] * (MOST_DIMENSIONS - tensor.dim())
-    kind = (_TYPES.index(tensor.dtype), int(passed.requires_grad), tensor.dim())
-    flat = torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
-    return (*kind, *tensor.shape, *rest, *tensor.stride(), *rest), flat.view(torch.uint8).numpy()
+    tensor = passed.detach()
+    dense = tensor.is_contiguous()
+    if not dense:
+        tensor = travelled(tensor)
+    described = _described(passed.dtype, passed.requires_grad, tensor.shape, tensor.stride(), who)
+    flat = tensor.view(-1) if dense else torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
+    return described, flat.view(torch.uint8).numpy()
+
+
+@functools.lru_cache(_SHAPES)
+def _described(dtype: torch.dtype, wanted: bool, sizes: tuple[int, ...], strides: tuple[int, ...], who: str) -> tuple[int, ...]:
+    if dtype not in _TYPES or len(sizes) > MOST_DIMENSIONS:
+        raise ConfigError(
+            f"{who} passes on {dtype} of {len(sizes)} dimensions, expected at most {MOST_DIMENSIONS}, of floats or integers"
+        )
+    rest = [0] * (MOST_DIMENSIONS - len(sizes))
+    return (_TYPES.index(dtype), int(wanted), len(sizes), *sizes, *rest, *strides, *rest)
+
+
+@functools.lru_cache(_SHAPES)
+def _told(described: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]:
+    """Type, sizes, strides and bytes of a tensor."""
+    kind, _, dimensions, *rest = described
+    sizes, strides = rest[:dimensions], rest[MOST_DIMENSIONS : MOST_DIMENSIONS + dimensions]
+    return _TYPES[kind], tuple(sizes), tuple(strides), math.prod(sizes) * _TYPES[kind].itemsize
 
 
 class Rooms:
@@ -65,14 +85,12 @@ class Rooms:
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
         """Memory for a tensor that the other end described so, and its bytes; (None, None) where there is none."""
-        kind, wanted, dimensions, *rest = described
-        if dimensions < 0:
+        if described[2] < 0:
             return None, None
-        sizes, strides = rest[:dimensions], rest[MOST_DIMENSIONS : MOST_DIMENSIONS + dimensions]
-        dtype = _TYPES[kind]
-        body = self._free(math.prod(sizes) * dtype.itemsize)
+        dtype, sizes, strides, nbytes = _told(described)
+        body = self._free(nbytes)
         tensor = torch.empty(0, dtype=dtype).set_(torch.from_numpy(body).untyped_storage(), 0, sizes, strides)
-        return tensor.requires_grad_() if wanted else tensor, body
+        return tensor.requires_grad_() if described[1] else tensor, body
 
     def _free(self, nbytes: int) -> np.ndarray:
         self._count += 1

@@ -22,6 +22,7 @@ class HardsyncOptions(ProtocolOptions):
     """hardsync: all learners' gradients make one update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
 
     streams = True
+    alike = True
 
     @property
     def fresh(self) -> bool:

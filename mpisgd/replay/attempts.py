@@ -15,10 +15,8 @@ import numpy as np
 
 from mpisgd.base.errors import CheckpointError, DataError
 from mpisgd.data import DataSet
-from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.records.checkpoint import checkpoint as disk
-from mpisgd.records.checkpoint.recut import cut
 from mpisgd.replay.checks.finding import Finding, refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.replay.proof import Proof
@@ -44,9 +42,10 @@ def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Pro
     until, at_first, told = reach
     diverged = [False]
     begun: Sequence[Tensors] = []
+    before: Serial | None = None
     attempts: list[Record] = [*record.earlier, record]
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
-        serial = Serial(attempt, brought, data, begun)
+        serial = _goes_on(attempt, before, brought, data, begun, proof)
         seam = None if following is None else following.start_clock
         here = until if until is not None and (seam is None or until < seam) else None
         recompute = Recompute(attempt, serial, proof, told, kept, seam)
@@ -55,15 +54,24 @@ def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Pro
         if following is None or here is not None or (at_first and proof.finding is not None):
             break
         begun = [_begun(record, following, shard, recompute.at_seam.get(shard), proof) for shard in range(len(attempt.shards))]
-        then = parts.bounds(following.config, serial.model)
-        if (attempt.lambda_, serial.bounds) != (following.lambda_, then):
-            begun = [cut(begun, serial.bounds, wanted) for wanted in then]
-            proof.seams.append(
-                f"attempt {following.attempt}: {attempt.lambda_} learners and {len(attempt.shards)} shards before,"
-                f" {following.lambda_} and {len(then)} from here on"
-            )
-
+        before = serial
     return Last(serial, diverged)
+
+
+def _goes_on(
+    attempt: Record, before: Serial | None, brought: Brought, data: DataSet, begun: Sequence[Tensors], proof: Proof
+) -> Serial:
+    """An attempt as it begins: after another one, from slices that are cut anew where it has others, or other learners.
+
+    Its model says which slices these are: that of the attempt before may have been cut elsewhere.
+    """
+    serial = Serial(attempt, brought, data, begun, None if before is None else before.bounds)
+    if before is not None and (before.record.lambda_, before.bounds) != (attempt.lambda_, serial.bounds):
+        proof.seams.append(
+            f"attempt {attempt.attempt}: {before.record.lambda_} learners and {len(before.bounds)} shards before,"
+            f" {attempt.lambda_} and {len(serial.bounds)} from here on"
+        )
+    return serial
 
 
 def _diverged(attempt: Record, serial: Serial, before: Sequence[bool], following: Record | None) -> list[bool]:

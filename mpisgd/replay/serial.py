@@ -25,11 +25,12 @@ from mpisgd.gradient.aggregate import team_loss
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import Tensors
+from mpisgd.records.checkpoint.recut import cut
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind, Reason
-from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.update.slice_update import SliceUpdate, Step, agree
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.push_format import PushFormat
@@ -75,14 +76,22 @@ class _InTurn(Travels):
 class Serial:
     """All learners and all shards, one after the other, on the CPU.
 
-    `begun`: where the record does not begin at clock 0, what each shard begins with (`SliceUpdate.state`).
+    `begun`: where the record does not begin at clock 0, what each shard begins with (`SliceUpdate.state`); `begun_bounds`: the
+    slices which these are of, where there were others, or other learners, before.
 
     `model` is the network; its flat weights are those of the gradient that was computed last.
 
     Raises ConfigError or DataError where the parts cannot be made, or are not of the sizes that the run had.
     """
 
-    def __init__(self, record: Record, brought: Brought, data: DataSet, begun: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
+    def __init__(
+        self,
+        record: Record,
+        brought: Brought,
+        data: DataSet,
+        begun: Sequence[Mapping[str, np.ndarray]] = (),
+        begun_bounds: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         config = record.config
         self.record = record
         self.config = config
@@ -90,6 +99,8 @@ class Serial:
         self.model = self.tensors.model
         _check_size(record, self.model.size)
         self.bounds = parts.bounds(config, self.model)
+        if begun_bounds not in (None, self.bounds):
+            begun = [cut(begun, begun_bounds or (), wanted) for wanted in self.bounds]
         self.initial = self.model.weights.clone()
         protocol = record.protocol()
         self.shards = [self.tensors.update(bounds, record.gradients_per_update) for bounds in self.bounds]
@@ -100,6 +111,8 @@ class Serial:
         self._moves_weights = stages.moves_weights(config)
         self._pushes_per_pull = protocol.pushes_per_pull
         self._deltas = [deltas.of_run(config, protocol, update.weights) for update in self.shards]
+        self._agreed = 0
+        """The clock that shards have come to by the last norm that they agreed on."""
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
         self._computing = -1
@@ -171,6 +184,9 @@ class Serial:
 
     def update(self, action: Update) -> Step:
         """A shard makes its next update."""
+        if self.config.agrees and action.clock > self._agreed:
+            agree(self.shards)
+            self._agreed = action.clock
         step = self.shards[action.shard].step()
         if (held := self._deltas[action.shard]) is not None:
             held.follow(self.shards[action.shard].weights)

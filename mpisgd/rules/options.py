@@ -29,6 +29,8 @@ class ProtocolOptions(ABC):
 
     streams: ClassVar[bool] = False
     """An update is made at once when the pushes that it is made of are known, whatever is in them: they may come in chunks."""
+    alike: ClassVar[bool] = False
+    """All shards make an update of the gradients of the same mini-batches, and a learner's next one waits for all of them."""
     batch: ClassVar[bool] = False
     """The whole batch makes each step, under a coordinator of its own (`sandblaster/`): shards judge no gradients."""
 

@@ -26,7 +26,8 @@ class Passes(Computes):
         next_ns: how many its next mini-batch takes.
         layers: how many each slice has.
         exchange: told which slice is needed, and which is left.
-        held: no slice is left before the backward pass has ended.
+        held: no slice is left before the last backward pass has ended.
+        count: mini-batches that are one gradient.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Passes(Computes):
         exchange: Exchanges,
         *,
         held: bool,
+        count: int = 1,
     ) -> None:
         self.samples = 0
         self._gradient = gradient
@@ -47,6 +49,7 @@ class Passes(Computes):
         self._layers = list(layers)
         self._parts = 3 * sum(layers)
         self._held = held
+        self._count = count
 
     def compute(self, seq: int) -> float:
         """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""
@@ -60,13 +63,15 @@ class Passes(Computes):
         last, loss = len(layers) - 1, 0.0
         if self._held:
             self._work(ns, done, self._parts)
+            for _ in range(1, self._count):
+                self._rank.work(self._next_ns())
         for shard in range(last, -1, -1):
             if not self._held:
                 self._work(ns, done, done + 2 * layers[shard])
                 done += 2 * layers[shard]
             if shard == last:
                 loss, self.samples = gradient.compute(seq), gradient.samples
-            exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard))
+            exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by)
         return loss
 
     def _work(self, ns: int, start: int, end: int) -> None:

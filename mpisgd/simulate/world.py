@@ -82,7 +82,15 @@ class VirtualWorld(World):
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
         layers = [len(layers) for layers in self.slices]
-        return Passes(pushed, self.wires[rank], self._next_ns(rank), layers, channel, held=stages.held(self.config))
+        return Passes(
+            pushed,
+            self.wires[rank],
+            self._next_ns(rank),
+            layers,
+            channel,
+            held=stages.held(self.config),
+            count=self.config.accumulation,
+        )
 
     def sum_cost(self, rank: int, places: int) -> Callable[[], None]:
         """The gradients of the others are read as fast as they would be sent on a node."""

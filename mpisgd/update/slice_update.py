@@ -27,7 +27,7 @@ from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.chunks import chunks_of, cuts
-from mpisgd.vectors.flat import clip, is_finite, squared_norm
+from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts, squared_norm
 from mpisgd.vectors.memory import vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
 
@@ -62,7 +62,7 @@ class SliceUpdate(Reception):
         segments: of the slice, where parameters are grouped: from its first element to its last.
         push_format: as in `Reception`.
         weighting: what weights multiply; None: gradients.
-        clip_average: L2 norm that the averaged gradient of the slice is clipped to; 0 = off.
+        clip_average: L2 norm that the averaged gradient is clipped to: of the slice, or of which it is a part (`agree`); 0 = off.
         measured: whether norms of gradients are (`norms.py`).
     """
 
@@ -91,6 +91,7 @@ class SliceUpdate(Reception):
         self._average = average
         self._weighting = weighting or Weighting()
         self._clip_average = clip_average
+        self._agreed: float | None = None
         self._train_samples = train_samples
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
@@ -168,6 +169,14 @@ class SliceUpdate(Reception):
         self.gradients += gradients
         self._pending_samples += samples
 
+    def norm_of_average(self) -> float:
+        if self._added < len(self.weights):
+            self._add(len(self.weights))
+        return norm_of(self._sum) / self.gradients if self.gradients else 0.0
+
+    def agree(self, norm: float) -> None:
+        self._agreed = norm
+
     def _add(self, stop: int) -> None:
         """Let the sum hold the gradient accumulated last up to this element, too."""
         start, self._added = self._added, stop
@@ -205,13 +214,19 @@ class SliceUpdate(Reception):
         self._optimizer.param_groups[0]["lr"] = rate
         self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
         if clips:
-            clip(self._sum.div_(self._divisor), self._clip_average)
+            self._clip(self._sum.div_(self._divisor))
             self._divisor = 1
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         if self._average is not None and self._divisor > 0:
             self._average.begin()
         return step
+
+    def _clip(self, average: Tensor) -> None:
+        if self._agreed is None:
+            clip(average, self._clip_average)
+        else:
+            clip_part(average, self._agreed, self._clip_average)
 
     def chunks(self) -> Iterator[np.ndarray]:
         """The weights as they are sent, chunk by chunk, each made by now."""
@@ -282,3 +297,10 @@ class SliceUpdate(Reception):
     def _set_learning_rate(self) -> None:
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)
         self._optimizer.param_groups[0]["lr"] = self.learning_rate
+
+
+def agree(updates: Sequence[SliceUpdate]) -> None:
+    """Let all slices of an averaged gradient be clipped by the norm of the whole, where one process has them all."""
+    norm = norm_of_parts(update.norm_of_average() for update in updates)
+    for update in updates:
+        update.agree(norm)

@@ -71,7 +71,7 @@ class Exchanges(Protocol):
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
@@ -82,6 +82,11 @@ class Travels(Computes):
     """
 
     memory: Memory
+
+    @property
+    def single(self) -> Any:
+        """What computes one mini-batch, where this is of several."""
+        return self
 
     @property
     def leaves(self) -> bool:
@@ -216,6 +221,13 @@ class Updates(Receives):
     def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
         """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
         weights of `timestamp`; `last`: the update is made next."""
+
+    def norm_of_average(self) -> float:
+        """The L2 norm of what was summed / the number of gradients: of the average that the update will be made from."""
+        return 0.0
+
+    def agree(self, norm: float) -> None:
+        """The next update's averaged gradient is a slice of one of this L2 norm, by which it is clipped."""
 
     @abstractmethod
     def step(self) -> Any:

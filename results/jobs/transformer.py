@@ -56,5 +56,5 @@ def step(model, batch):
 
 if __name__ == "__main__":
     way, epochs = sys.argv[1], float(sys.argv[2])
-    config = {**CONFIG, **WAYS[way], "epochs": epochs, "out": f"results/transformer-{way}"}
+    config = {**CONFIG, **WAYS[way], "epochs": epochs, "evaluation": {"batch": 10_000}, "out": f"results/transformer-{way}"}
     mpisgd.train(model=Transformer, step=step, data=make_data, config=config)

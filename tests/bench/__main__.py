@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import faults, memory, nodes, peers, pieces, settings, stages, start, vectors
+from tests.bench import clipping, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ def _settings(options: Options) -> Measured:
     return rows, settings.lines_of(rows)
 
 
+def _clipping(options: Options) -> Measured:
+    rows = clipping.measure(options.repetitions)
+    return rows, clipping.lines_of(rows)
+
+
 def _start(options: Options) -> Measured:
     rows = start.measure(options.repetitions, options.ranks)
     return rows, start.lines_of(rows)
@@ -112,6 +117,7 @@ BENCHES = {
     "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
     "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
+    "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", _clipping),
     "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
     "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),

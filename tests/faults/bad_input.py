@@ -63,7 +63,10 @@ CASES = (
     Case("simulate --local-steps 2 --inner-optimizer.beta1 2", ("inner_optimizer.beta1 = 2", "below 1")),
     Case("train --optimizer lamb --local-steps 4", ("optimizer = Lamb", "another", "local_steps > 0", "inner_optimizer")),
     Case("train --clip-average -1", ("clip_average = -1.0", ">= 0")),
-    Case("train --clip-average 1 --shards 2", ("clip_average_of = 'model'", "'slice'", "shards > 1")),
+    Case(
+        "train --clip-average 1 --shards 2 --protocol async",
+        ("clip_average_of = 'model'", "'slice'", "protocol async", "it goes with hardsync, allreduce"),
+    ),
     Case("train --modulate rate", ("modulate = 'rate'", "'gradient'", "hardsync", "it goes with softsync")),
     Case("train --protocol async --modulate rate", ("modulate = 'rate'", "protocol.modulation = 'none'", "inverse")),
     Case("train --groups.weight-decay *.bias -1", ("groups.weight_decay['*.bias'] = -1.0", ">= 0")),

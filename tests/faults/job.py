@@ -15,7 +15,7 @@ from pathlib import Path
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 _RANKS = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
-GONE_S = 10.0
+GONE_S = 40.0
 """After the launcher has ended, or was to end, all processes must be gone."""
 
 
@@ -82,7 +82,7 @@ class Job:
         with self._new:
             self._new.notify_all()
 
-    def wait_for(self, text: str, timeout_s: float = 120.0, after_s: float = 0.0) -> float:
+    def wait_for(self, text: str, timeout_s: float = 240.0, after_s: float = 0.0) -> float:
         """The second at which a line with this text came, after another second. Raises TimeoutError."""
 
         def found() -> float | None:

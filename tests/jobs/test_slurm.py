@@ -46,7 +46,7 @@ def test_the_shipped_script_trains_on_four_nodes_with_a_shard_on_each(checkout: 
     checkout.configure('epochs = 1\nplacement = "spread"')
     checkout.edit("slurm-cpu.sbatch", **FOUR_NODES)
     job = checkout.submit("slurm-cpu.sbatch")
-    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=150)
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=300)
     said = checkout.output(job)
     assert state == "COMPLETED", said
     assert f"done; look at it with: mpisgd report results/mpisgd-{job}" in said
@@ -67,7 +67,7 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
     job = told.split()[1].rstrip(":")
     assert told == f"job {job}: 3 ranks on 1 nodes; runs go to results/mpisgd-{job}-*\n"
     for element, name in enumerate(["hardsync", "allreduce"], start=1):
-        state = checkout.cluster.wait_until(f"{job}_{element}", "COMPLETED", "FAILED", within_s=60)
+        state = checkout.cluster.wait_until(f"{job}_{element}", "COMPLETED", "FAILED", within_s=200)
         assert state == "COMPLETED", checkout.output(f"{job}-{element}")
         run = f"results/mpisgd-{job}-{element}-{name}"
         words = f"train jobs/job.toml --out {run}{' --shards 1' * (name != 'allreduce')} --protocol {name}\n"
@@ -102,7 +102,7 @@ def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_thei
     checkout.configure("epochs = 0.2")
     words = ["--nodes", "2", "--tasks-per-node", "2", "--venv", ".venv", "--launcher", "srun-pmix", "--binding", "roles"]
     job = checkout.mpisgd("submit", "jobs/job.toml", *words).stdout.split()[1].rstrip(":")
-    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=150)
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=300)
     said = checkout.output(job)
     assert state == "COMPLETED", said
     assert (checkout.run(job) / "DONE").exists()
@@ -120,17 +120,17 @@ import mpisgd
 options = {"learners": 2, "venv": ".venv", "mpi": sys.argv[1], "time": "10m"}
 job = mpisgd.submit("jobs/job.toml", **options)
 assert job.state in ("pending", "running", "done"), job.state
-run = job.result(timeout_s=150)
+run = job.result(timeout_s=250)
 print(job.state, len(run.pushes) > 0, run.path == job.run)
 endless = mpisgd.submit({"epochs": 100000, "model": "softmax"}, name="endless", **options)
 while not endless.run.is_dir():
     time.sleep(0.2)
 print(endless.state)
 endless.cancel()
-print(endless.wait(timeout_s=60))
+print(endless.wait(timeout_s=200))
 broken = mpisgd.submit("jobs/job.toml", setup=("exit 3",), **options)
 try:
-    broken.result(timeout_s=60)
+    broken.result(timeout_s=200)
 except mpisgd.LaunchError as error:
     print(f"job {broken.number}: failed; {broken.run} is not DONE" in str(error))
 """
@@ -140,7 +140,7 @@ def test_a_job_from_python_is_followed_to_its_run_cancelled_and_seen_to_fail(che
     checkout.configure("epochs = 0.2")
     env = checkout.environment | {"PYTHONPATH": str(JOBS.parent)}
     words = [sys.executable, "-c", FROM_PYTHON, checkout.mpi]
-    done = subprocess.run(words, cwd=checkout.directory, env=env, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(words, cwd=checkout.directory, env=env, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr + checkout.cluster.told()
     assert done.stdout.splitlines() == ["done True True", "running", "cancelled", "True"]
 
@@ -167,7 +167,7 @@ def test_a_sweep_is_one_array_whose_failed_runs_are_named_and_gone_on_with_alone
     checkout.cluster.call("scancel", f"{job}_3")
     ends = {1: "COMPLETED", 2: "FAILED", 3: "CANCELLED"}
     for element, end in ends.items():
-        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=150)
+        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=300)
         assert state == end, f"{element}: {checkout.output(f'{job}-{element}')}{checkout.cluster.told()}"
 
     compared = checkout.mpisgd("compare", "--sweep", place, status=1)
@@ -182,7 +182,7 @@ def test_a_sweep_is_one_array_whose_failed_runs_are_named_and_gone_on_with_alone
     assert f"2 runs of the sweep; look at them with: mpisgd compare --sweep {place}" in again
     job = again.split()[1].rstrip(":")
     for element in (1, 2):
-        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=150)
+        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=300)
         assert state == "COMPLETED", checkout.output(f"{job}-{element}") + checkout.cluster.told()
     assert "3 of 3 runs of the sweep are done" in checkout.mpisgd("compare", "--sweep", place).stdout
     assert (checkout.directory / place / "good" / "DONE").read_bytes() == before
@@ -195,8 +195,8 @@ def test_scancel_ends_all_ranks_and_there_is_no_done(checkout: Submitting) -> No
     job = checkout.start_endless()
     assert checkout.ranks()
     checkout.cluster.call("scancel", job)
-    assert checkout.cluster.wait_until(job, "CANCELLED", within_s=20)
-    slurm.wait_for(lambda: not checkout.ranks(), 20, "end of the ranks")
+    assert checkout.cluster.wait_until(job, "CANCELLED", within_s=120)
+    slurm.wait_for(lambda: not checkout.ranks(), 120, "end of the ranks")
     assert not (checkout.run(job) / "DONE").exists()
     assert "done; look" not in checkout.output(job)
 
@@ -207,12 +207,12 @@ def test_a_job_that_loses_a_node_fails_and_ends(checkout: Submitting) -> None:
     try:
         checkout.cluster.power_off("n3")
         end = {"openmpi": "DONE: the run did not end well", "mpich": "DUE TO NODE FAILURE"}[checkout.mpi]
-        slurm.wait_for(lambda: end in checkout.output(job), 60, "end of the job", lambda: checkout.output(job))
-        slurm.wait_for(lambda: not checkout.ranks(), 20, "end of the ranks")
+        slurm.wait_for(lambda: end in checkout.output(job), 200, "end of the job", lambda: checkout.output(job))
+        slurm.wait_for(lambda: not checkout.ranks(), 120, "end of the ranks")
         assert not (checkout.run(job) / "DONE").exists()
     finally:
         checkout.cluster.power_on("n3")
-    state = checkout.cluster.wait_until(job, "FAILED", "NODE_FAIL", "COMPLETED", within_s=30)
+    state = checkout.cluster.wait_until(job, "FAILED", "NODE_FAIL", "COMPLETED", within_s=120)
     assert state == {"openmpi": "FAILED", "mpich": "NODE_FAIL"}[checkout.mpi], checkout.output(job)
 
 
@@ -267,7 +267,10 @@ def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(chec
 
     checkout.cluster.power_off("n3")
     slurm.wait_for(
-        lambda: checkout.cluster.show(job)["Restarts"] == "2", 90, "restart", lambda: checkout.output(job) + checkout.cluster.told()
+        lambda: checkout.cluster.show(job)["Restarts"] == "2",
+        200,
+        "restart",
+        lambda: checkout.output(job) + checkout.cluster.told(),
     )
     checkout.cluster.power_on("n3")
     state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "CANCELLED", within_s=120)

@@ -19,7 +19,7 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
-from tests.effort import EVERYTHING
+from tests.effort import EVERYTHING, PATTERNS
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
@@ -139,13 +139,19 @@ Case = tuple[str, str]
 def dealt(names: Iterable[str], once: Collection[str] = (), always: Collection[str] = ()) -> list[Case]:
     """Every run with synchronous sends, which find what rests on buffers; every second one, but for `once`, also otherwise.
 
-    `make test` makes those of `always` alone, with synchronous sends (`effort.py`).
+    `make test` makes those of `always` alone, with synchronous sends (`effort.py`); under a second MPI one of them otherwise, too.
     The other switches take turns: all of the suite's other launches send as users do, and wait as the machine suggests. Ranks that
     block while others need their core are what costs most here.
     """
-    if not EVERYTHING:
-        return [("ssend", name) for name in names if name in always]
     all_names = list(names)
+    if not EVERYTHING:
+        some = [name for name in all_names if name in always]
+        others = [name for name in some if name not in once] if PATTERNS else []
+        return [
+            *(("ssend", name) for name in some),
+            *(("blocking", name) for name in others[:1]),
+            *(("send", name) for name in others[-1:]),
+        ]
     turns = zip((name for name in all_names if name not in once), itertools.cycle(("blocking", None, "send", None)), strict=False)
     return [*(("ssend", name) for name in all_names), *((switch, name) for name, switch in turns if switch)]
 

@@ -7,9 +7,9 @@ parameters). `env`: environment variables during that job.
 learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
 {"ranks": n, "resume": directory} goes on with a run, with "shards", "group_size", "pipeline" or "stages" in place of its own.
 `drive.py jobs.json together` runs all at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The
-learners of a job with "held": n compute no more than n mini-batches, and wait to be killed. `drive.py jobs.json interrupted` runs
-at once jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on;
-and, in the end, once more into "whole".
+learners of a job with "held": n compute no more than n mini-batches, and wait to be killed, or for the file "until".
+`drive.py jobs.json interrupted` runs at once jobs that signals interrupt, as often as each has directories in "kept", to which the
+run is then copied before it goes on; and, in the end, once more into "whole".
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 from mpisgd.base.without_gc import importing
@@ -32,11 +33,12 @@ with importing():
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from mpisgd import models
 from mpisgd.base.errors import EXIT_INTERRUPTED, RunInterrupted
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.config import config_file, replace
+from mpisgd.config import Config, config_file, replace
 from mpisgd.config.config_file import from_mapping
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
@@ -45,15 +47,15 @@ from mpisgd.update import optimizer
 from mpisgd.vectors.memory import Memory
 
 
-def recording(config, seen):
+def recording(config: Config, seen: list[np.ndarray]) -> tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Tensor]]:
     """A model factory and a loss that notes the weights whenever a gradient is about to be computed."""
-    modules = []
+    modules: list[nn.Module] = []
 
-    def factory(input_shape, classes):
+    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         modules.append(models.make(config.model, input_shape=input_shape, classes=classes, seed=config.seed))
         return modules[-1]
 
-    def loss(output, target):
+    def loss(output: Tensor, target: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             seen.append(torch.cat([p.detach().reshape(-1) for p in modules[-1].parameters()]).numpy().copy())
         return torch.nn.functional.cross_entropy(output, target)
@@ -88,7 +90,7 @@ def under(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def held(most, until=None):
+def held(most: int, until: str | None = None) -> Callable[[Tensor, Tensor], Tensor]:
     """A loss in which a learner stays after so many mini-batches, for ever or until there is such a file: what is to be killed, or
     is sent a signal, before its end does not come to it.
 
@@ -96,7 +98,7 @@ def held(most, until=None):
     """
     computed, cross_entropy = 0, torch.nn.functional.cross_entropy
 
-    def loss(output, target):
+    def loss(output: Tensor, target: Tensor) -> Tensor:
         nonlocal computed
         computed += torch.is_grad_enabled()
         while computed > most and not (until and Path(until).exists()):
@@ -106,23 +108,23 @@ def held(most, until=None):
     return loss
 
 
-def resume(job: dict, comm: MPI.Intracomm) -> None:
+def resume(job: dict[str, Any], comm: MPI.Intracomm) -> None:
     config = config_file.of_run(Path(job["resume"]))
-    other = {name: job[name] for name in ("shards", "group_size", "pipeline") if name in job}
+    other: dict[str, Any] = {name: job[name] for name in ("shards", "group_size", "pipeline") if name in job}
     if "stages" in job:
         other["stages"] = dataclasses.replace(config.stages, at=tuple(job["stages"]["at"]))
     mpisgd.train(config=replace(config, **other), comm=comm, resume=job["resume"])
 
 
-def together(jobs: list[dict]) -> None:
+def together(jobs: list[dict[str, Any]]) -> None:
     """Each job has its own ranks, in their order."""
     world = MPI.COMM_WORLD
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
-    comm = world.Split(mine, world.rank)
+    comm = cast(MPI.Intracomm, world.Split(mine, world.rank))
     job = jobs[mine]
     tell_pids(mine, len(jobs))
     if "held" in job:
-        torch.nn.functional.cross_entropy = held(job["held"])
+        torch.nn.functional.cross_entropy = held(job["held"], job.get("until"))  # type: ignore[assignment]
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
         if "resume" in job:
             resume(job, comm)
@@ -140,11 +142,11 @@ def tell_pids(mine: int, jobs: int) -> None:
         aside.rename(sys.argv[1] + ".pids")
 
 
-def interrupted(jobs: list[dict]) -> None:
+def interrupted(jobs: list[dict[str, Any]]) -> None:
     """Each job has its own ranks, and goes on by itself after each signal, for which its learners wait."""
     world = MPI.COMM_WORLD
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
-    comm, job = world.Split(mine, world.rank), jobs[mine]
+    comm, job = cast(MPI.Intracomm, world.Split(mine, world.rank)), jobs[mine]
     config, out = job["config"], job["config"]["out"]
     tell_pids(mine, len(jobs))
     with failing_fast(world, lambda: out):
@@ -170,7 +172,9 @@ def interrupted(jobs: list[dict]) -> None:
         wait_politely(world)
 
 
-def of_torch(config, model, shared=None, *, direct=False, place=stages.place):
+def of_torch(
+    config: Config, model: Any, shared: Any = None, *, direct: bool = False, place: Callable[..., Memory] = stages.place
+) -> Memory:
     """Give MPI tensors where a GPU's would be given."""
     memory = place(config, model, shared)
     if direct and stages.pushes_what_it_computes(config):
@@ -196,14 +200,14 @@ def gpu(how: str | None) -> Iterator[None]:
         yield
 
 
-def one(job: dict, comm: MPI.Intracomm) -> None:
+def one(job: dict[str, Any], comm: MPI.Intracomm) -> None:
     if "resume" in job:
         resume(job, comm)
         return
     config = from_mapping(job["config"])
     seen: list[np.ndarray] = []
-    brought = recording(config, seen) if job.get("record") else (None, None)
-    mpisgd.train(*brought, config=config, comm=comm)
+    model, loss = recording(config, seen) if job.get("record") else (None, None)
+    mpisgd.train(model=model, loss=loss, config=config, comm=comm)
     if job.get("record") and comm.rank == of_job(config, [""] * comm.size).learner_ranks[0]:
         np.save(job["record"], np.array(seen))
 
@@ -217,7 +221,7 @@ def main() -> None:
     with failing_fast(world, lambda: doing[0]):
         for job in json.loads(Path(sys.argv[1]).read_text()):
             doing[0] = job.get("resume") or job["config"]["out"]
-            comm = world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank)
+            comm = cast(MPI.Intracomm, world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank))
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
                 with under(job.get("env", {})), gpu(job.get("gpu")):

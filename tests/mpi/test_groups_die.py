@@ -15,9 +15,9 @@ from mpisgd.records.log.schema import Event
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import ULFM, _needs_ulfm, ended, started, told
+from .test_tolerant import END_S, HELD, ULFM, _needs_ulfm, ended, let_go, started, told, users_module
 
-__all__ = ["_needs_ulfm", "started"]
+__all__ = ["_needs_ulfm", "started", "users_module"]
 
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
 MODEL = ("--model", "mlp", "--model.hidden", "16", "12", "10")
@@ -39,6 +39,7 @@ WHERE = [
     ("forward", 2, "hardsync", TWO, 8),
     ("backward", 4, "softsync", THREE, 9),
     ("pushing", 3, "hardsync", TWO, 8),
+    ("agreed", 4, "backup", (*TWO, "--clip-norm", "0.5"), 8),
 ]
 
 
@@ -67,6 +68,7 @@ def test_its_group_leaves_as_one_learner(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("users_module")
 def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -> None:
     """Two of three groups break, one rank after the other; what each had computed by then is proved."""
     out = tmp_path / "run"
@@ -81,14 +83,36 @@ def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -
         "--straggler.delay-mean-s",
         "0.02",
     ]
-    job = Job(8, [*words, "--out", str(out), *TWO], ULFM, **HERE)
+    job = Job(8, [*words, *HELD, "--out", str(out), *TWO], ULFM, **HERE)
     started.append(job)
     job.wait_for("epoch ")
     job.send(4, signal.SIGKILL)
     job.wait_for("learner 1 is lost")
     job.send(7, signal.SIGKILL)
+    let_go(tmp_path, "once", "twice")
     run: Run = ended(job, out)
     for shard in (0, 1):
         assert sorted(told(run, Event.LOST, shard)) == [1, 2], job.text
         assert told(run, Event.GOODBYE, shard) == [0]
-    assert replay.check(out) == ""
+    assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_before_training_ends_the_job(started: list[Job], tmp_path: Path, victim: int) -> None:
+    out = tmp_path / "run"
+    job = dies(started, out, 6, "load", 2 + victim, *TWO)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None, "all processes are gone"
+    assert f"rank {2 + victim} is lost" in job.text
+    assert not (out / "DONE").exists()
+
+
+@pytest.mark.slow
+def test_the_last_group_breaks_and_the_job_ends_with_the_reason(started: list[Job], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = dies(started, out, 4, "backward", 3, *TWO)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None
+    assert "no learner is left at clock" in job.text
+    assert not (out / "DONE").exists()

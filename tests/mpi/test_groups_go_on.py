@@ -14,6 +14,7 @@ from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report import single as report
+from tests import cut_models
 
 from .conftest import drive
 from .test_resume import COMMON, newest, together_until
@@ -30,6 +31,14 @@ JOBS: dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]] = {
     "softsync": (
         {"protocol": {"name": "softsync", "n": 2}, "nonfinite": "drop"},
         [(4, {"shards": 2, "group_size": 1}), (6, {"shards": 2, "group_size": 2, "pipeline": "1f1b"}), (6, {})],
+    ),
+    "traced": (  # by torch's splitter, at names
+        {"model": {"name": f"{cut_models.__name__}:in_order"}},
+        [
+            (6, {"shards": 2, "group_size": 2, "stages": {"at": list(cut_models.AT[2])}}),
+            (9, {"shards": 3, "group_size": 3, "stages": {"at": list(cut_models.AT[3])}}),
+            (3, {"shards": 1, "group_size": 1, "stages": {"at": []}}),
+        ],
     ),
 }
 
@@ -60,7 +69,7 @@ def test_all_attempts_are_proved_and_reported(runs: Path, name: str, tmp_path: P
     run = Run(runs / name)
     assert run.done is not None and run.done["books_balanced"] and all(each.balanced for each in run.books())
     assert [each["group_size"] for each in run.environment["attempts"]] == [
-        size for size in ([2, 1, 2] if name == "hardsync" else [1, 2, 2])
+        size for size in {"hardsync": [2, 1, 2], "softsync": [1, 2, 2], "traced": [2, 3, 1]}[name]
     ]
     proof = replay.replay(run.path, trust=True)
     assert proof.reason == ""

@@ -67,8 +67,8 @@ def test_what_no_checkpoint_has_is_wanted_again_when_it_goes_on(tmp_path: Path) 
     begun, out = tmp_path / "begun.pt", tmp_path / "run"
     assert main(["simulate", *COMMON, *SMALL, "--out", str(tmp_path / "first")]) == 0
     assert main(["export", str(tmp_path / "first"), str(begun)]) == 0
-    words = ["train", *COMMON, *SMALL, *KEPT, "--shards", "2", "--init-from", str(begun), "--out", str(out), "--epochs", "40"]
-    slow = ["--straggler.delay", "constant", "--straggler.delay-mean-s", "0.1"]  # 40 seconds and more
+    words = ["train", *COMMON, *SMALL, *KEPT, "--shards", "2", "--init-from", str(begun), "--out", str(out), "--epochs", "400"]
+    slow = ["--straggler.delay", "constant", "--straggler.delay-mean-s", "0.1"]
     process = subprocess.Popen([*mpirun(5), sys.executable, "-m", "mpisgd", *words, *slow], env=environment())
     try:
         deadline_s = time.monotonic() + 100
@@ -84,5 +84,7 @@ def test_what_no_checkpoint_has_is_wanted_again_when_it_goes_on(tmp_path: Path) 
     assert refused.status == 2
     assert "begun.pt is not there" in refused.text
     (tmp_path / "aside.pt").rename(begun)
-    assert launch(5, *again, "--epochs", "2").status == 0
+    made = Run(out)
+    epochs = made.updates["samples"][made.updates["shard"] == 0].sum() / made.environment["train_samples"] + 0.5
+    assert launch(5, *again, "--epochs", f"{epochs:.3f}").status == 0
     assert replay.replay(out).holds

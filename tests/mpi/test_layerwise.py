@@ -57,6 +57,8 @@ ALWAYS_LATE = {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"0": 2.0}
 """However the ranks come to a core."""
 BOTH = ("layerwise", "whole")
 STAGES = {"clip_norm": 0.5, "nonfinite": "drop", "push_format": "bfloat16"}
+SEVERAL = {"accumulation": 2, "autocast": "float16", "alpha0": 0.01}
+"""Backward passes for one gradient: of mini-batches, and again where one overflows."""
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "pausing-async-S2": (5, {"protocol": "async", "shards": 2, "model": {"name": f"{__name__}:pausing"}}),
@@ -66,6 +68,8 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "attending-S4": (6, {"protocol": "async", "shards": 4, "model": {"name": f"{__name__}:attending"}, "alpha0": 0.01}),
     **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
     **{f"hardsync-S2-stages-{how}": (5, {**STAGES, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
+    **{f"hardsync-S2-several-{how}": (5, {**SEVERAL, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
+    "attending-S3-several": (5, {**SEVERAL, "protocol": "async", "shards": 3, "model": {"name": f"{__name__}:attending"}}),
     "bfloat16-S2": (5, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "bfloat16"}),
     "versioned-S2": (5, {"protocol": "versioned", "shards": 2, "straggler": LATE}),
     "backup-S2": (5, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": ALWAYS_LATE, "epochs": 1.0}),

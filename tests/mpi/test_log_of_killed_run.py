@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_readable_while_running_and_after_kill(tmp_path: Path) -> None:
-    words = ["--epochs", "1000", "--log.flush-rows", "50", "--log.flush-s", "0.2", "--log.progress", "off", "--shards", "2"]
+    words = ["--epochs", "1e6", "--log.flush-rows", "50", "--log.flush-s", "0.2", "--log.progress", "off", "--shards", "2"]
     command = [*mpirun(4), sys.executable, "-m", "mpisgd", "train", *words]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(), start_new_session=True, stderr=subprocess.DEVNULL)
     try:

@@ -80,6 +80,9 @@ RUNS = {
     "lamb-S2": (2, 2, "lamb", {"name": "hardsync"}),
     "lars-S1": (2, 1, "lars", {"name": "hardsync"}),
     "clipped-S1": (2, 1, "clipped", {"name": "hardsync"}),
+    "clipped-S2": (3, 2, "clipped", {"name": "hardsync"}),
+    "clipped-S3": (2, 3, "clipped", {"name": "hardsync"}),
+    "clipped-allreduce": (3, 0, "clipped", {"name": "allreduce"}),
     "hardsync-4": (4, 1, "sgd", {"name": "hardsync"}),
     "hardsync-4-again": (4, 1, "sgd", {"name": "hardsync"}),
     "allreduce-5": (5, 0, "rmsprop", {"name": "allreduce"}),
@@ -88,7 +91,7 @@ RUNS = {
 #: Slices of whole layers; and what is no plain loop, but proved.
 MORE: dict[str, dict[str, Any]] = {
     "lamb-S2": {"exchange": "layerwise"},
-    "clipped-S1": {"clip_average": 0.2},
+    **{key: {"clip_average": 0.2} for key in ("clipped-S1", "clipped-S2", "clipped-S3", "clipped-allreduce")},
     "rates": {"modulate": "rate", "alpha0": 0.002},
 }
 STALE = {"rates": (3, 2, "adamw", {"name": "softsync", "n": 2})}
@@ -156,7 +159,7 @@ def test_equals_serial_sgd_at_every_update(runs: Path, name: str) -> None:
     assert np.abs(recorded - expected).max() < 2e-4 * moved
 
 
-@pytest.mark.parametrize("name", ["lamb-S2", "lars-S1", "clipped-S1", "rates"])
+@pytest.mark.parametrize("name", ["lamb-S2", "lars-S1", "clipped-S1", "clipped-S2", "clipped-S3", "clipped-allreduce", "rates"])
 def test_replay_proves_it(runs: Path, name: str) -> None:
     def model(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         return models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED)

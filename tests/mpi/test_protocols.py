@@ -91,6 +91,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "softsync-5-duplex": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex"}),
     "softsync-5-prefetch": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "prefetch"}),
     "large-hardsync-5-streamed": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "exchange": "streamed"}),
+    "large-hardsync-5-agreed": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "clip_average": 0.5}),
     "large-softsync-5-gathered": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "receive": "gathered"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
     "backup-7-gathered": (7, {"protocol": {"name": "backup", "N": 3}, "shards": 2, "receive": "gathered", "evaluator": True}),

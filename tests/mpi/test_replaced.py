@@ -12,11 +12,10 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults.job import Job
 
-from .test_tolerant import HELD, _needs_ulfm, begin, ended, let_go, started, told, until, users_module
+from .test_tolerant import HELD, PATIENCE_S, _needs_ulfm, begin, ended, let_go, started, told, until, users_module
 
 __all__ = ["_needs_ulfm", "started", "users_module"]
 
-PATIENCE_S = "3"
 ROUNDED = ("--push-format", "bfloat16", "--pull-format", "bfloat16")
 
 
@@ -28,14 +27,12 @@ def test_a_spare_takes_the_place_of_one_that_hangs(started: list[Job], protocol:
     """All travels as bfloat16: the spare begins with all of the weights, which its shards then know that it holds."""
     out = tmp_path / "run"
     words = ("--shards", "2", "--spares", "1", "--epochs", "5", "--protocol", protocol, "--faults.patience-s", PATIENCE_S)
-    job = begin(started, out, 6, *HELD, *ROUNDED, *words)
-    job.send(3, signal.SIGSTOP)
-    if protocol == "async":  # whose other learners go on, and were missed, too, where they waited for the test
-        let_go(tmp_path, "once", "twice")
+    let_go(tmp_path, "once", "twice")
+    job = begin(started, out, 6, *HELD, *ROUNDED, *words, ACTS="3:30:SIGSTOP", SLOW="")
     job.wait_for("a spare, goes on as learner 1 from mini-batch")
     if wakes:
         job.send(3, signal.SIGCONT)
-    let_go(tmp_path, "once", "twice")
+    let_go(tmp_path, "soon")
     run = ended(job, out)
     for shard in (0, 1):
         assert told(run, Event.SUCCEEDED, shard) == [1]
@@ -48,13 +45,12 @@ def test_a_spare_takes_the_place_of_one_that_hangs(started: list[Job], protocol:
 def test_one_that_is_missed_comes_back_and_its_shards_know_what_it_holds(started: list[Job], tmp_path: Path) -> None:
     """No spare; weights travel as the way from what it held."""
     out = tmp_path / "run"
-    words = ("--shards", "2", "--epochs", "5", "--protocol", "async", "--faults.patience-s", "1.5", "--log.flush-s", "0.1")
-    job = begin(started, out, 5, *HELD, *ROUNDED, *words)
-    job.send(3, signal.SIGSTOP)
-    let_go(tmp_path, "once")  # the others come to the second hold and no further: the run is not over before this one is back
+    words = ("--shards", "2", "--epochs", "5", "--protocol", "async", "--faults.patience-s", PATIENCE_S, "--log.flush-s", "0.1")
+    let_go(tmp_path, "once", "twice")
+    job = begin(started, out, 5, *HELD, *ROUNDED, *words, ACTS="3:30:SIGSTOP", SLOW="")
     job.wait_for("learner 1 was not heard of for")
     job.send(3, signal.SIGCONT)
     until(job, lambda: all(1 in told(Run(out), Event.RETURNED, shard) for shard in (0, 1)))
-    let_go(tmp_path, "twice")
+    let_go(tmp_path, "soon")
     ended(job, out)
     assert replay.check(out, trust=True) == ""

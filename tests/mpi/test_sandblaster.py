@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,18 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import EXIT_INTERRUPTED, EXIT_OK
-from mpisgd.comm.mpi.launch import mpirun
 from mpisgd.config import config_file
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Outcome
 from mpisgd.simulate.job import simulate
+from tests.faults.job import Job
 
 from .conftest import Shared, dealt, jobs_of, only
-from .test_signals import ranks_of, updates, wait_for
+from .test_signals import updates
+from .test_tolerant import END_S, let_go, started, until, users_module
+
+__all__ = ["started", "users_module"]
 
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "arrival-6-evaluator": (
@@ -75,31 +77,35 @@ def test_pushes_are_sums_of_several_portions(runs: Path, switch: str, name: str)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("users_module")
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_signal_saves_the_history_and_the_run_goes_on(shards: int, tmp_path: Path) -> None:
+def test_a_signal_saves_the_history_and_the_run_goes_on(shards: int, started: list[Job], tmp_path: Path) -> None:
     """With as many shards to the bits of a run that was never stopped, which virtual ranks have made; else within rounding."""
     job = {
         "protocol": {"name": "sandblaster", "iterations": 8, "order": "portions"},
         "model": "softmax",
+        "loss": "user:loss",
         "mu": 200,
         "threads": 1,
         **COMMON,
     }
     whole = {**job, "out": str(tmp_path / "whole"), "virtual": {"learners": 2, "gradients": True}}
+    let_go(tmp_path, "twice", "once")
     simulate(config_file.from_mapping(whole))
+    (tmp_path / "once").unlink()
     table = {**job, "log": {"progress": "off", "flush_s": 0.0}, "out": str(tmp_path / "run")}
-    straggler = {"delay": "constant", "delay_mean_s": 0.1}
-    (tmp_path / "job.toml").write_text(config_file.dumps(config_file.from_mapping({**table, "straggler": straggler})))
-    train = [sys.executable, "-m", "mpisgd", "train"]
-    with ranks_of([*mpirun(4), *train, str(tmp_path / "job.toml")]) as process:
-        wait_for(lambda: updates(tmp_path / "run", 0) > 4, process)
-        process.send_signal(signal.SIGUSR1)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == EXIT_INTERRUPTED, said
-    assert "checkpoint at clock" in said
-    with ranks_of([*mpirun(3 + shards), *train, "--resume", str(tmp_path / "run"), "--shards", str(shards)]) as process:
-        _, said = process.communicate(timeout=100)
-    assert process.returncode == EXIT_OK, said
+    (tmp_path / "job.toml").write_text(config_file.dumps(config_file.from_mapping(table)))
+    begun = Job(4, [str(tmp_path / "job.toml")], ONCE="24")  # six of the nine evaluations and more that it takes
+    started.append(begun)
+    until(begun, lambda: updates(tmp_path / "run", 0) > 2)
+    for rank in range(4):
+        begun.send(rank, signal.SIGUSR1)
+    let_go(tmp_path, "once")
+    assert begun.end(END_S) == EXIT_INTERRUPTED, begun.text
+    assert "checkpoint at clock" in begun.text
+    resumed = Job(3 + shards, ["--resume", str(tmp_path / "run"), "--trust", "--shards", str(shards)])
+    started.append(resumed)
+    assert resumed.end(END_S) == EXIT_OK, resumed.text
     run, other = Run(tmp_path / "run"), Run(tmp_path / "whole")
     mine, theirs = run.of_coordinator("iterations"), other.of_coordinator("iterations")
     assert run.attempt == 1

@@ -17,6 +17,10 @@ from mpisgd.comm.mpi.launch import mpirun
 from tests.faults import dying
 from tests.faults.job import Job
 
+from .test_tolerant import HELD, let_go, users_module
+
+__all__ = ["users_module"]
+
 pytestmark = pytest.mark.alone
 
 PATIENCE_S = 5.0
@@ -106,10 +110,12 @@ def test_one_that_is_late_is_waited_for(begin: Begin, tmp_path: Path, point: str
     assert (tmp_path / "run" / "DONE").exists()
 
 
+@pytest.mark.usefixtures("users_module")
 def test_a_job_that_is_stopped_as_a_whole_goes_on(begin: Begin, tmp_path: Path) -> None:
     """As a batch system does that suspends jobs."""
     words = ("--epochs", "8", "--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02", "--log.progress-s", "0.1")
-    job = begin(3, *words, module="mpisgd")
+    let_go(tmp_path, "twice")
+    job = begin(3, *HELD, *words, module="mpisgd", ONCE="200")  # of 360 mini-batches of each: it is not over before it is stopped
     job.wait_for("epoch ")
     assert len(job.pids) == 3
     for rank in range(3):
@@ -117,5 +123,6 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on(begin: Begin, tmp_path: Path) 
     time.sleep(LONG_S)
     for rank in range(3):
         job.send(rank, signal.SIGCONT)
+    let_go(tmp_path, "once")
     assert job.end(END_S) == 0, job.text
     assert (tmp_path / "run" / "DONE").exists()

@@ -41,7 +41,8 @@ def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
         "straggler": {"delay": "constant", "delay_mean_s": 0.02},
     }
     listing, said = tmp_path / "jobs.json", tmp_path / "said"
-    listing.write_text(json.dumps([{"ranks": 3, "config": config}]))
+    stopped_too = tmp_path / "stopped"  # at the latest there learners wait for the test
+    listing.write_text(json.dumps([{"ranks": 3, "config": config, "held": 60, "until": str(stopped_too)}]))
     command = [*mpirun(3), sys.executable, str(DRIVE), str(listing), "together"]
     moved = r"moved for \d+ s: "
     own, shard = r"learner 0 \(rank 1 on .*\) waits for ", r"shard 0 \(rank 0 on .*\)"
@@ -64,6 +65,7 @@ def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
             time.sleep(0.05)
         stopped = json.loads(Path(f"{listing}.pids").read_text())[0][2]
         os.kill(stopped, signal.SIGSTOP)
+        stopped_too.touch()
         while not any(all(re.search(each, said.read_text()) for each in told) for told in (between, within)):
             assert process.poll() is None, said.read_text()
             assert time.monotonic() < until_s, said.read_text()

@@ -218,9 +218,12 @@ layout, body, room = LAYOUTS[Tag.PUSH], np.full(1_000_000, 5.0, np.float32), np.
 fields = tuple(0 for _ in layout.fields)
 if comm.rank == 1:
     wire.finish(wire.start(0, Tag.PUSH, fields, body))
+    comm.Barrier()
     comm.Ssend(layout.pack(fields), 0, Tag.PUSH)
 else:
     for comes in (True, False):
+        if not comes:
+            comm.Barrier()  # it has seen that the first body is whole
         assert wire.take(anything)[:2] == (1, Tag.PUSH)
         coming = wire.post(1, Tag.GRADIENT, room)
         time.sleep(1.0)

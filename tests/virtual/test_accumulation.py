@@ -46,10 +46,13 @@ def loop(clip: float) -> tuple[Weights, Weights]:
     return before, {name: each.detach() for name, each in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("shards", "clip"), [(1, math.inf), (3, math.inf), (2, 0.3)])
-def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shards", "clip", "exchange"),
+    [(1, math.inf, "whole"), (3, math.inf, "whole"), (2, 0.3, "whole"), (2, math.inf, "layerwise"), (2, 0.3, "layerwise")],
+)
+def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange: str, tmp_path: Path) -> None:
     changes = {} if math.isinf(clip) else {"clip_norm": clip}
-    run = simulated(tmp_path / "run", ACCUMULATED, shards=shards, **changes)
+    run = simulated(tmp_path / "run", ACCUMULATED, shards=shards, exchange=exchange, **changes)
     check_equal(weights(tmp_path / "run"), loop(clip))
     assert set(run.pushes["samples"]) == {COUNT * MU}
     assert replay(tmp_path / "run").holds
@@ -67,6 +70,7 @@ def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, tmp_path:
         {"protocol": {"name": "versioned"}, "shards": 2},
         {"protocol": {"name": "backup", "b": 1, "abort": True}, "straggler": {"delay": "exponential", "delay_mean_s": 0.1}},
         {"protocol": "async", "push_format": "bfloat16"},
+        {"protocol": "async", "push_format": "topk", "shards": 2, "exchange": "layerwise"},
         {"local_steps": 2, "alpha0": 0.5},
     ],
     ids=str,
@@ -99,18 +103,15 @@ def test_a_mini_batch_that_is_not_finite_takes_the_others_of_its_gradient_along(
     assert replay(tmp_path / "run", brought).holds
 
 
-def test_it_takes_the_time_of_all(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", SIZES, compute={"name": "constant", "mean_s": 0.5}, accumulation=4)
+@pytest.mark.parametrize("exchange", ["whole", "layerwise"])
+def test_it_takes_the_time_of_all(exchange: str, tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", SIZES, compute={"name": "constant", "mean_s": 0.5}, accumulation=4, exchange=exchange)
     assert run.pushes["compute_s"].tolist() == pytest.approx([2.0] * len(run.pushes))
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        (
-            {"exchange": "layerwise"},
-            "accumulation = 3: expected 1 beside exchange = 'layerwise': layers are pushed",
-        ),
         ({"virtual": {"learners": 3, "batched": True}}, "accumulation = 3: expected 1 beside virtual.batched"),
         ({"accumulation": 0}, "accumulation = 0: expected"),
     ],

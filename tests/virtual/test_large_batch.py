@@ -129,11 +129,6 @@ def test_clipped_averages_of_stale_gradients_are_proved(changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"clip_average": 1.0, "shards": 2}, "clip_average_of = 'model': expected 'slice' beside shards > 1: shards decide alone"),
-        (
-            {"clip_average": 1.0, "protocol": "allreduce"},
-            "clip_average_of = 'model': expected 'slice' beside protocol allreduce, whose learners double as shards",
-        ),
         ({"optimizer": "lamb", "local_steps": 2}, r"optimizer = LambOptions\(.*\): expected another beside local_steps > 0"),
     ],
     ids=str,

@@ -17,6 +17,10 @@ _ULFM = "OMPI_MCA_mpi_ft_enable"
 _BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
 
+STARTED_BY = "MPISGD_STARTED_BY"
+"""Tells ranks which command of the user's has started them, in place of a launcher."""
+
+
 def mpirun(ranks: int) -> list[str]:
     """`mpirun -n ranks`, with leave to start more ranks than cores; the wheel's launcher, beside this Python, goes first.
 
@@ -43,6 +47,12 @@ def words(ranks: int) -> str:
     crowded = ranks * here > cores() * all_nodes and not any(name in os.environ for name in _BATCH_JOBS)
     leave = " --oversubscribe" if crowded and _is_open_mpi() else ""
     return f"mpirun{' --with-ft ulfm' if with_failures() else ''}{leave} -n {ranks}"
+
+
+def again(ranks: int, train: str) -> str:
+    """The command line, as a user can copy it, that starts `mpisgd train ...` on so many ranks as this rank was started."""
+    started_by = os.environ.get(STARTED_BY)
+    return f"{started_by}{train.removeprefix('mpisgd train')}" if started_by else f"{words(ranks)} {train}"
 
 
 def cores() -> int:

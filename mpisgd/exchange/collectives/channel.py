@@ -123,6 +123,10 @@ class TeamChannel(ShardChannel):
         self._pull_ns = self.now_ns() - self._shared_ns
         return self._clock
 
+    def tell_norm(self, norm: float) -> list[float]:
+        """Tell all the norm of this shard's slice; returns those of all slices, in their order."""
+        return [told for (told,) in self._team.tell(Tag.NORM, (norm,))]
+
     def snapshot_pull(self) -> SnapshotPull | None:
         """Take what the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
         patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))

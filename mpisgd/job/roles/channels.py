@@ -17,6 +17,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
+from mpisgd.job.roles.agreement import AgreeingChannel, AgreeingPipelinedChannel
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Rooms
 from mpisgd.vectors.memory import Memory
@@ -46,10 +47,11 @@ def learner_channel(
     if config.exchange == "streamed":
         return StreamedChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent)
     if config.exchange == "whole":
-        return LearnerChannel(
-            wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts
-        )
+        whole = AgreeingChannel if config.agrees else LearnerChannel
+        return whole(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
     kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
+    if config.agrees:
+        kind = AgreeingPipelinedChannel
     delays = Delays(config.straggler, config.seed, learner_id)
     return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
 

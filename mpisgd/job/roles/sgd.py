@@ -18,6 +18,7 @@ from mpisgd.gradient.aggregate import Leader, follow
 from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
+from mpisgd.job.roles import agreement
 from mpisgd.job.roles.base import Built
 from mpisgd.job.roles.channels import learner_channel, shard_channel, vectors_of
 from mpisgd.job.world import Setup, World
@@ -31,7 +32,6 @@ from mpisgd.records.log.continuing import counted
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.rules import Rules
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
@@ -97,10 +97,11 @@ class BuiltShard(Built):
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
         log, samples = ShardLog(self._file, shard, duplex=config.both_ways), setup.meta.train_samples
         portions = parts.portions_of(config, samples, lambda_, shard)
-        rules = Rules(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
+        rules_kind, kind = agreement.of_run(config)
+        rules = rules_kind(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
         if portions is not None and portions.deals:
             channel.portion_of = portions.of
-        server = Shard(
+        server = kind(
             channel,
             rules,
             update,

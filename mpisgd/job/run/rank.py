@@ -124,7 +124,7 @@ class Rank:
     @property
     def _resuming(self) -> str:
         """The command that goes on with this run, and brings what it was brought."""
-        return f"{launch.words(self.ranks.size)} {resume_line(self.path, self.setup.config)}"
+        return launch.again(self.ranks.size, resume_line(self.path, self.setup.config))
 
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""

@@ -43,13 +43,22 @@ def serial_order(record: Record) -> Iterator[Action]:
 
     Raises Untrue where logs that are whole leave no order: a gradient came from weights that it helped to make.
     """
-    order = _Order(record)
-    while order.moved:
-        order.moved = False
-        for shard in range(len(record.shards)):
-            yield from order.advance(shard)
-    if record.whole:
-        order.check_end()
+    actions = _Order(record).actions()
+    return _together(actions, len(record.shards)) if record.config.agrees else actions
+
+
+def _together(actions: Iterator[Action], shards: int) -> Iterator[Action]:
+    """Where shards agree on something, all sums of an update are there before the first of them makes it; where the logs end
+    early, an update that not all are seen to have made is left out."""
+    made: list[Update] = []
+    for action in actions:
+        if not isinstance(action, Update):
+            yield action
+            continue
+        made.append(action)
+        if len(made) == shards:
+            yield from made
+            made.clear()
 
 
 class _Order:
@@ -63,6 +72,14 @@ class _Order:
         self._row_clocks = [shard.pushes["clock"].tolist() for shard in record.shards]
         self._learners = [shard.pushes["learner_id"].tolist() for shard in record.shards]
         self._stamps = [shard.pushes["timestamp"] for shard in record.shards]
+
+    def actions(self) -> Iterator[Action]:
+        while self.moved:
+            self.moved = False
+            for shard in range(len(self.record.shards)):
+                yield from self.advance(shard)
+        if self.record.whole:
+            self.check_end()
 
     def advance(self, shard: int) -> Iterator[Action]:
         log, row_clocks = self.record.shards[shard], self._row_clocks[shard]

@@ -52,12 +52,15 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "hardsync-local": {"local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
     "async-accumulated": {"accumulation": 2, "push_format": "bfloat16"},
     "hardsync-rounded": {"push_format": "bfloat16", "pull_format": "bfloat16"},
+    "hardsync, agreed": {"clip_average": 0.3},
     "async-rounded": {"push_format": "topk", "topk_share": 0.2, "pull_format": "bfloat16"},
 }
 #: Ways of which draws are made by themselves (`tests/virtual/test_dealt.py`): shard 0 deals the data.
 DEALT: Mapping[str, Mapping[str, Any]] = {
     f"{way}, dealt": options for way, options in WAYS.items() if way not in ("ssp-own", "downpour", "hardsync-local")
 }
+#: And this (`tests/virtual/test_agreement.py`): shards agree on a norm. No learner of it may die alone.
+AGREED = "hardsync, agreed"
 #: Ways that go with no groups of ranks.
 ALONE = ("async-accumulated",)
 PATIENCE_S = 0.3
@@ -168,6 +171,28 @@ def draw(dice: random.Random, number: int) -> Draw:
     )
 
 
+def draw_agreed(dice: random.Random, number: int) -> Draw:
+    """Two to four shards that agree; mostly, a signal comes at any time, and the run goes on, perhaps with others."""
+    shards, evaluator, learners = 2 + number % 3, dice.random() < 0.4, dice.randint(1, 5)
+    signals = (Fault("signal", dice.randrange(shards + learners), at_s=dice.uniform(0, 1.2) * _LAST_S),)
+    others = _faults(dice, shards, learners, evaluator, False, number % 2)
+    return Draw(
+        way=AGREED,
+        shards=shards,
+        learners=learners,
+        evaluator=evaluator,
+        tolerant=False,
+        seed=dice.randrange(2**31),
+        every_updates=dice.choice((0, 2, 3)),
+        latency_ns=dice.choice((5_000, 50_000, 500_000)),
+        eager_nbytes=dice.choice((0, 0, 4096)),
+        reorders=dice.random() < 0.5,
+        flush_rows=dice.choice((4, 16, 256)),
+        attempts=(signals, others)[: dice.choice((1, 1, 2))] if number % 4 else (others,),
+        again=(dice.randint(1, 4), dice.randint(1, 5)) if dice.random() < 0.3 else (0, 0),
+    )
+
+
 def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw:
     """The same of batch optimisation, with more learners. `small`: of few portions and iterations, and most without a log
     on the disk, for there are to be many."""
@@ -245,7 +270,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
     return from_mapping(
         {
             "out": str(path),
-            "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT}[drawn.way], **iterations},
+            "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT, AGREED: WAYS["hardsync"]}[drawn.way], **iterations},
             "data": {**DATA, "samples": drawn.samples},
             "model": MODEL if drawn.group_size == 1 else MODEL_OF_GROUPS,
             "shards": shards,
