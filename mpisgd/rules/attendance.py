@@ -32,12 +32,14 @@ class Attendance:
     Attributes:
         parted: whether any learner has said goodbye.
         cut_short: whether a learner has left because of a signal.
+        ends: whether a learner has left because the run is over, here or on another shard, or because of a signal.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self.parted = False
         self.cut_short = False
+        self.ends = False
         self._told_to_stop = set[int]()
         """Learners that have left because another shard has finished; here they are still counted on."""
         self._disturbed = False
@@ -84,6 +86,7 @@ class Attendance:
             rules.absent.add(learner_id)
         self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
         self.parted |= gone not in (Gone.LOST, Gone.MISSED)
+        self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)
         self.cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and rules.interrupted and self.deserted)

@@ -2,7 +2,7 @@
 
 A learner that MPI says is dead is *lost*: to the protocol it has departed. One that owes a push or a pull, and of which nothing was
 heard for longer than is patient, is *missed*: to the protocol it has departed too, but when something comes from it, it is back.
-The last learner that is present is never missed: somebody must be waited for.
+The last learner that is present is missed only where others have left because the run is over: else somebody must be waited for.
 
 Each shard finds out by itself. A gradient under way when its learner died may so have come to one shard, whole, and not to another,
 or in part (*torn*): each shard does with it what its protocol does with a gradient that came, or did not. Where one shard has gone
@@ -236,18 +236,22 @@ class Faults:
         for learner_id in sorted(present if whose is None else {whose} & present):
             if now_s - self._since_s[learner_id] <= self._patience_s:
                 continue
-            if len(present) > 1:
+            if self._may_miss():
                 self._miss(learner_id)
             elif learner_id in self._unheeded:
                 self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
             else:
                 self._appoint_spares(hangs=learner_id)
 
+    def _may_miss(self) -> bool:
+        return len(self._rules.present) > 1 or self._rules.attendance.ends
+
     def _miss(self, learner_id: int) -> None:
         """Go on without a learner, until it asks for weights."""
         silent_s = max(0.0, self._channel.now_s() - self._since_s[learner_id])
         self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
         self._shard.go_on_without(learner_id, Gone.MISSED)
+        self._shard.end_if_deserted()
         self._appoint_spares(hangs=learner_id)
 
     def note_if_back(self, learner_id: int) -> None:
@@ -272,7 +276,7 @@ class Faults:
         """A transfer to or from a rank was given up."""
         if learner_id in self._rules.present:
             self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
-            if len(self._rules.present) > 1:
+            if self._may_miss():
                 self._miss(learner_id)
         elif learner_id not in self._rules.absent:  # it has said goodbye, or is no learner: it was to be told, or to evaluate
             self._lose_for_good(rank, learner_id)
