@@ -28,7 +28,7 @@ from mpisgd.plan.costs.observe import observe
 from mpisgd.plan.costs.predict import predict
 from mpisgd.plan.costs.scale import with_learners, with_slow_links
 from mpisgd.plan.target import convergence
-from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions
+from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.test_plan_fit import virtual_run
@@ -353,14 +353,28 @@ def test_targets_of_several_runs_are_planned_for(tmp_path: Path) -> None:
     assert made.table("backup").cells("N") == [4, 3]
 
 
-@pytest.mark.parametrize("changes", [{"modulate": "rate"}, {"compensation": 0.5}, {"clip_average": 1.0}], ids=str)
-def test_what_takes_no_second_does_not_hinder_a_prediction(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "protocol"),
+    [
+        ({"modulate": "rate"}, HardsyncOptions()),
+        ({"compensation": 0.5}, HardsyncOptions()),
+        ({"clip_average": 1.0}, BackupOptions()),
+    ],
+    ids=str,
+)
+def test_what_takes_no_second_does_not_hinder_a_prediction(changes: dict[str, Any], protocol: ProtocolOptions) -> None:
     """It goes with the run's own protocol and one shard; not with those that a plan asks about, too."""
     config = Config(virtual=VirtualOptions(learners=4, gradients=False, parameters=1000), protocol=SoftsyncOptions(n=2))
     assert not compatibility.refused(replace(config, **changes), virtual=True)
-    other = replace(config, protocol=HardsyncOptions(), shards=2)
+    other = replace(config, protocol=protocol, shards=2)
     assert compatibility.refused(replace(other, **changes), virtual=True)
     assert predict(replace(other, **changes), 200).gradients_per_s == predict(other, 200).gradients_per_s
+
+
+def test_shards_that_agree_on_a_norm_are_predicted_to_take_longer() -> None:
+    virtual = VirtualOptions(learners=4, gradients=False, parameters=1000)
+    config = Config(virtual=virtual, protocol=HardsyncOptions(), shards=2)
+    assert predict(replace(config, clip_average=1.0), 200).gradients_per_s < predict(config, 200).gradients_per_s
 
 
 def test_a_slow_link_stays_with_its_learners() -> None:

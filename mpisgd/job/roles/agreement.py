@@ -177,8 +177,8 @@ class AgreeingTeamShard(AgreeingShard):
             self._agree_on(norm_of_parts(self.channel.tell_norm(self.update.norm_of_average())))
 
 
-def of_run(config: Config) -> tuple[type[Rules], type[Shard]]:
-    """The rules and the shards of a run."""
+def of_run(config: Config) -> tuple[Callable[..., Rules], Callable[..., Shard]]:
+    """What makes the rules and the shards of a run."""
     if not config.agrees:
         return Rules, Shard
     return AgreeingRules, AgreeingTeamShard if config.protocol.collective else AgreeingShard
