@@ -108,9 +108,6 @@ class Comm:
             message.Recv(into)
         return Done(len(message.payload), room)
 
-    def Recv(self, into: Any, source: int, tag: int) -> None:
-        self.Irecv(into, source, tag).Wait()
-
     def Improbe(self, source: int, tag: int, status: Status) -> Envelope | None:
         """The first that matches, taken out. Raises Stuck where there is nothing at all: nothing ever comes."""
         for message in self.inbox:

@@ -103,11 +103,6 @@ class Arrivals:
             self._wanted[patterns] = wanted
         return wanted
 
-    def bytes_expected(self) -> int:
-        """Of the body that `expect_body` has found."""
-        nbytes: int = self._status.Get_elements(MPI.BYTE)
-        return nbytes
-
     def expect_body(self, source: int, tag: int, until_s: float) -> bool:
         """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
 
@@ -120,9 +115,9 @@ class Arrivals:
                 return True
             return False if time.perf_counter() > until_s else None
 
-        if not (iprobe(source, MPI.ANY_TAG, status) or self._politely(ready)):
+        if not self._politely(ready):
             return False
-        found = status.tag
+        found = status.Get_tag()
         if found != tag:
             raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
         return True

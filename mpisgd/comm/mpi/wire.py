@@ -203,9 +203,6 @@ class Wire:
             if not self._arrivals.expect_body(source, layout.body, time.perf_counter() + BODY_S):
                 name = name_of_tag(layout.body)
                 raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
-            if self._arrivals.bytes_expected() == body.nbytes:
-                self._comm.Recv(body, source, layout.body)  # that one: messages of a rank come in their order
-                continue
             _, tag, nbytes, message = self._arrivals.probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
         return True

@@ -269,9 +269,6 @@ class Comm:
         self.posted.append(request)
         return request
 
-    def Recv(self, into: Any, source: int, tag: int) -> None:
-        self.Irecv(into, source, tag).Wait()
-
     def receiving(self, into: Any, source: int, tag: int) -> Request:
         request = Request(self, source)
         request.buffer, request.source, request.tag = memoryview(into).cast("B"), source, tag
