@@ -71,9 +71,10 @@ def data_set(file: h5py.File, name: str) -> h5py.Dataset:
         raise ValueError(f"{name} is missing")
     if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:  # to ask whether it is there would follow it
         raise ValueError(f"{name} is a link, which is not followed")
-    data = file[name]
-    if not isinstance(data, h5py.Dataset):
+    opened = h5py.h5o.open(file.id, name.encode())
+    if not isinstance(opened, h5py.h5d.DatasetID):
         raise ValueError(f"{name} is no data set")
+    data = h5py.Dataset(opened, readonly=file.mode == "r")
     if data.is_virtual or data.external:
         raise ValueError(f"{name} is said to lie in other files, which are not read")
     if data.dtype.hasobject:
@@ -100,10 +101,12 @@ def attribute(file: h5py.File, name: str) -> Any:
 
     Raises ValueError where it is something else, or has more than `MOST_ATTRIBUTE_NBYTES`.
     """
-    if name not in file.attrs:
+    attributes = file.attrs
+    if name not in attributes:
         return None
     found = h5py.h5a.open(file.id, name.encode())
-    nbytes = found.dtype.itemsize * int(np.prod(found.shape, dtype=object))
-    if found.dtype.kind not in "iufb" or nbytes > MOST_ATTRIBUTE_NBYTES:
-        raise ValueError(f"the attribute {name} is {nbytes:,} bytes of {found.dtype}, expected a few numbers")
-    return file.attrs[name]
+    dtype = found.dtype
+    nbytes = dtype.itemsize * math.prod(found.shape)
+    if dtype.kind not in "iufb" or nbytes > MOST_ATTRIBUTE_NBYTES:
+        raise ValueError(f"the attribute {name} is {nbytes:,} bytes of {dtype}, expected a few numbers")
+    return attributes[name]

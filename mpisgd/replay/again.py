@@ -18,7 +18,7 @@ from mpisgd.config import Config
 from mpisgd.config.config_virtual import EmpiricalComputeOptions
 from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
-from mpisgd.records.log.rank_file import read_summary, read_table
+from mpisgd.records.log.rank_file import read_summary, read_tables
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import Untrue, refuse
@@ -79,10 +79,10 @@ def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool)
 def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
     for log in record.shards:
         name = schema.shard_file(log.shard, record.attempt)
-        for table in ("pushes", "updates", "events"):
-            ours, theirs = (read_table(path / name, table) for path in (again, record.path))
-            if ours.dtype != theirs.dtype:
-                ours = _as_before(ours, theirs.dtype)
+        tables = ("pushes", "updates", "events")
+        pairs = zip(*(read_tables(path / name, tables) for path in (again, record.path)), strict=True)
+        for table, (found, theirs) in zip(tables, pairs, strict=True):
+            ours = found if found.dtype == theirs.dtype else _as_before(found, theirs.dtype)
             if table == "events" and record.older:  # which had no goodbyes
                 ours = ours[ours["kind"] != Event.GOODBYE]
             skipped = _COMPUTED.get(table, ()) if record.computed else ()

@@ -266,12 +266,29 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
 def test_rows_are_read_some_at_a_time(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = run_of(tmp_path / "run")
     monkeypatch.setattr(schema, "STEP", step)
+    monkeypatch.setattr(rank_file, "_SHORT", 0)
     run = Run(tmp_path / "run")
     for table in ("pushes", "updates", "events"):
         chunks = list(run.chunks(table))
         assert max(map(len, chunks)) <= step
         np.testing.assert_array_equal(np.concatenate(chunks), np.concatenate(tables[table]))
         np.testing.assert_array_equal(run.table(table), np.concatenate(tables[table]))
+
+
+def test_short_tables_are_read_once_and_a_damaged_one_keeps_no_other_from_it(tmp_path: Path) -> None:
+    """Whoever looks at rows that are kept finds them when the file is gone; nobody can write to them."""
+    tables = run_of(tmp_path / "run")
+    path = tmp_path / "run" / schema.shard_file(0)
+    with h5py.File(path, "r+") as file:
+        file["updates"][0, "samples"] += 1
+    rows = rank_file.Rows(path)
+    assert rows.length("events") == len(tables["events"][0])
+    with pytest.raises(DataError, match="table updates: the rows do not have the checksum"):
+        rows.rows("updates")
+    path.unlink()
+    for found in (rows.rows("pushes"), *rows.chunks("pushes")):
+        np.testing.assert_array_equal(found, tables["pushes"][0])
+        assert not found.flags.writeable
 
 
 def test_a_missing_file_is_missed(tmp_path: Path) -> None:

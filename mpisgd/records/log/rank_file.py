@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,16 +41,29 @@ class Rows:
         """Of all tables at once: to open a file takes longer than to read a short table."""
         return read_file(self.path, "its tables", partial(_read_head, self.path))
 
+    @cached_property
+    def _short(self) -> dict[str, np.ndarray]:
+        """Tables of few rows, read with the head: they are asked for several times when a run ends. What is damaged is not among
+        them, and is told to whoever reads it.
+        """
+        try:
+            return self._head.short
+        except DataError:
+            return {}
+
     def rows(self, table: str) -> np.ndarray:
         """Raises DataError where they cannot be read, or there are fewer."""
-        rows = read_table(self.path, table)
+        rows = self._short[table] if table in self._short else read_table(self.path, table)
         return rows[: self._count(table, len(rows))]
 
     def chunks(self, table: str) -> Iterator[np.ndarray]:
         """Read rows some at a time; what is found wrong with a row may be told after it was given."""
+        if table in self._short:
+            yield self.rows(table)
+            return
         open_ = was_left_open(self.path)
         with _open(self.path, open_) as file:
-            found = _Table(self.path, file, table, open_)
+            found = _Table(self.path, file, table, open_, partial(contained.whole, file))
             left = self._count(table, found.committed)
             for rows in found.chunks():
                 yield rows[:left]
@@ -86,23 +100,30 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a file says of its tables: layouts, committed rows, and, of a bounded log, for how many rows there is room."""
+    """What a file says of its tables: layouts, committed rows, and, of a bounded log, for how many rows there is room; and, of a
+    file that is closed, the rows of short tables that are as they were written, which nobody may write to."""
 
     dtypes: dict[str, np.dtype]
     committed: dict[str, int]
     room: np.ndarray | None
+    short: dict[str, np.ndarray]
 
 
-def _read_head(path: Path, file: h5py.File, _: bool) -> _Head:
-    dtypes, committed = {}, {}
+def _read_head(path: Path, file: h5py.File, open_: bool) -> _Head:
+    dtypes, committed, short = {}, {}, {}
+    whole = _reading(file, open_)
     for name in schema.tables_of(path):
         try:
             data = contained.data_set(file, name)
-            dtypes[name], committed[name] = data.dtype, _committed(file, name, data)
+            dtypes[name], committed[name] = data.dtype, _committed(whole, name, data)
         except _BROKEN as error:
             raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+        if not open_ and committed[name] <= _SHORT:
+            with suppress(DataError):
+                short[name] = _Table(path, file, name, open_, whole, data).rows()
+                short[name].flags.writeable = False
     room = contained.attribute(file, "room")
-    return _Head(dtypes, committed, None if room is None else np.asarray(room))
+    return _Head(dtypes, committed, None if room is None else np.asarray(room), short)
 
 
 def continued(path: Path) -> list[Rows]:
@@ -165,6 +186,9 @@ _BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError
 
 _TRIES, _PAUSE_S = 5, 0.05
 
+_SHORT = 1024
+"""Rows of a table that are kept where it is read: some 100 KiB."""
+
 T = TypeVar("T")
 
 
@@ -190,41 +214,65 @@ def read_file(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
 
 def read_table(path: Path, name: str) -> np.ndarray:
     """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
+    return read_tables(path, (name,))[0]
 
-    def read(file: h5py.File, open_: bool) -> np.ndarray:
-        found = _Table(path, file, name, open_)
-        table = np.empty(found.committed, found.dtype)
-        at = 0
-        for rows in found.chunks():
-            table[at : at + len(rows)] = rows[: len(table) - at]
-            at += len(rows)
-        return table
 
-    return read_file(path, f"table {name}", read)
+def read_tables(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """Read several tables as `read_table` does, with the file opened once."""
+
+    def read(file: h5py.File, open_: bool) -> list[np.ndarray]:
+        whole = _reading(file, open_)
+        return [_Table(path, file, name, open_, whole).rows() for name in names]
+
+    return read_file(path, f"table {' or '.join(names)}", read)
 
 
 def read_counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
     return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
 
 
-def _committed(file: h5py.File, name: str, data: h5py.Dataset) -> int:
-    return contained.rows(data, int(contained.whole(file, "committed")[schema.place(name)]))
+def _reading(file: h5py.File, open_: bool) -> Callable[[str], np.ndarray]:
+    """`contained.whole` of a file's data sets: each once, unless they are being written."""
+    whole = partial(contained.whole, file)
+    return whole if open_ else cache(whole)
+
+
+def _committed(whole: Callable[[str], np.ndarray], name: str, data: h5py.Dataset) -> int:
+    return contained.rows(data, int(whole("committed")[schema.place(name)]))
 
 
 class _Table:
     """One table of a file that is open. Raises DataError where it cannot be what was written."""
 
-    def __init__(self, path: Path, file: h5py.File, name: str, open_: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: h5py.File,
+        name: str,
+        open_: bool,
+        whole: Callable[[str], np.ndarray],
+        data: h5py.Dataset | None = None,
+    ) -> None:
         self._what = f"{path}: table {name}"
         try:
-            self._data = contained.data_set(file, name)
+            self._data = contained.data_set(file, name) if data is None else data
             self.dtype = self._data.dtype
             if not schema.fits(name, self.dtype):
                 raise DataError(f"{self._what} has another layout than this mpisgd writes")
-            self.committed = _committed(file, name, self._data)
-            self._summing = sums.Summing(self._what, file, name, len(self._data), self.committed, open_)
+            self.committed = _committed(whole, name, self._data)
+            summed = sums.has_sums(file)
+            self._summing = sums.Summing(self._what, whole, summed, name, len(self._data), self.committed, open_)
         except _BROKEN as error:
             raise DataError(f"{self._what} cannot be read: {error}") from error
+
+    def rows(self) -> np.ndarray:
+        """The committed rows."""
+        table = np.empty(self.committed, self.dtype)
+        at = 0
+        for rows in self.chunks():
+            table[at : at + len(rows)] = rows[: len(table) - at]
+            at += len(rows)
+        return table
 
     def chunks(self) -> Iterator[np.ndarray]:
         """The rows, some at a time, and more than are committed where more have a checksum.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class Summing:
 
     Args:
         what: the file and the table, for messages.
-        file: open; one of an earlier mpisgd has no checksums.
+        whole: reads a data set of the file, which is open, by its name (`contained.whole`).
+        summed: its writer kept checksums; an earlier mpisgd did not.
         there: rows that the data set has.
         committed: rows that the file says were written.
         left_open: it may be being written.
@@ -53,12 +54,14 @@ class Summing:
     Raises DataError where that cannot be.
     """
 
-    def __init__(self, what: str, file: Any, table: str, there: int, committed: int, left_open: bool) -> None:
-        self._what, self._file, self._table = what, file, table
+    def __init__(
+        self, what: str, whole: Callable[[str], np.ndarray], summed: bool, table: str, there: int, committed: int, left_open: bool
+    ) -> None:
+        self._what, self._whole, self._table = what, whole, table
         self._crc32 = self._answers = 0
         self.count, self._told = committed, -1
-        if _has_sums(file):
-            self.count, self._told = (int(each) for each in contained.whole(file, "sums")[schema.place(table)])
+        if summed:
+            self.count, self._told = (int(each) for each in whole("sums")[schema.place(table)])
         if not 0 <= committed <= there:
             raise DataError(f"{what} has {there} rows, but {committed} were committed")
         if not (committed <= self.count <= there if left_open else committed == self.count):
@@ -75,7 +78,7 @@ class Summing:
             return
         if self._crc32 != self._told:
             raise DataError(f"{self._what}: the rows do not have the checksum that they were written with: the file is damaged")
-        closed, answers, _ = _closing(self._what, self._file)
+        closed, answers, _ = _closing(self._what, self._whole("closing"))
         if closed and self._table in AMENDED and answers != self._answers:
             raise DataError(
                 f"{self._what}: {AMENDED[self._table]} does not have the checksum it was written with: the file is damaged"
@@ -94,22 +97,22 @@ def closing(answers: int, summary: np.ndarray) -> list[int]:
 
 def check_summary(what: str, file: Any) -> None:
     """Raises DataError where the summary is not the one that was written."""
-    if not _has_sums(file):
+    if not has_sums(file):
         return
-    closed, _, crc32 = _closing(what, file)
+    closed, _, crc32 = _closing(what, contained.whole(file, "closing"))
     if not closed:  # its writer was killed, failed, or is about to close it
         return
     if crc32 != closing(0, contained.whole(file, "summary"))[2]:
         raise DataError(f"{what}: it does not have the checksum that it was written with: the file is damaged")
 
 
-def _has_sums(file: Any) -> bool:
+def has_sums(file: Any) -> bool:
     """Whether its writer kept them; to ask by `in` would follow a link."""
     return bool(file.id.links.exists(b"sums"))
 
 
-def _closing(what: str, file: Any) -> list[int]:
-    found: list[int] = contained.whole(file, "closing").tolist()
+def _closing(what: str, entry: np.ndarray) -> list[int]:
+    found: list[int] = entry.tolist()
     if found[0] not in (0, 1) or (found[0] == 0 and any(found)):
         raise DataError(f"{what}: the file does not say whether it was closed: the file is damaged")
     return found

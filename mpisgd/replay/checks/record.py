@@ -19,7 +19,7 @@ from mpisgd.job import parts
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
 from mpisgd.records.log.layouts import begins
-from mpisgd.records.log.rank_file import read_continues, read_summary, read_table
+from mpisgd.records.log.rank_file import read_continues, read_summary, read_tables
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.begun import Start, begun
@@ -310,7 +310,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     path = run.path / schema.shard_file(shard, attempt)
     if summary is None:
         raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
-    pushes, updates, events = (read_table(path, table) for table in ("pushes", "updates", "events"))
+    pushes, updates, events = read_tables(path, ("pushes", "updates", "events"))
     start = begun(path, lambda_, events)
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
