@@ -116,7 +116,7 @@ class Arrivals:
             if not self.expect_body(source, tag, time.perf_counter() + BODY_S):
                 name = name_of_tag(tag)
                 raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
-            message = self._comm.Mprobe(source, tag, status)
+            return self.probe(((source, tag),))[2:]
         return status.Get_elements(MPI.BYTE), message
 
     def expect_body(self, source: int, tag: int, until_s: float) -> bool:
