@@ -103,7 +103,7 @@ class Ranks(World):
         """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
         path.mkdir(parents=True, exist_ok=True)
         self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, drawn.tolerant, stages=self.tensors.stages)
-        told = environment(self.setup, NOTHING_BROUGHT, mpi="virtual", **self.tensors.facts)
+        told = environment(self.setup, NOTHING_BROUGHT, mpi="virtual", commits=False, **self.tensors.facts)
         if resumed:
             found = resume.find(path, config)
             found = resume.lay_out(found, config, self.roles.lambda_, bounds, model.fingerprint, config.averaging > 0)
