@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import spread
 from tests.jobs import slurm
 from tests.jobs.documented import RUN, SCRIPTS
 from tests.jobs.golden import JOBS
@@ -26,7 +27,7 @@ def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
     assert "did not end well" not in outcome.stderr
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", spread(SCRIPTS, 3))
 def test_a_launcher_that_stays_when_its_ranks_have_saved_is_killed(submit, script):
     outcome = submit(script, done=False, signals=[signal.SIGUSR1], environment={"FAKE_STAYS": "1", "LEAVE_S": "0.2"})
     assert outcome.note("signals") == "USR1\n"

@@ -19,7 +19,7 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
-from tests.effort import EVERYTHING, PATTERNS
+from tests.effort import EVERYTHING, PATTERNS, REST
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
@@ -137,7 +137,8 @@ Case = tuple[str, str]
 
 
 def dealt(names: Iterable[str], once: Collection[str] = (), always: Collection[str] = ()) -> list[Case]:
-    """Every run with synchronous sends, which find what rests on buffers; every second one, but for `once`, also otherwise.
+    """Every run with synchronous sends, which find what rests on buffers; every second one (fourth, of the rest), but for `once`,
+    also otherwise.
 
     `make test` makes those of `always` alone, with synchronous sends (`effort.py`); under a second MPI one of them otherwise, too.
     The other switches take turns: all of the suite's other launches send as users do, and wait as the machine suggests. Ranks that
@@ -152,7 +153,8 @@ def dealt(names: Iterable[str], once: Collection[str] = (), always: Collection[s
             *(("blocking", name) for name in others[:1]),
             *(("send", name) for name in others[-1:]),
         ]
-    turns = zip((name for name in all_names if name not in once), itertools.cycle(("blocking", None, "send", None)), strict=False)
+    turn = ("blocking", None, None, None, "send", None, None, None) if REST else ("blocking", None, "send", None)
+    turns = zip((name for name in all_names if name not in once), itertools.cycle(turn), strict=False)
     return [*(("ssend", name) for name in all_names), *((switch, name) for name, switch in turns if switch)]
 
 

@@ -51,6 +51,7 @@ def test_own_model_loss_and_data(tmp_path: Path) -> None:
     model.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT.replace("y = x[:, :1] * 2", "y = x[:, :7].no_such_thing * 2"))
     done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)

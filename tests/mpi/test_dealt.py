@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from mpisgd import replay
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
-from .conftest import execute
+from .conftest import Shared, jobs_of
 
-COMMON = (
-    *("train", "--sampling", "dealt", "--data", "synthetic", "--data.samples", "120", "--data.classes", "3"),
-    *("--mu", "4", "--epochs", "2", "--alpha0", "0.002", "--threads", "1", "--log.progress", "off", "--model.hidden", "8"),
-)
+COMMON: dict[str, Any] = {
+    "sampling": "dealt",
+    "data": {"name": "synthetic", "samples": 120, "classes": 3},
+    "model": {"name": "mlp", "hidden": [8]},
+    "mu": 4,
+    "epochs": 2,
+    "alpha0": 0.002,
+    "threads": 1,
+    "log": {"progress": "off"},
+}
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {name: (5, {"shards": 2, "protocol": name}) for name in ("versioned", "softsync")}
+CASES = [("send", name) for name in RUNS]
+SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
-def test_versioned_and_softsync_on_real_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_each_portion_is_applied_once(switch: str, name: str, runs: Path) -> None:
     """60 portions; two shards and three learners."""
-    jobs = [(5, tmp_path, (*COMMON, "--shards", "2", "--protocol", name, "--out", name)) for name in ("versioned", "softsync")]
-    for done, (_, _, words) in zip(execute(tmp_path, jobs, ranks=5), jobs, strict=True):
-        assert done.status == 0, done.text
-        run = Run(tmp_path / words[-1])
-        rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["verdict"] == Verdict.APPLY)]
-        assert np.bincount(rows["portion"]).tolist() == [1] * 60
-        proof = replay.replay(run.path)
-        assert proof.lines()[-1].startswith("identical"), proof.lines()
+    run = Run(runs / switch / name)
+    rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["verdict"] == Verdict.APPLY)]
+    assert np.bincount(rows["portion"]).tolist() == [1] * 60
+    proof = replay.replay(run.path)
+    assert proof.lines()[-1].startswith("identical"), proof.lines()

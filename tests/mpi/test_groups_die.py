@@ -43,9 +43,10 @@ WHERE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "victim", "protocol", "words", "ranks"),
-    [WHERE[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in WHERE[1:])],
+    WHERE,
     ids=[f"{point} {victim} {protocol}" for point, victim, protocol, *_ in WHERE],
 )
 def test_its_group_leaves_as_one_learner(

@@ -15,6 +15,7 @@ from mpisgd.records.log.reader import Run
 from tests.unit.older_runs import unpack
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_it_is_resumed_and_proved(tmp_path: Path) -> None:
     path = unpack("hardsync", tmp_path)

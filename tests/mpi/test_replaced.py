@@ -21,8 +21,7 @@ ROUNDED = ("--push-format", "bfloat16", "--pull-format", "bfloat16")
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("users_module")
-@pytest.mark.parametrize("wakes", [False, True], ids=["for ever", "wakes"])
-@pytest.mark.parametrize("protocol", ["hardsync", "async"])
+@pytest.mark.parametrize(("protocol", "wakes"), [("hardsync", False), ("async", True)], ids=["for ever", "wakes"])
 def test_a_spare_takes_the_place_of_one_that_hangs(started: list[Job], protocol: str, wakes: bool, tmp_path: Path) -> None:
     """All travels as bfloat16: the spare begins with all of the weights, which its shards then know that it holds."""
     out = tmp_path / "run"

@@ -64,12 +64,12 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
 if not EVERYTHING:
-    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "backup", "async")}
+    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "async")}
 SYNCHRONOUS = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "backup", "teams")]
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
 
-TWICE = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "softsync-S2", "async")]
+TWICE = [name for name in JOBS if name in ("allreduce-node", "softsync-S2", "async")]
 """Which are killed once more after they have gone on."""
 
 

@@ -77,6 +77,7 @@ def run(env: dict[str, str], ranks: int, *words: str, timeout_s: float = 240) ->
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_run_goes_on_to_its_end(tmp_path: Path, env: dict[str, str]) -> None:
     """Whatever the launcher makes of Ctrl-C: it is not told of it."""
     path, words = tmp_path / "run", ["--out", "run", "--epochs", "1e6", "--max-restarts", "3"]

@@ -52,11 +52,8 @@ def begin(started: list[Job], out: Path, ranks: int, module: str, *words: str, *
     ("point", "victim", "words"),
     [
         ("launch", 3, ()),
-        ("import", 0, ()),
         ("mpi-init", 2, ()),
-        ("look-around", 2, ()),
         ("meta", 1, ("--evaluator",)),
-        ("load", 3, ("--protocol", "downpour")),
         ("load", 0, ("--protocol", "allreduce")),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi import library as mpi
 from mpisgd.comm.mpi.launch import environment, mpirun
+from tests.effort import spread
 
 HEAD = """
 import numpy as np
@@ -50,7 +51,7 @@ assert wire.gather(np.array([comm.rank])).tolist() == [[0], [1]]
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_SSEND="0", MPISGD_WAIT="polite")
 
 
-@pytest.mark.parametrize("synchronous", ["0", "1"])
+@pytest.mark.parametrize("synchronous", spread(["1", "0"], 2))
 def test_a_shard_that_ends_without_a_learner_tells_the_others_and_waits_for_none(synchronous: str) -> None:
     """The other shard may be at its own end, where it takes nothing any more."""
     script = """
@@ -156,7 +157,7 @@ def test_whether_mpi_is_given_a_gpus_memory(
         mpi.takes_gpu_memory()
 
 
-@pytest.mark.parametrize("wait", ["blocking", "polite"])
+@pytest.mark.parametrize("wait", spread(["blocking", "polite"], 2))
 def test_tensors_are_sent_and_received_as_they_lie(wait: str) -> None:
     """As where MPI takes a GPU's memory; a slice of one, and the bits of bfloat16."""
     script = """
@@ -203,7 +204,7 @@ wire.finish(sending)
     assert "0 has 2" in said and "1 has 1" in said, said
 
 
-@pytest.mark.parametrize("wait", ["blocking", "polite"])
+@pytest.mark.parametrize("wait", spread(["polite", "blocking"], 2))
 def test_a_body_has_as_long_as_its_receiver_looks_for_it(wait: str) -> None:
     """A rank that computes for longer takes nothing in meanwhile; and one whose body never comes is told of."""
     script = """

@@ -74,14 +74,14 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 5,760 configurations, or each eleventh; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 5,760 configurations, or each 23rd; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
-    for number, table in enumerate(thinned(configurations(), 11)):
+    for number, table in enumerate(thinned(configurations(), 23)):
         config = config_of(table)
         said = refusal(lambda config=config: compatibility.check(config))
         counts[bool(said)] += 1
         assert refused_by_train(config) == said
-        if number % (47 if EVERYTHING else 29):
+        if number % (47 if EVERYTHING else 17):
             continue
         path.write_text(config_file.dumps(config))
         assert refusal(lambda: train_cli.main([str(path), "--print-config"])) == said
@@ -96,7 +96,7 @@ def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
         if said:
             assert refusal(lambda virtual=virtual: Job(virtual, NOTHING_BROUGHT)) == said
-    assert min(counts) > (150 if EVERYTHING else 25), "some of both kinds"
+    assert min(counts) > (150 if EVERYTHING else 10), "some of both kinds"
     capsys.readouterr()
 
 
@@ -208,11 +208,14 @@ def test_every_pair_can_come_up() -> None:
         {"group_size": 2, "group_form": "partition", "failures": {"mean_s": 1.0}},
         {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]
-    pairs = list(itertools.combinations(CHOICES, 2))
-    for variant, (number, extra) in itertools.product([*VARIANTS, *BATCH], enumerate(more)):
-        for fields in pairs if number < 5 or EVERYTHING else [(field,) for field in CHOICES]:
-            config = config_of({"protocol": variant}, **{**{field: CHOICES[field][1] for field in fields}, **extra})
+    fields, jobs = list(CHOICES), list(itertools.product(more, [*VARIANTS, *BATCH]))
+    for turn in range(len(fields)):  # each job with one field changed, then with the next one: all have come up after two turns
+        for number, (extra, variant) in enumerate(jobs):
+            field = fields[(number + turn) % len(fields)]
+            config = config_of({"protocol": variant}, **{field: CHOICES[field][1], **extra})
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
+        if seen == set(compatibility.REFUSED):
+            break
     assert seen == set(compatibility.REFUSED)
 
 

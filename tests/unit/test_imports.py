@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 #: What imports, one after the other, and what must not have been imported by then, by whatever detour.
 CHEAP = {
     "mpisgd.protocols": {"torch", "mpi4py", "matplotlib", "h5py"},
@@ -42,6 +44,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_shard_runs_without_torchs_compiler_and_its_import_configures_nothing() -> None:
     """The compiler would take as long to import as torch; a user's own torch.compile still finds it."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", AT_WORK], capture_output=True, text=True, check=True, timeout=120)

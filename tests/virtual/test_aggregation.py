@@ -107,8 +107,7 @@ def test_it_is_the_same_again(base: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"shards": 2, "averaging": 0.9, "linear_scaling": True, "alpha0": 0.01},
-        {"optimizer": "adam", "clip_norm": 0.1, "sampling": "replacement", "schedule": "linear"},
+        {"shards": 2, "averaging": 0.9, "optimizer": "adam", "clip_norm": 0.1, "sampling": "replacement", "schedule": "linear"},
         {"model": {"name": "mlp", "hidden": [8], "batch_norm": True}, "virtual": {"learners": 7}, "evaluator": True},
         {"protocol": {"name": "backup", "b": 0}},
         {"protocol": {"name": "timeout", "timeout_s": 100.0}},

@@ -223,14 +223,13 @@ def test_memory_that_is_lent_counts_as_parked(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "changes",
     [
-        {"protocol": SOFTSYNC},
         {"protocol": SOFTSYNC, "push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"},
         {"protocol": SOFTSYNC, "exchange": "duplex", "push_format": "bfloat16", "pull_format": "bfloat16"},
         {"protocol": "async", "compensation": 0.04, "compensation_memory": 0.9},
         {"protocol": {"name": "ssp", "slack": 1}, "exchange": "layerwise"},
         {"protocol": {"name": "backup", "b": 2, "abort": True}, "pull_format": "bfloat16"},
-        {"protocol": "hardsync", "optimizer": "adam"},
-        {"protocol": "downpour", "averaging": 0.9},
+        {"protocol": "hardsync", "optimizer": "adam", "averaging": 0.9},
+        {"protocol": "downpour"},
         {"protocol": {"name": "backup", "b": 1}, "sampling": "dealt"},
     ],
 )

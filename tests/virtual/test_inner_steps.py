@@ -109,9 +109,7 @@ def test_local_sgd_averages_weights(tmp_path: Path) -> None:
     "changes",
     [
         {"protocol": {"name": "softsync", "n": LEARNERS}},
-        {"protocol": "async"},
         {"protocol": {"name": "versioned", "tolerance": 1}},
-        {"protocol": {"name": "versioned"}},
         {"protocol": {"name": "backup", "b": 1}},
         {"protocol": {"name": "ssp", "slack": 2}},
         {"push_format": "bfloat16"},

@@ -79,8 +79,8 @@ def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float]) -> None
         obeys(Path(directory) / "run", TENSORS, changes, jitter_s)
 
 
-@pytest.mark.parametrize("protocol", [{"name": "softsync", "n": 2}, {"name": "versioned", "grads_to_wait": 2}], ids=str)
-def test_some_groups_obey_the_laws(protocol: dict[str, Any], tmp_path: Path) -> None:
+def test_some_groups_obey_the_laws(tmp_path: Path) -> None:
+    protocol = {"name": "versioned", "grads_to_wait": 2}
     changes = {"protocol": protocol, "group_size": 3, "shards": 4, "micro_batches": 3, "model": {"hidden": [5, 4]}, "mu": 6}
     obeys(tmp_path / "run", TENSORS, {**changes, "epochs": 0.5}, 0.05)
 
@@ -110,14 +110,16 @@ def digits_of(run: Run) -> tuple[Any, ...]:
     return first["loss"].tobytes(), first["seq"].tobytes(), *(each.numpy().tobytes() for each in weights(run.path).values())
 
 
-@pytest.mark.parametrize("rounded", [{}, {"push_format": "bfloat16", "pull_format": "bfloat16"}], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("protocol", ["hardsync", {"name": "backup", "b": 0}])
+@pytest.mark.parametrize(
+    ("protocol", "rounded"),
+    [("hardsync", {}), ({"name": "backup", "b": 0}, {"push_format": "bfloat16", "pull_format": "bfloat16"})],
+    ids=["float32", "bfloat16"],
+)
 def test_stages_have_the_bits_of_one_rank(protocol: Any, rounded: dict[str, Any], tmp_path: Path) -> None:
     """Each element is rounded by itself, and what was rounded off is kept where it is computed, or held."""
     job = {**SOME, **rounded, "model": DEEP, "protocol": protocol, "compute": {"name": "constant", "mean_s": 0.1}}
     runs = [
-        simulated(tmp_path / f"{size}-{shards}", job, group_size=size, shards=shards)
-        for size, shards in ((1, 1), (1, 3), (2, 2), (3, 4), (4, 4))
+        simulated(tmp_path / f"{size}-{shards}", job, group_size=size, shards=shards) for size, shards in ((1, 3), (2, 2), (4, 4))
     ]
     assert len({digits_of(run) for run in runs}) == 1
 
@@ -131,7 +133,7 @@ def loop(micro_batches: int) -> tuple[Weights, Weights]:
     return before, {name: each.detach() for name, each in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("size", "micro_batches"), [(1, 4), (2, 4), (3, 8)])
+@pytest.mark.parametrize(("size", "micro_batches"), [(1, 4), (3, 4)])
 def test_hardsync_is_a_loop_over_micro_batches(size: int, micro_batches: int, tmp_path: Path) -> None:
     """And one rank, which sums as they do, has the same bits."""
     changes = {"model": DEEP, "micro_batches": micro_batches}
@@ -141,7 +143,7 @@ def test_hardsync_is_a_loop_over_micro_batches(size: int, micro_batches: int, tm
     assert replay.replay(tmp_path / "run").holds
 
 
-@pytest.mark.parametrize(("size", "micro_batches"), [(2, 1), (2, 4), (3, 2), (3, 8), (4, 8)])
+@pytest.mark.parametrize(("size", "micro_batches"), [(2, 1), (3, 4), pytest.param(4, 8, marks=pytest.mark.slow)])
 def test_one_forward_one_back_has_the_bits_of_gpipe_and_keeps_fewer(
     size: int, micro_batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,10 +191,9 @@ def blocks() -> list[nn.Module]:
     return [Block(False), Block(False), nn.Sequential(Block(True), nn.Linear(6, 3))]
 
 
-@pytest.mark.parametrize("protocol", ["hardsync", {"name": "softsync", "n": 4}])
-def test_own_stages_that_draw_are_proved(protocol: Any, tmp_path: Path) -> None:
+def test_own_stages_that_draw_are_proved(tmp_path: Path) -> None:
     """And what a stage draws depends on its number and the micro-batch's: else all would drop the same units."""
-    changes = {"protocol": protocol, "mu": 8, "shards": 3}
+    changes = {"protocol": {"name": "softsync", "n": 4}, "mu": 8, "shards": 3}
     run = simulated(tmp_path / "run", TENSORS, Brought(model=blocks), **changes, group_size=3, micro_batches=2, evaluator=True)
     assert replay.replay(tmp_path / "run", Brought(model=blocks)).holds
     assert run.environment["groups"] == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
@@ -367,9 +368,13 @@ def test_what_needs_seconds_of_whole_learners_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{"push_format": "bfloat16"}, {"push_format": "topk"}, {"pull_format": "bfloat16", "push_format": "bfloat16"}], ids=str
+    ("protocol", "how"),
+    [
+        ({"name": "softsync", "n": 2}, {"pull_format": "bfloat16", "push_format": "bfloat16"}),
+        ({"name": "downpour", "n_push": 2, "n_fetch": 4}, {"push_format": "topk"}),
+    ],
+    ids=["bfloat16", "topk"],
 )
-@pytest.mark.parametrize("protocol", [{"name": "softsync", "n": 2}, {"name": "downpour", "n_push": 2, "n_fetch": 4}], ids=str)
 def test_what_stages_round_is_replayed(protocol: dict[str, Any], how: dict[str, Any], tmp_path: Path) -> None:
     """A stage tells how much of its own piece was rounded off: its shards say the same, and others something else."""
     run = simulated(tmp_path / "run", TENSORS, model={"hidden": [5, 4]}, group_size=3, shards=4, protocol=protocol, **how)

@@ -87,7 +87,7 @@ def check_proved(out: Path, **changes: Any) -> None:
     assert replay(out).holds
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", [1, 3])
 def test_adamw_is_torchs(shards: int, tmp_path: Path) -> None:
     simulated(tmp_path / "run", JOB, optimizer={"name": "adamw", "weight_decay": 0.5, "eps": 1e-3}, shards=shards)
     options = {"lr": ALPHA0, "weight_decay": 0.5, "eps": 1e-3}
@@ -113,7 +113,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[torch.optim.Optimizer], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "shards"), [("cosine", 1), ("cosine", 3), ("one-cycle", 2), ("warm-up", 2)])
+@pytest.mark.parametrize(("name", "shards"), [("cosine", 3), ("one-cycle", 1), ("warm-up", 2)])
 def test_a_schedule_is_that_of_torchs_loop(name: str, shards: int, tmp_path: Path) -> None:
     schedule, make = SCHEDULES[name]
     run = simulated(tmp_path / "run", JOB, schedule=schedule, shards=shards)
@@ -185,9 +185,8 @@ def grouped(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Calla
     return loop
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("name", "make"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW), ("rmsprop", torch.optim.RMSprop)]
+    ("name", "make", "shards"), [("sgd", torch.optim.SGD, 1), ("adamw", torch.optim.AdamW, 3), ("rmsprop", torch.optim.RMSprop, 2)]
 )
 def test_groups_are_torchs_param_groups(name: str, make: Callable[..., torch.optim.Optimizer], shards: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"weight_decay": 0.3} | ({"momentum": 0.9} if name != "adamw" else {})

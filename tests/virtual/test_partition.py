@@ -46,8 +46,9 @@ def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float], form: d
         obeys(Path(directory) / "run", IMAGES, job, jitter_s)
 
 
-@pytest.mark.parametrize("form", [LOCAL, SPEECH], ids=["local", "speech"])
-@pytest.mark.parametrize("protocol", [{"name": "softsync", "n": 2}, {"name": "backup", "b": 1}], ids=["softsync", "backup"])
+@pytest.mark.parametrize(
+    ("form", "protocol"), [(LOCAL, {"name": "softsync", "n": 2}), (SPEECH, {"name": "backup", "b": 1})], ids=["local", "speech"]
+)
 def test_some_groups_obey_the_laws(protocol: dict[str, Any], form: dict[str, Any], tmp_path: Path) -> None:
     changes = {"protocol": protocol, "group_size": 3, "shards": 4, "micro_batches": 2, "mu": 6, "epochs": 0.3}
     obeys(tmp_path / "run", IMAGES, {**changes, **form}, 0.05)
@@ -113,18 +114,19 @@ def trained(path: Path, **changes: Any) -> tuple[Run, torch.Tensor]:
     return run, torch.cat([each for name, each in found.items() if name.endswith("first")])
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_pieces_train_as_the_whole_does(parts: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parts", "size"), [(2, 3), pytest.param(4, 2, marks=pytest.mark.slow), pytest.param(1, 4, marks=pytest.mark.slow)]
+)
+def test_pieces_train_as_the_whole_does(parts: int, size: int, tmp_path: Path) -> None:
     """Within what is rounded otherwise: sums over pieces are summed by piece first."""
     alone, expected = trained(tmp_path / "one", protocol="hardsync", micro_batches=parts)
     assert alone.evaluations["error"][-1] < alone.evaluations["error"][0]
-    for size in (2, 3, 4):
-        some = {"group_size": size, "group_form": "partition", "shards": size + 1, "micro_batches": parts}
-        run, found = trained(tmp_path / f"{size}", protocol="hardsync", **some)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        first = [each.pushes[each.pushes["shard"] == 0] for each in (run, alone)]
-        ours, theirs = (np.sort(each, order=["learner_id", "seq"])["loss"] for each in first)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    some = {"group_size": size, "group_form": "partition", "shards": size + 1, "micro_batches": parts}
+    run, found = trained(tmp_path / "pieces", protocol="hardsync", **some)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    first = [each.pushes[each.pushes["shard"] == 0] for each in (run, alone)]
+    ours, theirs = (np.sort(each, order=["learner_id", "seq"])["loss"] for each in first)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 class Drawn(nn.Module):

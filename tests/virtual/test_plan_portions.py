@@ -48,7 +48,7 @@ def planned(run: Run) -> PortionPlan:
     return plan_portions(run, console=Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("protocol", [{}, {"push_every": 3}, {"order": "portions"}, {"duplicates": False}], ids=str)
+@pytest.mark.parametrize("protocol", [{"push_every": 3}, {"order": "portions"}], ids=str)
 def test_seconds_of_other_portions_are_predicted(protocol: dict[str, Any], tmp_path: Path) -> None:
     found = planned(ran(tmp_path / "run", 32, **protocol))
     assert found.repeated_s == pytest.approx(found.logged_s, rel=0.1)

@@ -11,6 +11,7 @@ import torch
 
 from mpisgd.analysis import about
 from mpisgd.base.errors import ConfigError
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, not_finite_leaves_no_trace, simulated, tables
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights
@@ -19,7 +20,7 @@ from tests.virtual.test_told import reported
 HALF = {"push_format": "bfloat16"}
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", spread(ALONE, 2))
 def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "by_hand")
     theta = by_hand.weights()

@@ -40,18 +40,12 @@ def weights(run: Run) -> np.ndarray:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"shards": 3},
-        {"optimizer": {"name": "adam"}, "alpha0": 0.01, "shards": 2},
         {"clip_average": 0.1},
-        {"averaging": 0.9},
-        {"local_steps": 2},
+        {"optimizer": {"name": "adam"}, "alpha0": 0.01, "averaging": 0.9, "shards": 3},
         {"push_format": "bfloat16", "shards": 2},
-        {"pull_format": "bfloat16", "shards": 2},
-        {"push_format": "bfloat16", "pull_format": "bfloat16", "local_steps": 2},
-        {"push_format": "bfloat16", "pull_format": "bfloat16", "failures": {"at_s": {"2": 5.0}, "then": "leave"}},
+        {"pull_format": "bfloat16", "local_steps": 2},
+        {"push_format": "bfloat16", "pull_format": "bfloat16", "failures": {"at_s": {"2": 5.0}, "then": "leave"}, "shards": 2},
         {"accumulation": 2, "straggler": {"slowdown": {"1": 20.0}}},
-        {"failures": {"at_s": {"2": 5.0}, "then": "leave"}, "shards": 2},
     ],
     ids=str,
 )

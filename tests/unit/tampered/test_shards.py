@@ -119,14 +119,14 @@ def cells(record: Record, shard: int) -> Iterator[tuple[str, str, int]]:
                     yield table, name, row
 
 
-@pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize("name", RUNS)
-def test_every_cell(name: str, by: int, runs: Path) -> None:
-    """Each cell of the last shard's log is changed a little; all is seen without computing."""
+def test_every_cell(name: str, runs: Path) -> None:
+    """Each cell of the last shard's log is changed a little, up and down in turn; all is seen without computing."""
     record = read(runs / name)
     shard = len(record.shards) - 1
     slipped = []
-    for table, column, row in thinned(cells(record, shard), 11):
+    for number, (table, column, row) in enumerate(thinned(cells(record, shard), 11)):
+        by = 1 - 2 * (number % 2)
         rows = getattr(record.shards[shard], table).copy()
         values = rows[column].astype(np.int64 if rows.dtype[column].kind in "iu" else np.float64)
         if values.dtype == np.int64:
