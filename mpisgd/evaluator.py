@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,12 @@ class Evaluator:
                 start_s = self._channel.now_s()
                 found = self._measure.of(train=train)
                 rows.append(self._row(snapshot, averaged, train, found, self._channel.now_s() - start_s))
-            states[name] = self._model.state()
+            states[name] = self._state(last)
         self._tell(rows, states, last)
         return states
+
+    def _state(self, last: bool) -> dict[str, Tensor]:
+        return self._model.state()
 
     def _row(self, snapshot: Snapshot, averaged: int, train: bool, found: Measured, spent_s: float) -> dict[str, Any]:
         return {
@@ -242,11 +245,11 @@ class StagedEvaluator(Evaluator):
             return {}
         with writing(self._weights_file):
             with durable.made_aside(self._weights_file) as aside:
-                self._rows_of(snapshot, _Weights(aside, self._pieces, self._vectors), last)
+                self._rows_of(snapshot, WeightsInParts(aside, self._pieces, self._vectors), last)
             durable.sync_directory(self._weights_file.parent)
         return {}
 
-    def _rows_of(self, snapshot: Snapshot, file: _Weights | None, last: bool) -> None:
+    def _rows_of(self, snapshot: Snapshot, file: WeightsInParts | None, last: bool) -> None:
         start_s, clocks = self._channel.now_s(), list(snapshot.clocks)
         passed: dict[tuple[int, bool], list[Any]] = {}
         sums: dict[tuple[int, bool], dict[str, float]] = {}
@@ -260,7 +263,7 @@ class StagedEvaluator(Evaluator):
                 if vector:
                     self._stage.weights.copy_(self._pulled[vector])
                 if file is not None:
-                    file.fill(vector, self._stage)
+                    file.fill(vector, self._stage.module.state_dict())
                 for train in self._splits:
                     key = vector, train
                     passed[key], sums[key] = self._through(stage, train, passed.get(key))
@@ -319,13 +322,14 @@ class StagedEvaluator(Evaluator):
         """It is there."""
 
 
-class _Weights:
-    """A torch file of all weights, which is made of zeros that are not in memory, and filled stage by stage.
+class WeightsInParts:
+    """A torch file of all weights, which is made of zeros that are not in memory, and filled part by part.
 
     The checksums that its archive has are those of nobody: torch asks for none; DONE has that of the file.
     """
 
-    def __init__(self, path: Path, pieces: InPieces, vectors: int) -> None:
+    def __init__(self, path: Path, pieces: nn.Module, vectors: int) -> None:
+        """`pieces`: the model, for names, shapes and types."""
         self._path = path
         # zeros that numpy asks for take no memory before they are touched, which `skip_data` does not
         states = [
@@ -338,9 +342,10 @@ class _Weights:
         places = iter(range(vectors * len(states[0])))
         self._offsets = [{name: reader.get_record_offset(f"data/{next(places)}") for name in state} for state in states]
 
-    def fill(self, vector: int, stage: FlatModel) -> None:
+    def fill(self, vector: int, state: Mapping[str, Tensor]) -> None:
+        """Put a part of theta (0), or of thetabar (1), into its place."""
         with self._path.open("r+b") as file:
-            for name, each in stage.module.state_dict().items():
+            for name, each in state.items():
                 file.seek(self._offsets[vector][name])
                 file.write(each.detach().contiguous().numpy().data)
             file.flush()

@@ -47,6 +47,7 @@ class EvaluatorChannel:
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
+        self._first_shard = roles.first_shard
         self._parting = self._ranks[:1] if to_first else self._ranks
         self._serve_here = serve_here
         self._vectors = [weights] if averaged is None else [weights, averaged]
@@ -112,9 +113,9 @@ class EvaluatorChannel:
         wire, rank = self._wire, self._ranks[shard]
         start, end = self._bounds[shard]
         sender, there, clock, samples, taken_ns, nbytes = wire.header(asked)
-        expected = 4 * (end - start) if there else 0
-        if sender != shard or nbytes != expected:
-            raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
+        expected, own = 4 * (end - start) if there else 0, self._first_shard + shard
+        if sender != own or nbytes != expected:
+            raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {own}, {expected}")
         if clock < 0:
             raise PeerError(f"snapshot {number} of rank {rank}: clock {clock}; expected 0 or more")
         wire.finish(asked)

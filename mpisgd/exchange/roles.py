@@ -88,10 +88,13 @@ class Roles:
         """The stage of the model that a rank of a group has."""
         return self.groups[self.index(rank)].index(rank)
 
-    def seen_by(self, stage: int, shards: range) -> Roles:
-        """The roles as one stage sees them: its own shards, and of each learner the rank that has this stage."""
+    def seen_by(self, stage: int, shards: range, *, jointly: bool = False) -> Roles:
+        """The roles as one stage sees them: its own shards, and of each learner the rank that has this stage.
+
+        `jointly`: the ranks of learner 0 evaluate together, each its own stage.
+        """
         own, ranks = self.shard_ranks[shards.start : shards.stop], tuple(group[stage] for group in self.groups)
-        return Roles(own, ranks, self.evaluator_rank, first_shard=shards.start)
+        return Roles(own, ranks, ranks[0] if jointly else self.evaluator_rank, first_shard=shards.start)
 
     def number(self, rank: int) -> int:
         """The place of `rank` among those that compute: its stream of mini-batches, delays and costs. Its learner_id, unless in

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import ConfigError
-from mpisgd.comm.communicator import Communicator, Group
-from mpisgd.config import Config, replace
+from mpisgd.comm.communicator import Group
+from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
 from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer, StagedEvaluator
@@ -30,11 +29,14 @@ from mpisgd.gradient.objective import Loss, Objective, OwnStep, scalar
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.models.in_pieces import InPieces, Needed
+from mpisgd.models.partition import Partition
 from mpisgd.models.partitioned import Partitioned
 from mpisgd.models.together import Dealt
 from mpisgd.pipeline import balance, partitioned
-from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, kind_of_gradient
+from mpisgd.pipeline.links import WireLinks
+from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, joined, kind_of_gradient
 from mpisgd.pipeline.pieces import Pieces, StagePasses, make_passes, output_shapes
+from mpisgd.pipeline.rounds import Rounds
 from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
@@ -44,7 +46,7 @@ from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Copied
-from mpisgd.vectors.cut import Stages, cut_into_stages
+from mpisgd.vectors.cut import Stages, cut_between_pieces, cut_into_stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory, host_vector, host_view
 
@@ -59,6 +61,7 @@ class Tensors:
         evaluated: whether snapshots are, or only pulled.
         metrics: names of those of an own step, once `check` has found them.
         dealt: what the pieces of a model give to each other (`dealt_between`), once `check` has found it.
+        own: this rank's piece of each layer, as a model by itself, once it is asked for.
     """
 
     config: Config
@@ -71,6 +74,7 @@ class Tensors:
     evaluated: bool = True
     metrics: tuple[str, ...] = ()
     dealt: Sequence[Sequence[Dealt]] = ()
+    own: FlatModel | None = None
 
     @classmethod
     def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int) -> Tensors:
@@ -101,6 +105,12 @@ class Tensors:
         module = self.model.module
         return module if isinstance(module, InPieces) and not module.whole else None
 
+    @property
+    def partly(self) -> Partitioned | None:
+        """The model, where this rank has a piece of each layer alone."""
+        module = self.model.module
+        return module if isinstance(module, Partitioned) and not module.whole else None
+
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
         """As `stages.make_gradient`, of the whole model.
 
@@ -116,12 +126,23 @@ class Tensors:
         assert self.data is not None
         return make_passes(self.config, self._taken_out(stage), self.loss, self.data, self.sampling, number, stage)
 
-    def of_piece(self, number: int, place: int, wire: Communicator, ranks: tuple[int, ...], group: Group) -> PartitionGradient:
+    def of_piece(self, number: int, place: int, links: WireLinks | Rounds, group: Group | None = None) -> PartitionGradient:
         """As `partitioned.make_gradient`."""
-        assert self.data is not None and isinstance(self.model.module, Partitioned)
-        partition, model = self.model.module.partitions[place], self._taken_out(place)
-        others = self.loss, self.data.train, self.sampling
-        return partitioned.make_gradient(self.config, model, partition, wire, ranks, group, *others, number=number)
+        assert self.data is not None
+        model, others = self._own(place), (self.loss, self.data.train, self.sampling)
+        return partitioned.make_gradient(self.config, model, self.partition(place), links, group, *others, number=number)
+
+    def partition(self, place: int) -> Partition:
+        """What the piece in this place was handed."""
+        assert isinstance(self.model.module, Partitioned)
+        return self.model.module.partitions[place]
+
+    def _own(self, place: int) -> FlatModel:
+        if self.own is None:
+            self.own = self._taken_out(place)
+            if self.partly is not None:
+                self.model.forget()
+        return self.own
 
     def _taken_out(self, stage: int) -> FlatModel:
         """A stage, which takes its parameters out of the model, until that is to be evaluated."""
@@ -174,33 +195,36 @@ class Tensors:
         begins: tuple[int, np.ndarray],
         progress: Any,
         told: Sequence[Hearer] = (),
+        of_piece: Callable[..., Evaluator] | None = None,
     ) -> None:
         """Evaluate all snapshots; `channel` wants the memory to pull into: `weights`, `averaged`.
 
-        `begins`: the number of the first one, and the rows of `evaluations` before it. `told`: are told of each.
+        `begins`: the number of the first one, and the rows of `evaluations` before it. `told`: are told of each. `of_piece` makes
+        what evaluates this rank's piece, where a group evaluates together.
         """
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
-        pieces = self.in_pieces
-        if self.stages is not None and pieces is None:
-            self.model.reclaim()
-        measure = parts.make_measure(config, self.model, self.loss, data) if self.evaluated else Unmeasured()
+        pieces, model = self.in_pieces, self.own if of_piece is not None else self._whole()
+        assert model is not None
+        measure = parts.make_measure(config, model, self.loss, data) if self.evaluated else Unmeasured()
         vectors = 2 if config.averaging > 0 else 1
-        pulled = [host_vector(self.model.size) for _ in range(vectors)]  # of a model in pieces, never touched
+        pulled = [host_vector(model.size) for _ in range(vectors)]  # of a model in pieces, never touched
+        if of_piece is not None:
+            pulled[0] = model.weights
         # Of the initial weights, of those after every so many epochs, and of the last.
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
         splits = (len(data.test), len(data.train) if options.train else 0)
         batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
         asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
         shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
-        kind: Callable[..., Evaluator] = Evaluator
+        kind: Callable[..., Evaluator] = of_piece or Evaluator
         if pieces is not None:
             assert self.stages is not None
             own: dict[str, Any] = {"stages": self.stages, "pieces": pieces, "loss": self.loss, "data": data}
             kind = partial(StagedEvaluator, **own, batch=options.batch, seed=config.seed, vectors=vectors)
         evaluator = kind(
             asks,
-            self.model,
+            model,
             pulled,
             measure,
             log,
@@ -215,6 +239,31 @@ class Tensors:
         if options.patience and self.evaluated:
             hearers.append(EarlyStopping(options, before, asks, shown))
         evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])
+
+    def _whole(self) -> FlatModel:
+        """The model, to be evaluated here: all of it, if any rank has all."""
+        if (partly := self.partly) is not None:
+            partly.complete()
+            self.model, self.own = FlatModel(partly, self.config.memory_format, autocast=self.config.autocast), None
+        elif self.stages is not None and self.in_pieces is None:
+            self.model.reclaim()
+        return self.model
+
+
+def check_piece(tensors: Tensors, place: int, rounds: Rounds, number: int = 0) -> float:
+    """As `Tensors.check`, of a rank's own piece, with all others of its group, which do the same by these rounds."""
+    config, data, partition = tensors.config, tensors.data, tensors.partition(place)
+    assert data is not None
+    parts.check_stream(config, data.train, tensors.sampling, number)
+    gradient = tensors.of_piece(0, place, rounds)
+    assert tensors.own is not None
+    with joined(tensors.own.module, partition, rounds):
+        loss = parts.check_first_batch(config, tensors.meta, tensors.own, gradient)
+    check_backward(tensors.own, gradient)
+    with joined(tensors.own.module, partition, rounds):
+        tensors.metrics = parts.check_metrics(config, tensors.own, tensors.loss, data)
+    data.train.forget()
+    return loss
 
 
 def check_pieces(config: Config, module: nn.Module) -> None:
@@ -270,21 +319,22 @@ def stage_of(roles: Roles, stages: Stages, rank: int) -> int:
 
 
 def pieces_needed_by(config: Config, roles: Roles, rank: int) -> Needed | None:
-    """The pieces that a rank is to have, where no rank is to have all."""
-    if not config.in_groups:
+    """The pieces that a rank is to have; None: all, where its model is one that can be made in pieces.
+
+    Of a model whose pieces are at work together, the evaluator has all; so has any rank where a file has the weights of all.
+    """
+    if not config.in_groups or (config.partitioned and (config.init_from or roles.of(rank) is Role.EVALUATOR)):
         return None
 
     def needed(skeleton: nn.Sequential) -> range:
-        stages = cut_into_stages(skeleton, config.group_size, config.shards, config.stages.at)
+        if config.partitioned:
+            stages = cut_between_pieces(skeleton, config.shards)
+        else:
+            stages = cut_into_stages(skeleton, config.group_size, config.shards, config.stages.at)
         stage = stage_of(roles, stages, rank)
         return range(0) if stage < 0 else stages.children[stage]
 
     return needed
-
-
-def measures_stages(config: Config) -> bool:
-    """Whether stages are to be even in seconds that are not known yet."""
-    return config.in_groups and config.stages.balance == "seconds" and not config.stages.at
 
 
 def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet, loss: Objective) -> tuple[str, ...]:
@@ -305,15 +355,11 @@ def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet,
 
 def with_measured_stages(config: Config, brought: Brought) -> Config:
     """For a virtual cluster: its stages are measured here, too. Raises ConfigError, DataError."""
-    if not measures_stages(config):
+    if not balance.measures_stages(config):
         return config
     data = parts.load_data(config, brought)
-    return with_stages_at(config, stages_begin_at(config, parts.meta_of(data), brought, data, parts.load_loss(config, brought)))
-
-
-def with_stages_at(config: Config, names: tuple[str, ...]) -> Config:
-    """The configuration, which says where stages begin."""
-    return replace(config, stages=dataclasses.replace(config.stages, at=names))
+    names = stages_begin_at(config, parts.meta_of(data), brought, data, parts.load_loss(config, brought))
+    return balance.with_stages_at(config, names)
 
 
 def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
@@ -333,9 +379,17 @@ def dealt_between(model: FlatModel, gradient: Gradient) -> list[list[Dealt]]:
     """
     if not isinstance(gradient, PartitionedGradient):
         return []
+    check_backward(model, gradient)
+    return gradient.dealt
+
+
+def check_backward(model: FlatModel, gradient: Gradient) -> None:
+    """Compute the gradient of the first mini-batch, and leave the model as it was.
+
+    Raises ConfigError where that fails, or pieces do not make the same calls, or do not come to the same loss.
+    """
     with parts.buffers_kept(model.module):
         try:
             gradient.compute(0)
         except parts.WRONG as error:
             raise parts.failing_model("the first mini-batch, forward and backward", error) from error
-    return gradient.dealt

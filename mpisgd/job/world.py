@@ -49,6 +49,7 @@ class Setup:
         tolerant: learners may die or hang, and the others go on.
         resumption: None where the run begins.
         stages: of the model, where learners are groups of ranks.
+        jointly: the ranks of learner 0 evaluate together, each its own piece, for none of them has the whole model.
     """
 
     config: Config
@@ -60,6 +61,7 @@ class Setup:
     tolerant: bool = False
     resumption: Resumption | None = None
     stages: Stages | None = None
+    jointly: bool = False
 
     @cached_property
     def path(self) -> Path:
@@ -72,7 +74,7 @@ class Setup:
         if stages is None:
             return Seen(roles, self.bounds, (0, self.bounds[-1][1]))
         stage = stages.of_shard(roles.index(rank)) if roles.of(rank) is Role.SHARD else roles.stage(rank)
-        return Seen(roles.seen_by(stage, stages.shards[stage]), stages.slices_of(stage), stages.bounds[stage])
+        return Seen(roles.seen_by(stage, stages.shards[stage], jointly=self.jointly), stages.slices_of(stage), stages.bounds[stage])
 
     @property
     def gradients_per_update(self) -> float:

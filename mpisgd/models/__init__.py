@@ -56,7 +56,7 @@ def make(
         if classes is None:
             raise custom.unknown_classes(f"model {kind_of(options)!r}")
         if type(options) in PARTITIONED or places > 1:
-            return _in_pieces(options, input_shape, classes, seed, places)
+            return _in_pieces(options, input_shape, classes, seed, needed, places)
         match options:
             case SoftmaxOptions():
                 model = small.softmax(input_shape, classes)
@@ -73,13 +73,15 @@ def make(
     return model
 
 
-def _in_pieces(options: ModelOptions, input_shape: tuple[int, ...], classes: int, seed: int, places: int) -> nn.Module:
+def _in_pieces(
+    options: ModelOptions, input_shape: tuple[int, ...], classes: int, seed: int, needed: Needed | None, places: int
+) -> nn.Module:
     kind, name = PARTITIONED.get(type(options)), kind_of(options)
     if kind is None:
         able = " or ".join(repr(kind_of(each())) for each in PARTITIONED)
         raise ConfigError(f"group_form = 'partition': model {name!r} has no pieces, expected {able}, or a factory of your own")
     offered = {"options": options, "input_shape": input_shape, "classes": classes}
-    model: nn.Module = custom.build_pieces(kind, {}, offered, seed, f"model = {name!r}", places)
+    model: nn.Module = custom.build_pieces(kind, {}, offered, seed, f"model = {name!r}", places, needed)
     return model
 
 

@@ -13,6 +13,7 @@ from mpisgd.base.imports import call_factory, load_attribute, required_of
 from mpisgd.config import CustomModelOptions
 from mpisgd.models import in_pieces, partitioned
 from mpisgd.models.partition import Partition
+from mpisgd.models.partitioned import Partitioned
 
 
 def make(
@@ -46,7 +47,7 @@ def build(
     places: int = 1,
 ) -> nn.Module:
     """Make a model as `make` does, from a factory that is already at hand. A list of modules is their Sequential; of a list of
-    factories, those that are `needed` make their pieces; for several `places`, the factory makes the piece of each."""
+    factories, those that are `needed` make their pieces; for several `places`, the factory makes the piece of each, or those."""
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     offered = {"input_shape": input_shape, "seed": seed}
@@ -54,23 +55,31 @@ def build(
         offered["classes"] = classes
     elif "classes" not in kwargs and "classes" in required_of(factory):
         raise unknown_classes(field)
-    model = build_pieces(factory, kwargs, offered, seed, field, places)
+    model = build_pieces(factory, kwargs, offered, seed, field, places, needed)
     if in_pieces.are_factories(model):
         model = in_pieces.build(model, offered, seed, field, needed)
     elif isinstance(model, list | tuple | nn.ModuleList) and all(isinstance(each, nn.Module) for each in model):
         model = nn.Sequential(*model)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of them")
-    _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.InPieces) and needed is not None)
+    _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.InPieces | Partitioned) and needed is not None)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")
     return model
 
 
-def build_pieces(factory: Any, kwargs: dict[str, Any], offered: dict[str, Any], seed: int, field: str, places: int) -> Any:
-    """What the factory makes: by itself, or for each of several places."""
+def build_pieces(
+    factory: Any,
+    kwargs: dict[str, Any],
+    offered: dict[str, Any],
+    seed: int,
+    field: str,
+    places: int,
+    needed: in_pieces.Needed | None = None,
+) -> Any:
+    """What the factory makes: by itself, or for each of several places, or those of them that are `needed`."""
     if places > 1:
-        return partitioned.build(factory, kwargs, offered, seed, field, places)
+        return partitioned.build(factory, kwargs, offered, seed, field, places, needed)
     return call_factory(factory, kwargs, {**offered, "partition": Partition()}, field)
 
 

@@ -1,56 +1,104 @@
 """A model of which each rank of a group has a piece that is at work with all others on the same layer (`partition.py`).
 
-Here it is whole, in one process: its pieces are made by one factory, each for its place, and each from draws of its own, as those
-of a list of factories are (`in_pieces.py`).
+Its pieces are made by one factory, each for its place, and each from draws of its own, as those of a list of factories are
+(`in_pieces.py`). Here it is whole, in one process; or a rank has one piece, and of the others knows names and shapes.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Container
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, takes
 from mpisgd.base.streams import Domain
+from mpisgd.models.in_pieces import Needed
 from mpisgd.models.partition import Partition
 from mpisgd.models.together import Together
 
 
 class Partitioned(nn.Sequential):
-    """The pieces, in the order of places; called, it computes all of them, and returns what piece 0 does.
+    """The pieces, in the order of places: each with its values, or on meta; called, it computes all of them, and returns what piece
+    0 does.
 
     Attributes:
         partitions: what each piece was handed.
+        make: makes a piece anew, with its initial values.
     """
 
     partitions: tuple[Partition, ...]
+    make: Callable[[int], nn.Module]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all pieces have values."""
+        return not any(parameter.is_meta for parameter in self.parameters())
+
+    def complete(self) -> None:
+        """Make all pieces anew, in the place of what there is of them."""
+        for place in range(len(self)):
+            self[place] = self.make(place)
 
     def forward(self, inputs: Any) -> Any:
         return Together(self.partitions).run([functools.partial(piece, inputs) for piece in self])[0]
 
 
-def build(factory: Any, kwargs: dict[str, Any], offered: dict[str, Any], seed: int, field: str, places: int) -> Partitioned:
-    """Make so many pieces. `offered` and `field` are as in `call_factory`. Raises ConfigError."""
+def build(
+    factory: Any, kwargs: dict[str, Any], offered: dict[str, Any], seed: int, field: str, places: int, needed: Needed | None = None
+) -> Partitioned:
+    """Make so many pieces, or those that are `needed`. `offered` and `field` are as in `call_factory`. Raises ConfigError."""
     if not takes(factory, "partition"):
         raise ConfigError(f"group_form = 'partition': expected a factory with a parameter `partition`, {field} has none")
-    model, found = Partitioned(), dict[nn.Parameter, int]()
+    model = Partitioned()
     model.partitions = tuple(Partition(place, places) for place in range(places))
-    for place, partition in enumerate(model.partitions):
-        name = f"{field}: piece {place} of {places}"
+
+    def make(place: int) -> nn.Module:
+        name = _name(field, place, places)
         with seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place)):
-            piece = call_factory(factory, kwargs, {**offered, "partition": partition}, name)
+            piece = call_factory(factory, kwargs, {**offered, "partition": model.partitions[place]}, name)
         if not isinstance(piece, nn.Module):
             raise ConfigError(f"{name} is {type(piece).__name__}, expected a torch.nn.Module")
-        if not any(parameter.requires_grad for parameter in piece.parameters()):
-            raise ConfigError(f"{name} has no parameters to train, expected some, which it has on shards of its own")
-        for own, parameter in piece.named_parameters():
-            if (other := found.setdefault(parameter, place)) != place:
-                raise ConfigError(
-                    f"{name}: its parameter {own} is one of piece {other}, too: expected each in one piece, for it lies on one"
-                    " rank; what all need, one of them gives to the others by partition.sum or gather"
-                )
-        model.append(piece)
+        return piece
+
+    model.make = make
+    found = WeakIdKeyDictionary()
+    for place in range(places):
+        piece = make(place) if needed is None else _without_values(make, place)
+        _check(piece, _name(field, place, places), place, found)
+        model.append(piece if needed is None else piece.to("meta"))
+    chosen: Container[int] = () if needed is None else needed(model)
+    for place in range(places):
+        if place in chosen:
+            model[place] = make(place)
     return model
+
+
+def _name(field: str, place: int, places: int) -> str:
+    return f"{field}: piece {place} of {places}"
+
+
+def _without_values(make: Callable[[int], nn.Module], place: int) -> nn.Module:
+    """A piece on meta; with values, where its factory cannot do without."""
+    try:
+        with torch.device("meta"):
+            return make(place)
+    except (RuntimeError, TypeError, ValueError):
+        return make(place)
+
+
+def _check(piece: nn.Module, name: str, place: int, found: Any) -> None:
+    """Raises ConfigError where a piece has nothing to train, or a parameter of another's; `found`: the places of those before."""
+    if not any(parameter.requires_grad for parameter in piece.parameters()):
+        raise ConfigError(f"{name} has no parameters to train, expected some, which it has on shards of its own")
+    for own, parameter in piece.named_parameters():
+        if (other := found.setdefault(parameter, place)) != place:
+            raise ConfigError(
+                f"{name}: its parameter {own} is one of piece {other}, too: expected each in one piece, for it lies on one"
+                " rank; what all need, one of them gives to the others by partition.sum or gather"
+            )

@@ -97,7 +97,7 @@ class Together:
         taken: list[Any] = []
         for other, (given, part) in enumerate(zip(self._given, parts, strict=True)):
             if (call, back) != given.get(number, (None,))[:2] and (part is not None or other == place):
-                raise ConfigError(_apart(place, other, call, back))
+                raise ConfigError(apart(place, other, call, back))
             taken.append(None if part is None else given[number][2][place])
         self._given[place].pop(number - 1, None)  # all have had it: they have come to this one
         return taken
@@ -114,7 +114,8 @@ class _End:
         return self._together.deal(self._place, call, parts, back)
 
 
-def _apart(place: int, other: int, call: int, back: bool) -> str:
+def apart(place: int, other: int, call: int, back: bool) -> str:
+    """Say that one piece makes a call which another does not."""
     return (
         f"model: piece {place} makes call {call} of its partition{' in the backward pass' if back else ''}, which piece {other}"
         " does not make there: expected the same calls in the same order from all pieces"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 import time
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config
+from mpisgd.config import Config, replace
 from mpisgd.gradient.objective import Loss
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import units
@@ -22,6 +23,16 @@ from mpisgd.vectors.flat import Layer, cut_between, in_channels_last
 
 _TIMES = 5
 """So often each child is measured, after a first time."""
+
+
+def measures_stages(config: Config) -> bool:
+    """Whether stages are to be even in seconds that are not known yet."""
+    return config.in_groups and config.stages.balance == "seconds" and not config.stages.at
+
+
+def with_stages_at(config: Config, names: tuple[str, ...]) -> Config:
+    """The configuration, which says where stages begin."""
+    return replace(config, stages=dataclasses.replace(config.stages, at=names))
 
 
 def begun_at(

@@ -35,6 +35,9 @@ class WireLinks:
 
     Args:
         ranks: of the group, in the order of pieces; `wire` is that of one of them.
+
+    Attributes:
+        waited: for the others, in all calls.
     """
 
     def __init__(self, wire: Communicator, ranks: Sequence[int], carrier: Carrier, waited: Waited) -> None:
@@ -43,7 +46,7 @@ class WireLinks:
         self._ranks = ranks
         self._place = ranks.index(wire.rank)
         self._carrier = carrier
-        self._waited = waited
+        self.waited = waited
 
     def deal(self, call: int, parts: Sequence[Any], *, back: bool) -> list[Any]:
         """As `Links.deal`. Raises PeerError where another rank is at another call."""
@@ -60,7 +63,7 @@ class WireLinks:
         ]
         for sending in under_way:
             wire.finish(sending)
-        self._waited.ns += wire.clock.now_ns() - start_ns
+        self.waited.ns += wire.clock.now_ns() - start_ns
         return taken
 
     def _take(self, source: int, call: int, back: bool) -> Any:

@@ -10,7 +10,8 @@ pass with zero, so each gradient is counted once, whatever the calls sum.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import Tag
 from mpisgd.config import Config
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.models.partition import Partition
+from mpisgd.models.partition import Links, Partition
 from mpisgd.models.partitioned import Partitioned
 from mpisgd.models.together import Dealt, Together
 from mpisgd.pipeline import pieces, travelling
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.pipeline.pieces import InMicroBatches
+from mpisgd.pipeline.rounds import Rounds
 from mpisgd.pipeline.travelling import Rooms
 from mpisgd.vectors.computing import Waited
 from mpisgd.vectors.cut import Stages
@@ -87,22 +89,15 @@ class PartitionedGradient(_Passes):
 
 
 class PartitionGradient(_Passes):
-    """The gradient of one piece of a group, `model`, on the CPU; `wire` is its rank's, `ranks` are the group's, `clips` as in
-    `Stage`."""
+    """The gradient of one piece of a group, `model`, on the CPU; `links` lead to the others, `clips` as in `Stage`."""
 
     def __init__(
-        self,
-        *arguments: Any,
-        wire: Communicator,
-        ranks: tuple[int, ...],
-        partition: Partition,
-        clips: Group | None = None,
-        **named: Any,
+        self, *arguments: Any, links: WireLinks | Rounds, partition: Partition, clips: Group | None = None, **named: Any
     ) -> None:
         super().__init__(*arguments, **named)
         self._clips = clips
-        self.waited = Waited()
-        self._links = WireLinks(wire, ranks, _Tensors(), self.waited)
+        self.waited = links.waited
+        self._links = links
         self._partition = partition
         self._checked = False
 
@@ -165,18 +160,37 @@ def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) ->
     return pieces.kind_of_gradient(config, model, stages)
 
 
+def links_of(wire: Communicator, ranks: tuple[int, ...]) -> WireLinks:
+    """What leads a rank of a group to the others of these."""
+    return WireLinks(wire, ranks, _Tensors(), Waited())
+
+
+@contextmanager
+def joined(module: nn.Module, partition: Partition, links: Links) -> Iterator[None]:
+    """Meanwhile a call of this piece is a pass of all, forward alone, by these links."""
+    begins = module.register_forward_pre_hook(lambda *_: partition.begin(links))
+    ends = module.register_forward_hook(lambda *_: partition.end())
+    try:
+        yield
+    finally:
+        begins.remove()
+        ends.remove()
+
+
 def make_gradient(
     config: Config,
     model: FlatModel,
     partition: Partition,
-    wire: Communicator,
-    ranks: tuple[int, ...],
-    group: Group,
+    links: WireLinks | Rounds,
+    group: Group | None,
     *others: Any,
     number: int,
 ) -> PartitionGradient:
-    """Make the gradient of one piece, which `model` is; `others`: loss, split, sampling; `number` as in `stages.make_gradient`."""
-    gradient = PartitionGradient(
+    """Make the gradient of one piece, which `model` is; `others`: loss, split, sampling; `number` as in `stages.make_gradient`.
+
+    `group`: None where nothing is clipped.
+    """
+    return PartitionGradient(
         *(model, *others, model.memory),
         seed=config.seed,
         learner_id=number,
@@ -184,9 +198,6 @@ def make_gradient(
         tell_nonfinite=config.nonfinite == "drop",
         clips=group if config.clip_norm > 0 else None,
         micro_batches=config.micro_batches,
-        wire=wire,
-        ranks=ranks,
+        links=links,
         partition=partition,
     )
-    gradient.read_ahead()
-    return gradient

@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from mpisgd import replay
+from mpisgd.config import config_file
+from mpisgd.job import parts
+from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.models.partition import Partition
 from mpisgd.records.log.reader import Run
 
@@ -43,6 +46,17 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         8,
         {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 3, "micro_batches": 2, "evaluator": True},
     ),
+    "own-averaged": (
+        6,
+        {
+            **OWN,
+            "protocol": "hardsync",
+            "group_size": 2,
+            "shards": 2,
+            "averaging": 0.9,
+            "evaluation": {"every_epochs": 0.1, "train": True},
+        },
+    ),
     "speech-backup": (
         8,
         {**SPEECH, "protocol": {"name": "backup", "b": 1}, "group_size": 2, "shards": 2}
@@ -56,7 +70,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
 }
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
-CASES = dealt(RUNS, always=("local-hardsync", "own-softsync"))
+CASES = dealt(RUNS, always=("local-hardsync", "own-softsync", "own-averaged"))
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
@@ -67,6 +81,26 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert replay.check(run.path, trust=True) == ""
     assert [len(group) for group in run.environment["groups"]] == [RUNS[name][1]["group_size"]] * run.lambda_
     assert (run.pushes["neighbour_s"] > 0).all()
+
+
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_a_group_evaluates_to_the_bits_of_the_whole_model(runs: Path, switch: str, name: str) -> None:
+    """Weights and statistics of all pieces are in one file; with them one process comes to the last evaluation of the log."""
+    run = Run(runs / switch / name)
+    config = config_file.of_run(run.path)
+    data = parts.load_data(config, NOTHING_BROUGHT)
+    meta, loss = parts.meta_of(data), parts.load_loss(config, NOTHING_BROUGHT)
+    model = parts.build_model(config, meta, NOTHING_BROUGHT)
+    measure, rows = parts.make_measure(config, model, loss, data), run.evaluations
+    states = torch.load(run.path / "weights.pt", weights_only=True)
+    assert list(states) == ["theta", "thetabar"][: 1 + ("averaged" in name)]
+    for averaged, state in enumerate(states.values()):
+        assert set(state) == set(model.module.state_dict())
+        model.module.load_state_dict(state)
+        for train in (False, True)[: 1 + bool(rows["train"].any())]:
+            last = rows[(rows["averaged"] == averaged) & (rows["train"] == train)][-1]
+            found = measure.of(train=train)
+            assert (found.loss, found.error) == (last["loss"], last["error"])
 
 
 MINE = """\

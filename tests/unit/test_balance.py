@@ -15,8 +15,9 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, config_file, replace
 from mpisgd.config.run import StagesOptions
 from mpisgd.job.parts import Brought
-from mpisgd.job.tensors import measures_stages, with_measured_stages
+from mpisgd.job.tensors import with_measured_stages
 from mpisgd.pipeline import balance
+from mpisgd.pipeline.balance import measures_stages
 from mpisgd.vectors.cut import cut_into_stages
 from mpisgd.vectors.flat import Layer, cut_between
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +18,14 @@ from torch.nn import functional
 from mpisgd import models
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, LocalOptions, MlpOptions, ModelOptions, SpeechOptions
+from mpisgd.exchange.roles import of_job
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.tensors import Tensors, check_piece, pieces_needed_by
+from mpisgd.models.in_pieces import Needed
 from mpisgd.models.partition import Partition
 from mpisgd.models.together import Together
+from mpisgd.pipeline.rounds import Rounds
 from mpisgd.vectors.flat import FlatModel
 
 
@@ -121,7 +127,8 @@ def fill(model: nn.Module, whole: nn.Sequential, kind: str) -> None:
 def test_pieces_are_the_unsplit_network(kind: str, options: ModelOptions, shape: tuple[int, ...], places: int) -> None:
     """Loss and gradient of the papers' shapes, in pieces, beside torch's on the whole: within what rounding otherwise makes."""
     config = Config(model=options, group_size=places, group_form="partition", shards=places, mu=8)
-    inputs, targets = torch.randn(16, *shape), torch.randint(0, 6, (16,))
+    drawn = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(16, *shape, generator=drawn), torch.randint(0, 6, (16,), generator=drawn)
     brought = Brought(data=((inputs, targets), (inputs, targets)))
     tensors = Tensors.load(config, brought, parts.load_data(config, brought), 1)
     whole: Any = models.make(options, input_shape=shape, classes=6, seed=3)
@@ -167,11 +174,19 @@ class Draws(nn.Module):
         return output
 
 
-def tensors_of(factory: Any, **options: Any) -> Tensors:
+def of_pieces(places: int, **options: Any) -> Config:
+    return Config(**{"group_size": places, "group_form": "partition", "shards": places, "mu": 4, **options})
+
+
+def tensors_of(factory: Any, needed: Needed | None = None, **options: Any) -> Tensors:
+    """Of all pieces, or those that are `needed`."""
     inputs, targets = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
-    config = Config(**{"group_size": 2, "group_form": "partition", "shards": 2, "mu": 4, **options})
+    config = of_pieces(**{"places": options.get("group_size", 2), **options})
     brought = Brought(model=factory, data=((inputs, targets), (inputs, targets)))
-    return Tensors.load(config, brought, parts.load_data(config, brought), 2)
+    data = parts.load_data(config, brought)
+    meta = parts.meta_of(data, config)
+    model, loss = parts.build_model(config, meta, brought, needed=needed), parts.load_loss(config, brought)
+    return Tensors(config, meta, loss, model, parts.make_sampling(config, meta, 2), data)
 
 
 def test_what_a_piece_draws_is_its_own() -> None:
@@ -259,8 +274,95 @@ def tied(partition: Partition) -> nn.Module:
     ],
 )
 def test_pieces_that_do_not_go_together_are_refused(how: Any, refused: str) -> None:
+    """In one process, and by ranks that have one piece each, of which none waits in vain."""
+
+    def factory(partition: Partition) -> nn.Module:
+        return Piece(partition, how)
+
     with pytest.raises(ConfigError, match=refused):
-        tensors_of(lambda partition: Piece(partition, how)).check()
+        tensors_of(factory).check()
+    found = checked_apart(factory)
+    assert any(isinstance(each, ConfigError) and re.search(refused, str(each)) for each in found), found
+    assert all(each is None or isinstance(each, ConfigError) for each in found)
+
+
+class Meeting:
+    """What ranks give to each other all at once, where they are threads."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.given = threading.Barrier(size, timeout=20), list[Any]([None] * size)
+
+    def end_of(self, rank: int) -> Any:
+        def alltoall(given: list[Any]) -> list[Any]:
+            self.given[rank] = given
+            self.barrier.wait()
+            taken = [each[rank] for each in self.given]
+            self.barrier.wait()
+            return taken
+
+        return SimpleNamespace(rank=rank, size=len(self.given), alltoall=alltoall)
+
+
+def checked_apart(factory: Any, places: int = 2, **options: Any) -> list[Any]:
+    """What comes of the check on each of so many ranks: the loss, None where another has failed, or what is raised."""
+    config, found, meeting = of_pieces(places, **options), list[Any]([None] * places), Meeting(places)
+    roles = of_job(config, "n" * 2 * places)
+    ranks = [tensors_of(factory, pieces_needed_by(config, roles, places + at), **options) for at in range(places)]
+
+    def check(place: int) -> None:
+        rounds = Rounds(meeting.end_of(place))
+        try:
+            found[place] = rounds.run(lambda: check_piece(ranks[place], place, rounds))
+        except ConfigError as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=check, args=(place,)) for place in range(places)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_ranks_with_a_piece_each_come_to_the_loss_of_all() -> None:
+
+    def factory(partition: Partition) -> nn.Module:
+        return Piece(partition, lambda partition, passed: partition.sum(partition.exchange(passed, 1).tanh()))
+
+    assert checked_apart(factory) == [tensors_of(factory).check()] * 2
+
+
+def test_a_rank_makes_its_own_piece_alone() -> None:
+    """To the same bits, also where a factory cannot do without values; the evaluator makes all."""
+    made = list[tuple[int, bool]]()
+
+    def factory(partition: Partition) -> nn.Module:
+        piece = Draws(partition)
+        made.append((partition.place, not piece.layer.weight.is_meta))
+        return piece
+
+    def with_values(partition: Partition) -> nn.Module:
+        piece = Draws(partition)
+        assert len(piece.layer.weight.detach().numpy())
+        return piece
+
+    config, whole = of_pieces(3, evaluator=True), tensors_of(Draws, group_size=3, shards=3)
+    roles, weights = of_job(config, "n" * 10), dict(whole.model.module.named_parameters())
+    for rank in range(10):
+        needed, place = pieces_needed_by(config, roles, rank), rank % 3
+        for each in (factory, with_values):
+            made.clear()
+            tensors = tensors_of(each, needed=needed, group_size=3, shards=3)
+            assert tensors.model.fingerprint == whole.model.fingerprint and tensors.stages == whole.stages
+            for name, parameter in tensors.model.module.named_parameters():
+                mine = rank == 9 or name.startswith(str(place))
+                assert mine != parameter.is_meta and (not mine or torch.equal(parameter, weights[name]))
+            if each is factory:
+                assert [at for at, values in made if values] == ([0, 1, 2] if rank == 9 else [place])
+    tensors = tensors_of(Draws, needed=pieces_needed_by(config, roles, 3), group_size=3, shards=3)
+    assert tensors.partly is not None
+    tensors.partly.complete()
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in tensors.model.module.named_parameters())
 
 
 @pytest.mark.parametrize(

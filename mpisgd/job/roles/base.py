@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.comm.communicator import Group
+from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
@@ -72,13 +73,21 @@ class Built:
         delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
         return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
 
-    def _evaluate(self, serve_here: Callable[[], None] | None = None, appointed: int = 0) -> None:
-        """Evaluate all snapshots; `appointed`: as the how-manieth, where who evaluates may change."""
+    def _evaluate(
+        self,
+        serve_here: Callable[[], None] | None = None,
+        appointed: int = 0,
+        of_piece: Callable[..., Evaluator] | None = None,
+    ) -> None:
+        """Evaluate all snapshots; `appointed`: as the how-manieth, where who evaluates may change; `of_piece`: as in
+        `Tensors.evaluate`, with others, of whom the evaluator's rank alone keeps the log, and tells people."""
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
-        fields: dict[str, Any] = {"bounds": setup.bounds, "serve_here": serve_here, "to_first": setup.tolerant}
-        channel = functools.partial(EvaluatorChannel, self.wire, setup.roles, **fields)
+        roles, bounds = (setup.roles, setup.bounds) if of_piece is None else setup.seen_by(self.rank)[:2]
+        fields: dict[str, Any] = {"bounds": bounds, "serve_here": serve_here, "to_first": setup.tolerant}
+        channel = functools.partial(EvaluatorChannel, self.wire, roles, **fields)
+        follows = of_piece is not None and self.rank != setup.roles.evaluator_rank
         first, before = 0, list[list[int]]()
-        if resumption is not None and config.log.enabled:
+        if resumption is not None and config.log.enabled and not follows:
             snapshots = min(len(part.account.snapshots) for part in resumption.checkpoint.parts)
             rows_each = (2 if config.averaging > 0 else 1) * (2 if config.evaluation.train else 1)
             warn = functools.partial(self.world.warn, self.rank)
@@ -88,7 +97,7 @@ class Built:
         def begin() -> TableFile:
             """Who follows one that died or hangs replaces its file, and evaluates all again; who was followed writes none."""
             followed = setup.tolerant and appointed_of(setup.path / name) > appointed
-            return self._open("" if followed else name, -1, before, appointed=appointed, metrics=metrics)
+            return self._open("" if followed or follows else name, -1, before, appointed=appointed, metrics=metrics)
 
         log = EvaluatorLog(begin)
         if self.world.tensors is None:
@@ -97,7 +106,8 @@ class Built:
         else:
             rows = rows_evaluated(setup.path, before)
             hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
-            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
+            progress = "off" if follows else self.world.progress
+            self.world.tensors.evaluate(channel, log, (first, rows), progress, hearers, of_piece)
         log.close()
 
     def _open_coordinators(self) -> TableFile:

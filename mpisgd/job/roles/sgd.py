@@ -19,7 +19,7 @@ from mpisgd.gradient.aggregate import Leader, follow
 from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
-from mpisgd.job.roles import agreement
+from mpisgd.job.roles import agreement, evaluating
 from mpisgd.job.roles.base import Built
 from mpisgd.job.roles.channels import learner_channel, shard_channel, vectors_of
 from mpisgd.job.world import Setup, World
@@ -163,7 +163,7 @@ class BuiltLearner(Built):
         self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
-        group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
+        self._group = group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
         computed = self._leader or self._gradient_of(group=group)
         seen = setup.seen_by(rank)
         segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
@@ -205,6 +205,9 @@ class BuiltLearner(Built):
         if self._may_evaluate:
             if appointed := self._channel.duty():
                 self._evaluate(appointed=appointed)
+        elif self.setup.jointly and self.index == 0:
+            assert self._group is not None
+            self._evaluate(of_piece=evaluating.of_piece(self, self._group))
         elif not self.setup.tolerant and self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()

@@ -40,6 +40,7 @@ from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
+from mpisgd.pipeline import partitioned
 from mpisgd.pipeline.stage import Stage
 from mpisgd.records.callbacks import End, call, given
 from mpisgd.records.checkpoint.checkpoint import way_on
@@ -304,7 +305,10 @@ class MpiWorld(World):
         names = roles.stream(rank), roles.stage(rank)
         evaluates = rank in roles.learner_ranks if self._setup.tolerant else rank == roles.evaluator_rank
         if self._config.partitioned:
-            self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)], team)
+            links = partitioned.links_of(self._wire, roles.groups[roles.index(rank)])
+            self._gradient = gradient = self.tensors.of_piece(*names, links, team)
+            gradient.read_ahead()
+            evaluates = evaluates or (self._setup.jointly and roles.index(rank) == 0)
             if not evaluates:
                 del self.tensors.model
             return gradient

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,12 +26,11 @@ from mpisgd.job.resume import Resumption
 from mpisgd.job.run.alike import INITIAL, Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.job.tensors import (
     Tensors,
+    check_piece,
     check_pieces,
-    measures_stages,
     pieces_needed_by,
     stage_of,
     stages_begin_at,
-    with_stages_at,
 )
 from mpisgd.job.world import Setup
 from mpisgd.liveness import binding, cores, tolerance, usher
@@ -39,6 +38,8 @@ from mpisgd.liveness.guard import AgreedError, agree, ranges
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
 from mpisgd.models.in_pieces import InPieces
+from mpisgd.pipeline import balance
+from mpisgd.pipeline.rounds import Rounds
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory, loggers
 from mpisgd.records.checkpoint.snapshots import check_spool
@@ -66,11 +67,11 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
         speech.warn(data.train.advice)
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, brought))
-    if measures_stages(config):  # the seconds of one rank are those of all
+    if balance.measures_stages(config):  # the seconds of one rank are those of all
         own = agree(
             comm, lambda: stages_begin_at(config, meta, brought, data, loss) if data is not None and ranks.rank == first else ()
         )
-        config = with_stages_at(config, comm.bcast(own, root=first))
+        config = balance.with_stages_at(config, comm.bcast(own, root=first))
     device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
     needed = pieces_needed_by(config, roles, ranks.rank)
     model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed, needed=needed))
@@ -81,10 +82,15 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     _require_models_alike(comm, roles, ranks.rank, tensors)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     number = roles.stream(ranks.rank) if learns else 0 if spare else None
-    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, number)), root=first)
+    group = _group(comm, roles, ranks.rank) if config.partitioned and not config.init_from else None
+    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, number, group)), root=first)
+    if group is not None:
+        group.Free()
     agree(comm, lambda: tensors.check_pieces_fit() if ranks.rank == roles.evaluator_rank else None)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
-    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages)
+    # Whoever may come to evaluate alone, or keeps the best weights, needs all of them.
+    jointly = config.partitioned and not (roles.dedicated_evaluator or tolerant or config.evaluation.best)
+    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages, jointly=jointly)
     agree(comm, setup.check_schedule)
     return ranks, setup, tensors
 
@@ -101,8 +107,8 @@ def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ra
 
 def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:
     """Of a model in pieces, ranks that have the same of them are compared with each other. Raises AgreedError."""
-    facts, stages = of_model(tensors.model), tensors.stages
-    if stages is None or not isinstance(tensors.model.module, InPieces):
+    facts, stages, config = of_model(tensors.model), tensors.stages, tensors.config
+    if stages is None or not (isinstance(tensors.model.module, InPieces) or (config.partitioned and not config.init_from)):
         require_alike(comm, "model", facts, root=0)
         return
     require_alike(comm, "model", {name: fact for name, fact in facts.items() if not name.startswith(INITIAL)}, root=0)
@@ -126,13 +132,28 @@ def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | No
     return parts.load_data(config, brought) if computes else None
 
 
-def _check(tensors: Tensors, number: int | None) -> Facts | None:
-    """All that learn look at the same mini-batch; `number`: that of this rank's stream of mini-batches, None where it does not."""
+def _group(comm: MPI.Intracomm, roles: Roles, rank: int) -> MPI.Intracomm | None:
+    """The ranks that have a model together, in the order of its pieces; all ranks call this, also those that are in no group."""
+    if rank not in roles.computing_ranks:
+        comm.Split(MPI.UNDEFINED)
+        return None
+    return cast("MPI.Intracomm", comm.Split(roles.index(rank), roles.stage(rank)))
+
+
+def _check(tensors: Tensors, number: int | None, group: MPI.Intracomm | None) -> Facts | None:
+    """All that learn look at the same mini-batch; `number`: that of this rank's stream of mini-batches, None where it does not.
+
+    `group`: of the ranks that have the model together with this one, if it has a piece alone.
+    """
     if number is None or tensors.data is None:
         return None
     check_workers(tensors.data.train)
-    loss = tensors.check(number)
-    return None if tensors.in_pieces is not None else of_loss(loss)
+    if group is None:
+        loss = tensors.check(number)
+        return None if tensors.in_pieces is not None else of_loss(loss)
+    rounds = Rounds(group)
+    found = rounds.run(lambda: check_piece(tensors, group.rank, rounds, number))
+    return None if found is None else of_loss(found)
 
 
 def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:

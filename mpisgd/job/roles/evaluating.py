@@ -1,0 +1,124 @@
+"""Evaluation by a group of ranks that have a piece of each layer, and none of them the whole model (`models/partitioned.py`).
+
+All do what one evaluator does, in the same order: each pulls its own piece from its own shards, and they pass each batch together.
+So all have the same output, and the loss of the whole model, to the same bits. Shards decide alone (law 2): a snapshot is there
+where all of them have it, and a signal that one rank has heard interrupts all. Piece 0 writes the log, and the weights tensor by
+tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd.base import durable
+from mpisgd.base.storage import writing
+from mpisgd.comm.communicator import Group
+from mpisgd.comm.messages import LAYOUTS, Tag
+from mpisgd.evaluator import Evaluator, Hearer, WeightsInParts
+from mpisgd.exchange.base import Interrupted
+from mpisgd.exchange.evaluator_channel import Snapshot
+from mpisgd.job.roles.base import Built
+from mpisgd.models.partition import Partition
+from mpisgd.pipeline.links import WireLinks
+from mpisgd.pipeline.partitioned import joined, links_of
+
+_OF_WEIGHTS = -2
+"""In the place of the number of a call, where weights are gathered."""
+_WORDS = len(LAYOUTS[Tag.AGREE].fields)
+
+
+class PieceEvaluator(Evaluator):
+    """A rank's part; the model, `pulled` and `channel` are its own piece's.
+
+    Args:
+        whole: the model, for names and shapes.
+        partition: what the piece was handed.
+        group, links: all ranks of the group, in the order of pieces.
+    """
+
+    def __init__(
+        self, *arguments: Any, whole: nn.Module, partition: Partition, group: Group, links: WireLinks, **named: Any
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._whole = whole
+        self._partition = partition
+        self._group = group
+        self._links = links
+
+    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
+        """As `Evaluator.evaluate_all`; `first` is piece 0's, and hearers are given no weights, of which no rank has all."""
+        (first, *_), *_ = self._say(first)
+        with joined(self._model.module, self._partition, self._links):
+            super().evaluate_all(weights_file, first, hearers)
+
+    def _say(self, *words: int) -> list[tuple[Any, ...]]:
+        """What all ranks of the group say here."""
+        return self._group.tell(Tag.AGREE, (*words, *([0] * (_WORDS - len(words)))))
+
+    def _pull(self, number: int) -> Snapshot | None:
+        own = super()._pull(number)
+        clocks = (0,) if own is None else own.clocks
+        there, oldest, newest, _ = zip(*self._say(int(own is not None), min(clocks), max(clocks)), strict=True)
+        return own._replace(clocks=(min(oldest), max(newest))) if own is not None and all(there) else None
+
+    def _before_batch(self) -> None:
+        heard = 0
+        try:
+            super()._before_batch()
+        except Interrupted:
+            heard = 1
+        if any(each for each, *_ in self._say(heard)):
+            raise Interrupted
+
+    def _state(self, last: bool) -> dict[str, Tensor]:
+        """A copy where the weights are about to be others."""
+        return self._model.state() if last and len(self._pulled) > 1 else dict(self._model.module.state_dict())
+
+    def _tell(self, rows: list[dict[str, Any]], states: dict[str, dict[str, Tensor]], last: bool) -> None:
+        if self._partition.place == 0:
+            super()._tell(rows, {}, last)
+
+    def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
+        """Piece 0 saves all, tensor by tensor."""
+        if self._partition.place:
+            for state in states.values():
+                for each in state.values():
+                    self._swap(0, each)
+            return
+        with writing(path):
+            with durable.made_aside(path) as aside:
+                file = WeightsInParts(aside, self._whole, len(states))
+                for vector, state in enumerate(states.values()):
+                    file.fill(vector, state)
+                for place in range(1, self._partition.places):
+                    names = [name for name in self._whole.state_dict() if name.startswith(f"{place}.")]
+                    for vector in range(len(states)):
+                        for name in names:
+                            file.fill(vector, {name: self._swap(place, torch.empty(0))})
+            durable.sync_directory(path.parent)
+
+    def _swap(self, place: int, tensor: Tensor) -> Tensor:
+        """Give a tensor to that piece, and take what it gives."""
+        parts: list[Tensor | None] = [None] * self._partition.places
+        parts[place] = tensor
+        taken: Tensor = self._links.deal(_OF_WEIGHTS, parts, back=False)[place]
+        return taken
+
+
+def of_piece(built: Built, group: Group) -> Callable[..., Evaluator]:
+    """What makes the evaluator of this rank's piece."""
+    tensors, rank, roles = built.world.tensors, built.rank, built.setup.roles
+    assert tensors is not None
+    return functools.partial(
+        PieceEvaluator,
+        whole=tensors.model.module,
+        partition=tensors.partition(roles.stage(rank)),
+        group=group,
+        links=links_of(built.wire, roles.groups[built.index]),
+    )

@@ -1,0 +1,85 @@
+"""The calls of a partition before there is a wire: ranks that have a piece each see, at the start, whether the pieces fit.
+
+A call is a round: all ranks of the group say in which call they are, and give their parts. A rank whose pass is over, or has
+failed, says that, and so nobody waits in vain: where one has failed, all are over in the same round.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.models.partition import Parts
+from mpisgd.models.together import apart
+from mpisgd.vectors.computing import Waited
+
+T = TypeVar("T")
+
+
+class AllToAll(Protocol):
+    """The ranks of the group, in the order of pieces: MPI's intracommunicator is one."""
+
+    rank: int
+    size: int
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Give the j-th object to rank j; returns what all give to this one."""
+
+
+class _Said(enum.Enum):
+    ENDED = enum.auto()
+    FAILED = enum.auto()
+
+
+class OthersFailed(Exception):
+    """Another piece has failed, and says so itself."""
+
+
+class Rounds:
+    """A rank's `Links`, of any mini-batch; `run` it."""
+
+    seq = micro = 0
+
+    def __init__(self, comm: AllToAll) -> None:
+        self.waited = Waited()
+        self._comm = comm
+        self._over = False
+
+    def run(self, function: Callable[[], T]) -> T | None:
+        """What the function returns, when those of all ranks have come to their ends; None where another's has failed."""
+        try:
+            result = function()
+        except OthersFailed:
+            return None
+        except BaseException:
+            self._say(_Said.FAILED)
+            raise
+        while not self._over:
+            self._over = all(said is _Said.ENDED for said in self._say(_Said.ENDED))
+        return result
+
+    def deal(self, call: int, parts: Parts, *, back: bool) -> Parts:
+        """As `Links.deal`. Raises ConfigError where another rank is not at this call, OthersFailed."""
+        own = self._comm.rank
+        given = [None if part is None else part.detach().clone() for part in parts]
+        found = self._round([(call, back, part) for part in given])
+        if any(said is _Said.FAILED for said in found):
+            raise OthersFailed
+        taken: list[Tensor | None] = []
+        for place, (said, part) in enumerate(zip(found, parts, strict=True)):
+            if part is not None and place != own and (said is _Said.ENDED or said[:2] != (call, back)):
+                raise ConfigError(apart(own, place, call, back))
+            taken.append(None if part is None else said[2])
+        return taken
+
+    def _say(self, said: _Said) -> list[Any]:
+        return self._round([said] * self._comm.size)
+
+    def _round(self, said: list[Any]) -> list[Any]:
+        found = [] if self._over else self._comm.alltoall(said)
+        self._over = self._over or any(each is _Said.FAILED for each in found)
+        return found
