@@ -19,7 +19,7 @@ REST = os.environ.get("MPISGD_TESTS") == "rest"
 PATTERNS = os.environ.get("MPISGD_TESTS") == "patterns"
 
 
-def examples(most: int, of: int = 12) -> int:
+def examples(most: int, of: int = 24) -> int:
     """How many examples hypothesis draws of a property that takes long: all, a third (rest), or one in `of`."""
     return max(2, most // (3 if REST else 1 if EVERYTHING else of))
 

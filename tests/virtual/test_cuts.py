@@ -20,6 +20,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests import cut_models
+from tests.effort import spread
 from tests.virtual.jobs import config, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, accumulated
 
@@ -56,7 +57,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str,
     return of
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", spread([2, 1], 2))
 @pytest.mark.parametrize("way", ways())
 def test_each_cut_has_the_bits_of_one_rank(way: str, parts: int, alone: Any, tmp_path: Path) -> None:
     model, changes = WAYS[way]

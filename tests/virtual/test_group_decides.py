@@ -134,9 +134,7 @@ def test_a_notice_that_one_rank_keeps_to_itself_is_found(tmp_path: Path, monkeyp
         obeys(tmp_path / "run", TENSORS, {**GROUPS, **ABORT}, 0.02)
 
 
-@pytest.mark.parametrize(
-    "protocol", ["hardsync", {"name": "downpour", "n_push": 2, "n_fetch": 4}, {"name": "backup", "b": 1}], ids=str
-)
+@pytest.mark.parametrize("protocol", [{"name": "downpour", "n_push": 2, "n_fetch": 4}, {"name": "backup", "b": 1}], ids=str)
 def test_a_group_with_a_stage_that_is_no_more_leaves_as_one(protocol: Any, tmp_path: Path) -> None:
     changes = {"protocol": protocol, "failures": {"at_s": {"1": 0.25}, "then": "leave", "notice_s": 0.3}, "clip_norm": 0.5}
     run = obeys(tmp_path / "run", TENSORS, {**GROUPS, **changes}, 0.02).run

@@ -12,12 +12,13 @@ import torch
 from mpisgd import replay
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Verdict
+from tests.effort import spread
 from tests.forge import rewrite
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.test_layerwise import ASYNCHRONOUS, DEEP, STAGES, SYNCHRONOUS, VERSIONED, names, weights
 
 
-@pytest.mark.parametrize("protocol", [*ASYNCHRONOUS, *SYNCHRONOUS], ids=names)
+@pytest.mark.parametrize("protocol", spread([*ASYNCHRONOUS, *SYNCHRONOUS], 2), ids=names)
 def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path) -> None:
     """Each gradient from slices of different clocks; of a model with buffers and dropout of its own, with averaging too."""
     changes = {"shards": 3, "protocol": protocol, "averaging": 0.9, "compute": {"name": "lognormal", "sigma": 0.5}}

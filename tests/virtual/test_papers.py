@@ -29,7 +29,7 @@ def script(name: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 1]
 
 
-@pytest.mark.parametrize("n", [1, 15, 30])
+@pytest.mark.parametrize("n", [1, 30])
 def test_staleness_is_about_n_and_never_above_twice_n(n: int) -> None:
     fig1 = script("zhang16_fig1")
     found, histogram = fig1.measured(n, fig1.SPREAD, 20_000)

@@ -88,7 +88,7 @@ def way(held: np.ndarray, there: np.ndarray) -> np.ndarray:
     return there_from_here
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", spread(VARIANTS, 2))
 def test_learners_hold_what_the_definition_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, on every pull; and replay, which knows clocks alone, has the same losses and weights."""
     watch = Watch(monkeypatch)

@@ -20,6 +20,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.replay import replay
 from mpisgd.replay.claims import BATCH
 from mpisgd.simulate.job import simulate
+from tests.effort import spread
 from tests.virtual.test_sandblaster import job
 
 ORDERS: list[dict[str, Any]] = [
@@ -29,7 +30,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", ORDERS, ids=str)
+@pytest.mark.parametrize("options", spread(ORDERS, 2), ids=str)
 def test_a_run_is_proved_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     """With learners that are slow, and that leave."""
     config = job(
@@ -124,7 +125,7 @@ FORGED: list[tuple[str, str, int | tuple[Op], str, Any, str]] = [
 
 @pytest.mark.parametrize(
     ("file", "table", "row", "column", "value", "said"),
-    FORGED,
+    spread(FORGED, 3, unpack=True),
     ids=[f"{table}-{column}-{getattr(value, '__name__', value)}" for _, table, _, column, value, _ in FORGED],
 )
 def test_a_forged_log_is_refused(

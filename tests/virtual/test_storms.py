@@ -20,7 +20,7 @@ from tests.virtual.storm.machine import Machine
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
 
-PARTS, OF_EACH = 20, 25
+PARTS, OF_EACH = 50, 10
 OF_BATCH = 4
 
 
