@@ -233,7 +233,10 @@ class Faults:
             self._end_evaluation()
         self.look_s = now_s + self._patience_s / 4
         self._appoint_spares()
+        over = self._rules.finished or self._rules.interrupted
         for learner_id in sorted(present if whose is None else {whose} & present):
+            if over and math.isinf(self._since_s[learner_id]) and learner_id not in self._rules.waiting:
+                self._owes(learner_id, now_s)  # it was told that the run is over, and owes its goodbye
             if now_s - self._since_s[learner_id] <= self._patience_s:
                 continue
             if self._may_miss():

@@ -104,6 +104,18 @@ def test_a_group_of_which_one_hangs_is_missed_as_one_learner(
     assert replay.check(out) == ""
 
 
+@pytest.mark.alone
+@pytest.mark.slow
+def test_one_of_a_group_hangs_with_its_goodbye(started: list[Job], tmp_path: Path) -> None:
+    """Its own shard has told it that the run is over, and misses its goodbye."""
+    out = tmp_path / "run"
+    more = ("--protocol", "softsync", "--faults.patience-s", PATIENCE_S)
+    run = ended(dies(started, out, 8, "last update", 5, *TWO, *more, DIE_BY="SIGSTOP"), out)
+    assert sorted(told(run, Event.GOODBYE, 1)) == [0, 2] and told(run, Event.LOST, 1) == [1]
+    assert (out / "weights.pt").is_file()
+    assert replay.check(out) == ""
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
 def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -> None:
