@@ -60,7 +60,7 @@ def doubled(run: Run) -> bool:
 
 def layerwise(run: Run) -> bool:
     """Whether slices, whole layers, were exchanged one by one within the passes of each mini-batch."""
-    return bool(run.config.get("exchange") == "layerwise")
+    return bool(run.config.get("exchange") == "layerwise") and not doubled(run)
 
 
 def splitting(run: Run) -> int | None:

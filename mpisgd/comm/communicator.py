@@ -186,11 +186,52 @@ class Team(Group, Protocol):
     def exchange(self, vector: Any, received: Any) -> None:
         """All-to-all: each slice of `vector` goes to its owner; `received`, (places * own slice,), is what all sent here."""
 
+    def begin_parts(self, vector: Any, received: Any, parts: Sequence[Part]) -> Any:
+        """Begin an `exchange` whose parts, which make up the slices, leave one by one: those of the others may come from now on.
+
+        Nothing is exchanged, nor this called, where memory is shared.
+        """
+        return None
+
+    def leave(self, begun: Any, number: int) -> None:
+        """A part of `vector` goes to its owner; it must stay until `see_out`. In virtual time the last parts leave first."""
+        return
+
+    def finish_parts(self, begun: Any) -> None:
+        """Wait until the others' parts are in `received`, when all of this rank's were told to leave."""
+        return
+
+    def see_out(self, begun: Any) -> None:
+        """Wait until this rank's parts have left."""
+        return
+
     def share(self, own: Any, vector: Any) -> Any:
         """Begin an all-gather: the owners' slices, of which `own` is one, into `vector`; both must stay until `finish`."""
 
+    def open_shares(self, vector: Any) -> Any:
+        """Begin an all-gather as `share` does, of slices that are being made. Nor is this called where memory is shared."""
+        return None
+
+    def share_up_to(self, shared: Any, own: Any, stop: int) -> None:
+        """The first `stop` elements of `own` are made, and may leave; `shared` is what `open_shares` gave."""
+        return
+
     def finish(self, shared: Any, meanwhile: Callable[[], None]) -> None:
-        """Wait until what `share` began is done; `meanwhile` is called as soon as the vector that was exchanged may change."""
+        """Wait until what `share` or `open_shares` began is done.
+
+        `meanwhile` is called as soon as the vector that was exchanged may change.
+        """
+
+
+class Part(Protocol):
+    """Elements `start` to `end` of a vector, all of the slice of the rank in place `owner`."""
+
+    @property
+    def owner(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
 
 
 class Node(Protocol):

@@ -79,6 +79,7 @@ FEATURES: Mapping[str, Feature] = {
     "gathered": Feature(lambda config: config.receive == "gathered", "receive = 'gathered'", "receive", "'in-turn'"),
     "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
+    "buckets": Feature(lambda config: config.in_buckets, "exchange = 'layerwise' of protocol allreduce", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
     "no topk": Feature(lambda config: config.push_format != "topk", "a push_format that is not 'topk'"),
@@ -178,7 +179,6 @@ _BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses its length"
 _WHOLE = "what is summed is the exact gradient of one function, in full"
 
 REFUSED: Mapping[tuple[str, str], str] = {
-    ("layerwise", "collective"): "its collectives move whole vectors",
     ("layerwise", "aborts"): "what has been pushed cannot be given up",
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
@@ -186,6 +186,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("duplex", "waits"): "it asks for weights before it pushes the gradient that they are to have",
     ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
     ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
+    ("topk", "buckets"): "which elements of a slice are the largest is known when all are there",
     ("streamed", "no streams"): "a learner's gradient would wait, half received, for those of others",
     ("streamed", "topk"): "the largest elements of a slice are no chunks of it",
     ("streamed", "nonfinite"): "the first chunks are summed before the last have come",

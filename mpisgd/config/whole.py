@@ -89,7 +89,8 @@ class Config:
     exchange: Literal["whole", "layerwise", "streamed", "duplex", "prefetch"] = "whole"
     """Exchange vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. streamed:
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. Of an
+    allreduce, slices stay as they are, and parts of at least 4 MiB leave during the backward pass; same bits. streamed:
     whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links; hardsync, same bits.
     duplex: whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness.
     prefetch: both while the next gradient is computed, from weights two rounds older; a learner keeps two more vectors."""
@@ -265,6 +266,16 @@ class Config:
     def both_ways(self) -> bool:
         """Whether learners push and pull at the same time."""
         return self.exchange in ("duplex", "prefetch")
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether slices are whole layers, each of which learners exchange with its shard by itself."""
+        return self.exchange == "layerwise" and not self.protocol.collective
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether the gradients of an allreduce leave part by part (`vectors/buckets.py`)."""
+        return self.exchange == "layerwise" and self.protocol.collective
 
     @property
     def agrees(self) -> bool:

@@ -6,6 +6,9 @@ vector: layers may be tied, entered often, out of order, or not at all.
 
 A module whose parameters are used without it being called (attention's output projection, say) does not show when. The first
 mini-batch is computed once to see which are called: for the others, that is asked when the nearest module around them is entered.
+
+Of an allreduce, whose weights are all there, buckets are told in the place of slices (`vectors/buckets.py`). What autograd never
+comes to, because the loss does not depend on it, is told at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch import nn
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.gradient.gradient import Gradient
+from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel
 
@@ -143,6 +147,93 @@ class LayerwiseGradient(Computes):
         if not self._held:
             self._pushed.finish_slice(shard)
         self._exchange.leave(shard, self._seq, self.samples, self._loss, self._pushed.rounded_of(shard), self._pushed.scaled.by)
+
+
+class BucketedGradient(Computes):
+    """Computes the mini-batches of `gradient`, on the CPU, and tells `exchange` which bucket is left.
+
+    Args:
+        gradient: of `model`.
+        pushed: `gradient`, or what is pushed of it.
+        held: no bucket is left before the whole gradient is there, for it is clipped, or dropped, as a whole, or made of several
+            backward passes.
+    """
+
+    def __init__(
+        self,
+        gradient: Travels,
+        pushed: Travels,
+        model: FlatModel,
+        buckets: Sequence[Bucket],
+        exchange: Exchanges,
+        *,
+        held: bool,
+    ) -> None:
+        self.samples = 0
+        self.waited, self.scaled = pushed.waited, pushed.scaled
+        self._gradient = gradient
+        self._pushed = pushed
+        self._exchange = exchange
+        self._held = held
+        self._passing = False
+        self._seq = 0
+        self._left = [False for _ in buckets]
+        self._names: list[set[str]] = [set() for _ in buckets]
+        self._missing: list[set[str]] = [set() for _ in buckets]
+        """Parameters of each bucket whose gradients are still to come."""
+        offset = 0
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad:
+                start, offset = offset, offset + parameter.numel()
+                has = [number for number, bucket in enumerate(buckets) if bucket.start < offset and start < bucket.end]
+                for number in has:
+                    self._names[number].add(name)
+                parameter.register_post_accumulate_grad_hook(self._accumulated(has, name))  # type: ignore[no-untyped-call]
+
+    def prepare(self, seq: int) -> None:
+        self._gradient.prepare(seq)
+
+    def compute(self, seq: int) -> float:
+        """Both passes over mini-batch `seq`, which was prepared; returns the loss. Raises what `exchange` raises; ConfigError for a
+        model whose gradients come in parts."""
+        numbers = range(len(self._left))
+        self._seq = seq
+        self._left = [False for _ in numbers]
+        self._missing = [set(names) for names in self._names]
+        self._passing = not self._held
+        try:
+            loss = self._gradient.compute(seq)
+        finally:
+            self._passing = False
+        self.samples = self._gradient.samples
+        if self._held:
+            loss = self._pushed.finish(loss)
+        for number in reversed(numbers):
+            if not self._left[number]:
+                self._leave(number)
+        self.rounded = self._pushed.rounded
+        return loss
+
+    def _accumulated(self, buckets: Sequence[int], name: str) -> Callable[[object], None]:
+        def hook(_: object) -> None:
+            if not self._passing:
+                return
+            for number in buckets:
+                if self._left[number]:
+                    raise ConfigError(
+                        "exchange = 'layerwise': expected 'whole' for this model: its gradient came in parts: parameter " + name
+                    )
+                self._missing[number].discard(name)
+                if not self._missing[number]:
+                    self._leave(number)
+
+        return hook
+
+    def _leave(self, number: int) -> None:
+        self._left[number] = True
+        if not self._held:
+            self._pushed.finish_slice(number)
+        self._exchange.leave(number, self._seq, self.samples, 0.0, 0.0, 1.0)
 
 
 def _entrances(model: nn.Module, slice_of: dict[nn.Parameter, int], forward: Callable[[], object]) -> dict[nn.Module, set[int]]:

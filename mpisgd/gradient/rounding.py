@@ -86,6 +86,7 @@ class Rounded(Travels):
             may be of several slices; by default, all is one.
         tell_nonfinite: give a gradient that is not finite, once rounded, the loss NaN, so that all shards drop it alike.
         push_format, slices: how it travels, where that is not as bfloat16, and the slices of the shards.
+        told_at_once: all shards are told the same of what was rounded off: the largest share of any part's.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Rounded(Travels):
         tell_nonfinite: bool,
         push_format: PushFormat = BFLOAT16,
         slices: Sequence[tuple[int, int]] = (),
+        told_at_once: bool = False,
     ) -> None:
         self._gradient = gradient
+        self._told_at_once = told_at_once
         self._tell_nonfinite = tell_nonfinite
         self.samples = gradient.samples
         self.waited, self.scaled = gradient.waited, gradient.scaled
@@ -159,11 +162,16 @@ class Rounded(Travels):
         """Of a part; where slices are exchanged one by one, each is one."""
         if self._vector is not None:
             self._rounded[shard] = self._rounding.round(self._vector, *self._bounds[shard])
-        self.rounded = self._rounded[0]
+        self.rounded = max(self._rounded, key=_worse) if self._told_at_once else self._rounded[0]
 
     def rounded_of(self, shard: int) -> float:
-        return self._rounded[self._part_of[shard]]
+        return self.rounded if self._told_at_once else self._rounded[self._part_of[shard]]
 
     def take_own_step(self) -> None:
         """Along the gradient as it was computed."""
         self._gradient.take_own_step()
+
+
+def _worse(share: float) -> float:
+    """NaN, something that is not finite, is worse than any share."""
+    return math.inf if math.isnan(share) else share

@@ -1,7 +1,7 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
 
-compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`); in
-           micro-batches, and by the stages of a model that is cut (`pipeline/pieces.py`)
+compute    forward and backward pass, clipped (`gradient.py`); slice by slice, or by buckets, as layers are left
+           (`layerwise_gradient.py`); in micro-batches, and by the stages of a model that is cut (`pipeline/pieces.py`)
 accumulate the mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
@@ -26,8 +26,9 @@ from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule
 from mpisgd.update.groups import Segment, in_pieces
+from mpisgd.vectors.buckets import Bucket, buckets
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.flat import FlatModel, Layer
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.push_format import PushFormat
 
@@ -79,6 +80,11 @@ def accumulated(config: Config, gradient: Travels) -> Travels:
     return Accumulated(gradient, config.accumulation, clip_norm=config.clip_norm, tell_nonfinite=config.nonfinite == "drop")
 
 
+def buckets_of(config: Config, layers: Sequence[Layer], bounds: Sequence[tuple[int, int]]) -> list[Bucket]:
+    """The parts in which gradients leave in an allreduce; none where they leave as a whole."""
+    return buckets(layers, bounds) if config.in_buckets else []
+
+
 def chain(
     config: Config,
     computed: Travels,
@@ -90,7 +96,7 @@ def chain(
 ) -> Travels:
     """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters.
 
-    `pieces`: of the vector, those of the stages of a group, where one process computes what all its ranks push.
+    `pieces`: of the vector, those of the stages of a group, where one process computes what all its ranks push; or its buckets.
     """
     if steps_by_itself(config):
         protocol = config.protocol
@@ -103,8 +109,9 @@ def chain(
         count, drops, own = config.local_steps, config.nonfinite == "drop", in_pieces(segments, pieces)
         computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=own, tell_nonfinite=drops)
     if config.push_format != "float32":
-        by_itself, how = bounds if config.exchange == "layerwise" else pieces, PushFormat.of(config)
-        computed = Rounded(computed, by_itself, tell_nonfinite=config.nonfinite == "drop", push_format=how, slices=bounds)
+        by_itself, how = bounds if config.by_layers else pieces, PushFormat.of(config)
+        drops, told = config.nonfinite == "drop", config.in_buckets
+        computed = Rounded(computed, by_itself, tell_nonfinite=drops, push_format=how, slices=bounds, told_at_once=told)
     return computed
 
 
@@ -133,5 +140,5 @@ def held(config: Config) -> bool:
 def loop_delays(config: Config, learner_id: int) -> Delays:
     """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
     layer by layer the channel does, before the first push."""
-    by_itself = config.exchange != "layerwise" and (config.aggregation == "none" or config.protocol.collective)
+    by_itself = not config.by_layers and (config.aggregation == "none" or config.protocol.collective)
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS

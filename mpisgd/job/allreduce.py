@@ -9,6 +9,8 @@ The reduce-scatter is an all-to-all of slices, summed where they arrive. As many
 (lambda - 1)/lambda of the vector from every rank; but the order of the sum is that of hardsync, and so are its bits, again and
 again (law 5), where MPI may add in any order. Where all learners are on one node, nothing need be moved at all (`shared.py`).
 
+With exchange = "layerwise" slices travel in parts, behind the rest of the backward pass (`exchange/collectives/buckets.py`).
+
 The learner's loop is that of all (`learner.py`), and the bookkeeping of a slice is `shard.Shard`'s, which is handed what a shard's
 messages would have said: so the log, the books and the replay are those of hardsync with as many shards as learners. Nobody can
 leave alone.
@@ -50,6 +52,7 @@ class Collective(Exchange):
             self._channel.pull(meanwhile or _nothing)
             if self._channel.watched and (asked := self._channel.snapshot_pull()) is not None:
                 self._shard.handle(asked)
+            self._channel.begin()
         return Answers((rules.clock,), ending, False)
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:

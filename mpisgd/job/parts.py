@@ -172,7 +172,7 @@ def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
 
 def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
     """The layers of each shard's slice; none are named where slices are cut evenly. Raises ConfigError for too many shards."""
-    return cut_between(model.layers, config.shards) if config.exchange == "layerwise" else []
+    return cut_between(model.layers, config.shards) if config.by_layers else []
 
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:

@@ -26,6 +26,7 @@ from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
 from mpisgd.update import schedule
+from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Computes, Travels, Updates
 from mpisgd.vectors.cut import Stages
 
@@ -128,9 +129,13 @@ class World(ABC):
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """What a rank computes, in memory of its own, or shared; in a `group`, of its stage."""
 
+    def buckets(self) -> list[Bucket]:
+        """The parts in which gradients leave in an allreduce; none where they leave as a whole."""
+        return []
+
     @abstractmethod
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
-        """The same, which tells `channel` of each slice; `pushed` is what is pushed of what is `computed`."""
+        """The same, which tells `channel` of each slice, or bucket; `pushed` is what is pushed of what is `computed`."""
 
     @abstractmethod
     def update(self, rank: int, gradients_per_update: float) -> Updates:

@@ -203,7 +203,8 @@ class Serial:
         in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
         cut = self.tensors.stages
-        pieces = () if cut is None else cut.bounds
+        buckets = [(bucket.start, bucket.end) for bucket in stages.buckets_of(self.config, self.model.layers, self.bounds)]
+        pieces = buckets if cut is None else cut.bounds
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments, pieces)
 
     def _begin_anew(self, learner_id: int) -> None:

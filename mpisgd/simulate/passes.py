@@ -24,8 +24,8 @@ class Passes(Computes):
         gradient: computes, and rounds, in no virtual time.
         rank: the learner's, on whose clock nanoseconds pass.
         next_ns: how many its next mini-batch takes.
-        layers: how many each slice has.
-        exchange: told which slice is needed, and which is left.
+        layers: how many each slice has; of buckets, how many begin in each.
+        exchange: told which slice, or bucket, is needed, and which is left.
         held: no slice is left before the last backward pass has ended.
         count: mini-batches that are one gradient.
     """
@@ -42,6 +42,7 @@ class Passes(Computes):
         count: int = 1,
     ) -> None:
         self.samples = 0
+        self.scaled = gradient.scaled
         self._gradient = gradient
         self._rank = rank
         self._next_ns = next_ns
@@ -70,7 +71,7 @@ class Passes(Computes):
                 self._work(ns, done, done + 2 * layers[shard])
                 done += 2 * layers[shard]
             if shard == last:
-                loss, self.samples = gradient.compute(seq), gradient.samples
+                loss, self.samples, self.rounded = gradient.compute(seq), gradient.samples, gradient.rounded
             exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by)
         return loss
 

@@ -34,6 +34,7 @@ from mpisgd.simulate.timed import BatchedGradient, Timed, TimedStreamedUpdate, T
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.weighting import Weighting
+from mpisgd.vectors.buckets import Bucket, layers_each
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
@@ -51,7 +52,8 @@ class VirtualWorld(World):
     Attributes:
         wires: of all ranks; filled before a role is built.
         meta, parameters, bounds: of the data, and of the model and its slices.
-        slices: the layers of each slice; [] where they are cut evenly.
+        layers: of the model.
+        slices: those of each slice; [] where they are cut evenly.
         stages: of the model, where learners are groups; `crossing` has the bytes that go from each to the next, or `dealt` those
             that pieces give to each other.
         facts: for config.toml.
@@ -60,6 +62,7 @@ class VirtualWorld(World):
     meta: Meta
     parameters: int
     bounds: list[tuple[int, int]]
+    layers: list[Layer]
     slices: list[list[Layer]]
     stages: Stages | None = None
     crossing: Sequence[int] = ()
@@ -80,8 +83,13 @@ class VirtualWorld(World):
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]
 
+    def buckets(self) -> list[Bucket]:
+        return stages.buckets_of(self.config, self.layers, self.bounds)
+
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
         layers = [len(layers) for layers in self.slices]
+        if buckets := self.buckets():
+            layers = layers_each(buckets, len(self.layers))
         return Passes(
             pushed,
             self.wires[rank],
@@ -181,7 +189,7 @@ class TensorWorld(VirtualWorld):
         self.meta = tensors.meta
         self.parameters = tensors.model.size
         self.bounds = parts.bounds(config, tensors.model)
-        self.slices = parts.cut(config, tensors.model)
+        self.layers, self.slices = tensors.model.layers, parts.cut(config, tensors.model)
         self.facts = tensors.facts
         tensors.check()
         self.stages = tensors.stages
@@ -225,12 +233,12 @@ class SizedWorld(VirtualWorld):
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
         if config.in_groups and model is not None:
             self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
-        self.slices = []
+        # of a model of which only the size is known, each slice is one layer
+        self.layers = [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
+        self.slices = [[layer] for layer in self.layers] if config.by_layers else []
         if model is not None:
-            self.slices = parts.cut(config, model)
+            self.layers, self.slices = model.layers, parts.cut(config, model)
             parts.segments_of(config, model)  # refused alike where they match nothing
-        elif config.exchange == "layerwise":  # of a model of which only the size is known, each slice is one layer
-            self.slices = [[Layer(f"layer {shard}", end - start)] for shard, (start, end) in enumerate(self.bounds)]
         self.facts = parts.facts_of_model(self.parameters, "no gradients were computed", self.slices)
         vector = SizedVector(self.parameters)
         self._memory = Memory(vector, vector)

@@ -53,6 +53,7 @@ WAYS = {
     "hardsync, streamed": Way({"exchange": "streamed"}),
     "hardsync, 1 shard, streamed": Way({"exchange": "streamed"}, shards=1),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
+    "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
     "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),
     "softsync, prefetch": Way({"protocol": SoftsyncOptions, "exchange": "prefetch"}),

@@ -54,6 +54,7 @@ GROUPED = {
     "backward": ("mpisgd.pipeline.pieces", "StagePasses.pass_back", 21, False),
     "in a call": ("mpisgd.pipeline.links", "WireLinks.deal", 21, False),
     "pushing": ("mpisgd.exchange.channel", "LearnerChannel._send", 6, True),
+    "agreeing": ("mpisgd.comm.mpi.grouped", "Told.tell", 9, False),
     "agreed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, False),
     "pushed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, True),
 }

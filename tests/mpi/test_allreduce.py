@@ -17,6 +17,7 @@ from mpisgd.update.optimizer import CACHED_NBYTES
 from .conftest import Shared, dealt
 
 BFLOAT16 = {"push_format": "bfloat16", "pull_format": "bfloat16"}
+LAYERWISE = {"exchange": "layerwise"}
 UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 #: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
 #: vector is cut: the others' kernels treat the last elements of a slice by themselves.
@@ -28,6 +29,9 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "diverged": (2, 2, {"alpha0": 1e30, "nonfinite": "continue"}),
     "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
     "large-bfloat16": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03, **BFLOAT16}),
+    "large-layerwise": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500, 1500]}, "epochs": 0.03, **LAYERWISE}),
+    "3-layerwise": (3, 3, {"model": "small_cnn", "evaluator": True, **BFLOAT16, **LAYERWISE}),
+    "4-layerwise": (4, 4, {"straggler": UNEVEN, "averaging": 0.9, "evaluation": {"every_epochs": 0.2}, **LAYERWISE}),
     "4-few": (4, 4, {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"}),
 }
 NODE = "-node"
@@ -37,7 +41,7 @@ for _each in ("4", "cnn", "large"):
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-CASES = dealt(RUNS, always=("4-node", "5", "diverged", "large", "large-bfloat16"))
+CASES = dealt(RUNS, always=("4-node", "5", "diverged", "large", "large-bfloat16", "large-layerwise", "3-layerwise"))
 TWIN = "twin-"
 """The same by hardsync, those of an evaluator evaluated by learner 0; made once."""
 
@@ -46,6 +50,7 @@ def job(directory: Path, name: str) -> dict:
     learners, shards, special = RUNS[name.removeprefix(TWIN)]
     config = {**COMMON, **special, "out": str(directory / name)}
     if name.startswith(TWIN):
+        config["exchange"] = "whole"  # layers would be slices
         return {"ranks": learners + shards, "config": {**config, "protocol": "hardsync", "shards": shards, "evaluator": False}}
     return {"ranks": learners + special.get("evaluator", False), "config": {**config, "protocol": "allreduce"}}
 

@@ -15,7 +15,7 @@ from mpisgd.records.log.schema import Event
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import END_S, HELD, ULFM, _needs_ulfm, ended, let_go, started, told, users_module
+from .test_tolerant import END_S, HELD, PATIENCE_S, ULFM, _needs_ulfm, ended, let_go, started, told, users_module
 
 __all__ = ["_needs_ulfm", "started", "users_module"]
 
@@ -23,6 +23,7 @@ HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(N
 MODEL = ("--model", "mlp", "--model.hidden", "16", "12", "10")
 COMMON = ("--threads", "1", "--log.progress", "plain", "--epochs", "0.5", "--mu", "16", *MODEL)
 TWO = ("--shards", "2", "--group-size", "2", "--micro-batches", "2")  # 2 shards, then groups (2, 3), (4, 5), ...
+PIECES = ("--group-form", "partition", "--model", "speech", "--model.hidden", "16", "12")
 THREE = ("--shards", "3", "--group-size", "3", "--micro-batches", "4")  # 3 shards, then (3, 4, 5), (6, 7, 8)
 
 
@@ -63,6 +64,41 @@ def test_its_group_leaves_as_one_learner(
     for shard in range(shards):
         assert told(run, Event.LOST, shard) == [gone], job.text
         assert sorted(told(run, Event.GOODBYE, shard)) == others
+    assert len(run.evaluations)
+    assert (out / "weights.pt").is_file()
+    assert replay.check(out) == ""
+
+
+HANGS = [
+    ("first pull", 5, "softsync", TWO, 8),
+    ("forward", 2, "hardsync", TWO, 8),
+    ("in a call", 4, "softsync", (*TWO, *PIECES), 8),
+    ("agreeing", 7, "hardsync", THREE, 9),
+    ("pushing", 3, "hardsync", TWO, 8),
+]
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "victim", "protocol", "words", "ranks"),
+    HANGS,
+    ids=[f"{point} {victim} {protocol}" for point, victim, protocol, *_ in HANGS],
+)
+def test_a_group_of_which_one_hangs_is_missed_as_one_learner(
+    started: list[Job], tmp_path: Path, point: str, victim: int, protocol: str, words: tuple[str, ...], ranks: int
+) -> None:
+    """It stops itself, and nobody wakes it: the others of its group wait for it, and are not waited for."""
+    out = tmp_path / "run"
+    more = ("--protocol", protocol, "--faults.patience-s", PATIENCE_S)
+    job = dies(started, out, ranks, point, victim, *words, *more, DIE_BY="SIGSTOP")
+    run = ended(job, out)
+    shards = run.shards
+    gone = (victim - shards) // shards
+    assert gone in run.events["learner_id"][run.events["kind"] == Event.MISSED], job.text
+    for shard in range(shards):
+        assert told(run, Event.LOST, shard) == [gone], job.text
+        assert sorted(told(run, Event.GOODBYE, shard)) == [each for each in range(run.lambda_) if each != gone]
     assert len(run.evaluations)
     assert (out / "weights.pt").is_file()
     assert replay.check(out) == ""

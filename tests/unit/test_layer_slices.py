@@ -24,7 +24,6 @@ from mpisgd.config import (
 )
 from mpisgd.job import parts
 from mpisgd.protocols import (
-    AllreduceOptions,
     AsyncOptions,
     BackupOptions,
     DownpourOptions,
@@ -95,7 +94,6 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"protocol": AllreduceOptions()}, "exchange = 'layerwise': expected 'whole' beside protocol allreduce"),
         (
             {"protocol": BackupOptions(abort=True)},
             "exchange = 'layerwise': expected 'whole' beside protocol backup, whose learners give up",

@@ -34,6 +34,7 @@ from tests.virtual.test_laws import COMMON, Laws, jitters, jobs, obeys
 DEEP = {"model": {"name": "mlp", "hidden": [8, 8, 8]}}
 """Four layers."""
 REFUSED = {"allreduce"}
+"""It has buckets in the place of layers: `test_buckets.py`."""
 ASYNCHRONOUS = [{"name": "async"}, {"name": "softsync", "n": 2}, {"name": "ssp", "slack": 1}, {"name": "downpour", "warm_up": 3}]
 SYNCHRONOUS = [{"name": "hardsync"}, {"name": "backup", "b": 1}, {"name": "timeout", "N_min": 2, "timeout_s": 0.11}]
 

@@ -44,6 +44,7 @@ LOOPS = [
             "exchange/base",
             "exchange/shard_channel",
             "exchange/collectives/channel",
+            "exchange/collectives/buckets",
             "exchange/evaluator_channel",
             "exchange/layerwise",
             "pipeline/group_channel",

@@ -56,6 +56,7 @@ class Wire:
         self.polite = wait == "polite"
         self._arrivals = Arrivals(comm, politeness, polite=self.polite)
         synchronous = os.environ.get("MPISGD_SSEND", "0") == "1"
+        self._synchronous = synchronous
         self._start = comm.Issend if synchronous else comm.Isend
         self._outbox = Outbox() if self.polite and not synchronous else None
         self._printed = Printed(self.rank)
@@ -275,7 +276,7 @@ class Wire:
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Some ranks that will act together; only they call this."""
-        return Team(self._wait_together, self._printed, self._group(ranks), bounds, cuts)
+        return Team(self._wait_together, self._printed, self._group(ranks), bounds, cuts, synchronous=self._synchronous)
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; only they call this."""

@@ -7,9 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.communicator import Communicator, Node, Team
+from mpisgd.comm.communicator import Communicator, Node, Part, Team
 from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Meeting, VirtualRank
+
+
+class Parts:
+    """An exchange whose parts leave one by one; `own`: where this rank's own go."""
+
+    def __init__(self, vector: Any, own: Any, parts: Sequence[Part]) -> None:
+        self.vector = vector
+        self.own = own
+        self.parts = parts
+        self.posted: list[Any] = []
+        self.sent: list[Any] = []
 
 
 class VirtualTeam(Team):
@@ -59,15 +70,55 @@ class VirtualTeam(Team):
         sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), slices[place]) for place in self._others]
         self._wait(posted, sent)
 
+    def begin_parts(self, vector: Any, received: Any, parts: Sequence[Part]) -> Parts:
+        """Messages of one sender meet its receives in their order: that of a backward pass, the last part first."""
+        size = len(range(*self._bounds[self._place]))
+        rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
+        begun = Parts(vector, rows[self._place], parts)
+        start, _ = self._bounds[self._place]
+        for part in reversed(parts):
+            if part.owner == self._place:
+                for place in reversed(self._others):
+                    room = rows[place][part.start - start : part.end - start]
+                    begun.posted.append(self._post(self._ranks[place], Tag.GRADIENT, (room,)))
+        return begun
+
+    def leave(self, begun: Parts, number: int) -> None:
+        part = begun.parts[number]
+        body = begun.vector[part.start : part.end]
+        if part.owner == self._place:
+            start, _ = self._bounds[self._place]
+            _copy(body, begun.own[part.start - start : part.end - start])
+        else:
+            begun.sent.append(self._wire.start(self._ranks[part.owner], Tag.GRADIENT, (), body))
+
+    def finish_parts(self, begun: Parts) -> None:
+        self._wait(begun.posted, [])
+
+    def see_out(self, begun: Parts) -> None:
+        self._wait([], begun.sent)
+
     def share(self, own: Any, vector: Any) -> tuple[list[Any], list[Any]]:
         wire = self._wire
         _copy(own, self._slice(vector, self._place))
-        posted = [self._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
+        posted = self._posted(vector)
         return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
 
-    def finish(self, shared: tuple[list[Any], list[Any]], meanwhile: Callable[[], None]) -> None:
+    def open_shares(self, vector: Any) -> tuple[list[Any], list[Any], Any]:
+        """In virtual time a slice leaves when all of it is made."""
+        return self._posted(vector), [], self._slice(vector, self._place)
+
+    def share_up_to(self, shared: tuple[list[Any], list[Any], Any], own: Any, stop: int) -> None:
+        if stop == own.size:
+            _copy(own, shared[2])
+            shared[1].extend(self._wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others)
+
+    def _posted(self, vector: Any) -> list[Any]:
+        return [self._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
+
+    def finish(self, shared: tuple[Any, ...], meanwhile: Callable[[], None]) -> None:
         meanwhile()
-        self._wait(*shared)
+        self._wait(*shared[:2])
 
     def _wait(self, posted: list[Any], sent: list[Any]) -> None:
         for each in posted:  # bodies come after headers, though these say nothing here

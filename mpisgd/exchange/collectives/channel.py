@@ -86,10 +86,17 @@ class TeamChannel(ShardChannel):
                     f"learner {learner_id} says it is learner {push.learner_id}, its gradient {push.nbytes} bytes;"
                     f" expected {nbytes} bytes"
                 )
-        self._team.exchange(self._gradients, self._received)
+        self._move()
         self._exchanged_ns = self.now_ns()
         self._push_ns = self._exchanged_ns - start_ns
         return pushes
+
+    def _move(self) -> None:
+        """All slices go to their owners."""
+        self._team.exchange(self._gradients, self._received)
+
+    def begin(self) -> None:
+        """Do what there is to do before a mini-batch is computed."""
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to share the new weights of this shard with all learners."""

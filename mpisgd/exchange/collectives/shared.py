@@ -11,13 +11,14 @@ To `channel.TeamChannel` it is a team like one that sends (`communicator.Team`),
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.communicator import Communicator, Team
+from mpisgd.comm.communicator import Communicator, Part, Team
 from mpisgd.comm.messages import LAYOUTS, Fields
+from mpisgd.exchange.collectives.buckets import BucketChannel
 from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.exchange.collectives.held import Gathered
 from mpisgd.exchange.roles import Roles
@@ -90,10 +91,11 @@ def team_channel(
     shared: SharedMemory | None = None,
     *,
     rounded: bool = False,
+    buckets: Sequence[Part] = (),
 ) -> TeamChannel:
     """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share.
 
-    `rounded`: weights are gathered as bfloat16.
+    `rounded`: weights are gathered as bfloat16; `buckets`: slices leave in these parts.
     """
     team: Team
     memory, held = gradient.memory, None
@@ -104,4 +106,7 @@ def team_channel(
     if rounded:
         start, end = bounds[learner_id]
         held = Gathered(memory.weights, memory.weights[start:end].nbytes)
-    return TeamChannel(wire, roles, learner_id, team=team, memory=memory, received=received, held=held)
+    named: dict[str, Any] = {"team": team, "memory": memory, "received": received, "held": held}
+    if buckets:
+        return BucketChannel(wire, roles, learner_id, **named, buckets=buckets)
+    return TeamChannel(wire, roles, learner_id, **named)

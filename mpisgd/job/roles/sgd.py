@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -124,9 +125,14 @@ class BuiltBoth(BuiltShard):
         shared = world.shared(self.wire.node(setup.roles.learner_ranks)) if in_memory else None
         config, bounds, samples = setup.config, setup.bounds, setup.meta.train_samples
         update = world.update(rank, setup.gradients_per_update)
-        self._gradient = stages.chain(config, self._gradient_of(shared), bounds, samples, setup.gradients_per_update)
-        rounded = config.pull_format == "bfloat16"
-        self._channel = team_channel(self.wire, setup.roles, self.index, self._gradient, update, bounds, shared, rounded=rounded)
+        computed, buckets = self._gradient_of(shared), world.buckets()
+        pieces = [(bucket.start, bucket.end) for bucket in buckets]
+        pushed = stages.chain(config, computed, bounds, samples, setup.gradients_per_update, pieces=pieces)
+        how: dict[str, Any] = {"rounded": config.pull_format == "bfloat16", "buckets": buckets}
+        self._channel = team_channel(self.wire, setup.roles, self.index, pushed, update, bounds, shared, **how)
+        self._gradient: Computes = pushed
+        if buckets:
+            self._gradient = world.by_layers(rank, computed, pushed, self._channel)
         self.server = self._make_server(self._channel, update)
 
     def train(self) -> None:
@@ -180,7 +186,7 @@ class BuiltLearner(Built):
         if world.tensors is not None:
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._gradient: Computes = pushed
-        if config.exchange == "layerwise":
+        if config.by_layers:
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
         self._may_evaluate = setup.tolerant and rank == setup.roles.learner_ranks[self.index]
         if self._may_evaluate:

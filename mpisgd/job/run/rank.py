@@ -27,7 +27,7 @@ from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
+from mpisgd.gradient.layerwise_gradient import BucketedGradient, LayerwiseGradient
 from mpisgd.job import interruption
 from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
@@ -49,7 +49,8 @@ from mpisgd.records.log import schema
 from mpisgd.records.loggers import Loggers
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.buckets import Bucket
+from mpisgd.vectors.computing import Computes, Travels
 
 
 def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT, resumed: bool = False) -> Outcome:
@@ -336,8 +337,13 @@ class MpiWorld(World):
         if self._gradient is not None:
             self._gradient.close()
 
-    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> LayerwiseGradient:
+    def buckets(self) -> list[Bucket]:
+        return stages.buckets_of(self._config, self.tensors.model.layers, self._setup.bounds)
+
+    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
         bounds, held = self._setup.bounds, stages.held(self._config)
+        if buckets := self.buckets():
+            return BucketedGradient(computed, pushed, self.tensors.model, buckets, channel, held=held)
         return LayerwiseGradient(computed, pushed, self.tensors.model, bounds, channel, held=held)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:

@@ -34,7 +34,7 @@ def compare_shards(record: Record) -> None:
 
 def _check_told(record: Record, learner_id: int) -> None:
     first, config = record.shards[0], record.config
-    own: tuple[str, ...] = OF_STAGES if config.in_groups else OWN if config.exchange == "layerwise" else ()
+    own: tuple[str, ...] = OF_STAGES if config.in_groups else OWN if config.by_layers else ()
     own = (*own, "neighbour_s")
     extra = {name for shard in record.shards for name in schema.extra(shard.pushes.dtype)}
     told = [name for name in (*TOLD, *sorted(extra)) if name not in own]

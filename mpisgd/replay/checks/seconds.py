@@ -97,7 +97,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: np.
                 _refuse(shard, int(rows[at]), f"compute_s {compute_s}, of which {least_s} s are a delay of one of its ranks")
             continue
         (delays,) = all_delays
-        exact = config.exchange != "layerwise" or delays.of(number, 0.0) == delays.of(number, 1.0)
+        exact = not config.by_layers or delays.of(number, 0.0) == delays.of(number, 1.0)
         put_in_s = int(delays.of(number, compute_s if exact else 0.0) * 1e9) * 1e-9
         if delay_s != put_in_s and (exact or delay_s < put_in_s):
             _refuse(shard, int(rows[at]), f"delay_s {delay_s}: {'' if exact else 'at least '}{put_in_s} s were put in")
@@ -106,7 +106,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: np.
 def _computations(record: Record, shard: ShardRecord, learner_id: int, seq: np.ndarray) -> list[int]:
     """Number the computations of a learner that pushes were, from 0: mini-batches that were given up, or rejected, count again."""
     config = record.config
-    if config.exchange == "layerwise" or config.in_teams or config.protocol.collective:
+    if config.by_layers or config.in_teams or config.protocol.collective:
         numbers: list[int] = seq.tolist()
         return numbers
     gave_up = shard.events_of[learner_id]

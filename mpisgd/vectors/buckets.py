@@ -1,0 +1,53 @@
+"""Parts of a gradient that leave one by one, while the rest of the backward pass of an allreduce is computed.
+
+A bucket is contiguous, and of one rank's slice. It has layers until they are of BUCKET_NBYTES, from the end of the slice on, as a
+backward pass goes. A larger layer, whose gradient is there all at once, is cut by its slices alone. So a deep model has many, and a
+model of few large layers has few, large ones: what more messages cost would have nothing to hide behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpisgd.vectors.flat import Layer, bounds_of
+
+BUCKET_NBYTES = 2**22
+"""Least bytes of float32 in one, but for the first of a slice, which comes last: 34 ms at 1 Gbit/s, so that what each costs besides
+its bytes does not count, and what is left when the backward pass ends is little of a large model."""
+
+
+class Bucket(NamedTuple):
+    """Elements `start` to `end` of the vector, which the rank in place `owner` sums.
+
+    `first`: the number of the first layer that it has a part of, whose gradient is the last that it waits for.
+    """
+
+    owner: int
+    start: int
+    end: int
+    first: int
+
+
+def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[Bucket]:
+    """Cut the slices of a vector of these layers, in the order of the vector."""
+    ends = bounds_of([[layer] for layer in layers])
+    found = []
+    for owner, (start, end) in reversed(list(enumerate(slices))):
+        stop = end
+        for number, (begin, close) in reversed(list(enumerate(ends))):
+            if begin >= stop or close <= start:
+                continue
+            at = max(begin, start)
+            if at == start or 4 * (stop - at) >= BUCKET_NBYTES:
+                found.append(Bucket(owner, at, stop, number))
+                stop = at
+            if at == start:
+                break
+    return found[::-1]
+
+
+def layers_each(cut: Sequence[Bucket], layers: int) -> list[int]:
+    """How many of so many layers begin with each bucket: those after which, going backward, it is there and the next one is not."""
+    return [last - first for first, last in itertools.pairwise([*(bucket.first for bucket in cut), layers])]

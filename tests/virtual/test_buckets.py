@@ -1,0 +1,148 @@
+"""An allreduce whose gradients leave bucket by bucket on virtual ranks: seconds by hand, the bits of whole vectors, replay."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpisgd import replay
+from mpisgd.base.errors import ConfigError
+from mpisgd.config.config_file import from_mapping
+from mpisgd.exchange.collectives.buckets import BucketChannel
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.simulate import simulate
+from mpisgd.vectors import buckets
+from tests.effort import examples
+from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated
+from tests.virtual.test_allreduce import SLICE_S, SLOW
+from tests.virtual.test_laws import COMMON
+
+ALLREDUCE = {"protocol": "allreduce", "exchange": "layerwise"}
+BUCKET_NBYTES = "BUCKET_NBYTES"
+
+
+def test_the_seconds_of_an_iteration_by_hand(tmp_path: Path) -> None:
+    """Of two slices, the second leaves 10/3 s before the backward pass ends, and so costs none; its owner has updated it a second
+    earlier than the other, which is when that sends its own."""
+    run = simulated(tmp_path / "run", SIZES, **ALLREDUCE, **SLOW)
+    made_s = [10 + SLICE_S + 3, 10 + 0.25 + 3]
+    for shard in range(2):
+        updates, rows = (table[table["shard"] == shard] for table in (run.updates, run.pushes))
+        first_s = SLICE_S + made_s[shard]
+        assert updates["time_s"][0] == pytest.approx(first_s, abs=1e-9)
+        assert np.diff(updates["time_s"]) == pytest.approx(made_s[0] + SLICE_S), "a quarter less than with whole vectors"
+        assert rows["compute_s"] == pytest.approx(10)
+    assert run.pushes["push_s"][run.pushes["seq"] > 0].min() == pytest.approx(0.25), "only headers were waited for"
+
+
+def deep(layers: int, bandwidth: float, exchange: str, out: Path) -> float:
+    """Seconds of an update where computing takes 0.1 s."""
+    network = {"latency_s": 0.0, "overhead_s": 0.0, "bandwidth": bandwidth, "node_bandwidth": bandwidth}
+    shape = {"model": {"name": "mlp", "hidden": [16] * layers}, "compute": {"name": "constant", "mean_s": 0.1}, "network": network}
+    run = simulated(out, merged(TENSORS, shape), protocol="allreduce", exchange=exchange, virtual={"learners": 2})
+    return float(np.diff(run.updates["time_s"][run.updates["shard"] == 0]).mean())
+
+
+def test_a_reduce_scatter_is_hidden_behind_the_backward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1 s of computing, and 0.03 of each phase: of the slice that is left last the last bucket is waited for, not all."""
+    monkeypatch.setattr(buckets, BUCKET_NBYTES, 500)
+    nbytes = 4 * (6 * 16 + 16 + 8 * (16 * 16 + 16) + 16 * 3 + 3)
+    bandwidth = nbytes / 2 / 0.03
+    whole, parts = (deep(9, bandwidth, exchange, tmp_path / exchange) for exchange in ("whole", "layerwise"))
+    assert whole == pytest.approx(0.1 + 2 * 0.03, rel=0.02)
+    assert 0.1 + 0.03 < parts < 0.1 + 0.03 + 0.006
+
+
+#: What a gradient goes through before its buckets leave, and an update after.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "clip_norm": (0.0, 0.3),
+    "clip_average": (0.0, 0.1),
+    "accumulation": (1, 2),
+    "nonfinite": ("stop", "drop"),
+    "push_format": ("float32", "bfloat16"),
+    "pull_format": ("float32", "bfloat16"),
+    "averaging": (0.0, 0.9),
+    "evaluator": (False, True),
+    "optimizer": ("sgd", "adam"),
+    "straggler": ({}, {"slowdown": {"0": 3.0}, "delay": "exponential"}),
+}
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> dict[str, Any]:
+    changes = {name: draw(st.sampled_from(values)) for name, values in OPTIONS.items()}
+    virtual = {"learners": draw(st.integers(1, 5)), "ranks_per_node": draw(st.integers(1, 3))}
+    hidden = draw(st.lists(st.integers(1, 12), max_size=4))
+    return {**changes, "virtual": virtual, "model": {"name": "mlp", "hidden": hidden}, "epochs": 0.7}
+
+
+def test_the_bits_of_whole_vectors_and_of_replay() -> None:
+    """Weights, losses, decisions; however few bytes a bucket has. In the order of learners, as the log says."""
+
+    @settings(COMMON, max_examples=examples(24))
+    @given(jobs(), st.sampled_from([1, 60, 300, 2**22]))
+    def one(changes: dict[str, Any], nbytes: int) -> None:
+        with tempfile.TemporaryDirectory() as directory, patch.object(buckets, BUCKET_NBYTES, nbytes):
+            runs = []
+            for exchange in ("whole", "layerwise"):
+                job = merged({**TENSORS, "out": f"{directory}/{exchange}", "protocol": "allreduce", "exchange": exchange}, changes)
+                runs.append(Run(simulate(from_mapping(job)).path))
+            same(*runs)
+            assert replay.check(runs[1].path) == ""
+
+    one()
+
+
+def same(whole: Run, parts: Run) -> None:
+    ours, theirs = (torch.load(each.path / schema.WEIGHTS, weights_only=True) for each in (parts, whole))
+    assert ours.keys() == theirs.keys()
+    for vector, state in ours.items():
+        for key, value in state.items():
+            assert value.numpy().tobytes() == theirs[vector][key].numpy().tobytes()
+    for table, columns in {
+        "pushes": ["shard", "clock", "timestamp", "learner_id", "seq", "samples", "verdict", "loss", "compute_s", "delay_s"],
+        "updates": ["shard", "clock", "gradients", "samples", "mean_loss", "gradient_sq", "sum_sq"],
+        "summaries": ["shard", "final_clock", "samples", "received", "pushed"],
+    }.items():
+        for column in columns:
+            one, other = (getattr(each, table)[column] for each in (parts, whole))
+            assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), (table, column)
+
+
+def test_buckets_leave_before_the_last_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this shows less than it says; and each learner has all, in the order of a backward pass."""
+    monkeypatch.setattr(buckets, BUCKET_NBYTES, 100)
+    left: list[tuple[int, int, int]] = []
+    leave = BucketChannel.leave
+
+    def noting(channel: BucketChannel, shard: int, *rest: Any) -> None:
+        left.append((channel._shard, shard, channel.now_ns()))
+        leave(channel, shard, *rest)
+
+    monkeypatch.setattr(BucketChannel, "leave", noting)
+    simulated(tmp_path / "run", TENSORS, **ALLREDUCE, virtual={"learners": 2}, epochs=0.07)
+    for learner_id in range(2):
+        own = [(number, ns) for learner, number, ns in left if learner == learner_id]
+        assert [number for number, _ in own] == [2, 1, 0] * (len(own) // 3)
+        assert own[0][1] < own[1][1], "the last layer's, a layer earlier"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"push_format": "topk"}, r"exchange = 'layerwise' of protocol allreduce: which elements of a slice are the largest"),
+        ({"aggregation": "node"}, "aggregation = 'node'"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why):
+        simulate(config(tmp_path / "run", TENSORS, **ALLREDUCE, **changes))
