@@ -2,8 +2,8 @@
 
 The points are those of POINTS, in the order in which a rank comes to them; a learner that doubles as a shard, or is member of a
 team, does not come to all. DIE_BY says what happens there instead: SIGSTOP, or a number of seconds, for which it sleeps, and goes
-on. In `mpi-init` the rank is killed from outside, while it waits in MPI_Init for rank DIE_WAITS, which begins that only when there
-is the file DIE_MARK.
+on; DIE_MEET_S shortens the last meeting, for which it is then late. In `mpi-init` the rank is killed from outside, while it waits
+in MPI_Init for rank DIE_WAITS, which begins that only when there is the file DIE_MARK.
 """
 
 from __future__ import annotations
@@ -130,6 +130,8 @@ def main() -> int:
         _before_import("mpi4py.MPI", _wait_for_mark)
     from mpisgd.__main__ import main as mpisgd
 
+    if meet_s := os.environ.get("DIE_MEET_S"):
+        importlib.import_module("mpisgd.comm.mpi.tolerant").MEET_S = float(meet_s)  # type: ignore[attr-defined]
     return mpisgd()
 
 

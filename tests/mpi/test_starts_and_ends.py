@@ -95,6 +95,16 @@ def test_nobody_who_has_finished_counts_as_lost(started: list[Job], tmp_path: Pa
     assert Run(out).done is not None
 
 
+def test_a_shard_that_does_not_come_to_the_end_is_told(started: list[Job], tmp_path: Path) -> None:
+    """Its log may lack the last rows, and nobody can say DONE for it."""
+    out = tmp_path / "run"
+    told = {"DIE_AT": "end", "DIE_RANK": "1", "DIE_BY": "30", "DIE_MEET_S": "5"}
+    job = begin(started, out, 4, "tests.faults.dying", "--shards", "2", **told)
+    assert job.end(END_S) not in (0, None), job.text
+    assert "PeerError: shard 1 (rank 1 on " in job.text and "did not come to the end" in job.text, job.text
+    assert not (out / "DONE").exists()
+
+
 def test_a_shard_that_hangs_ends_the_job(started: list[Job], tmp_path: Path) -> None:
     """Nobody is told of it by MPI; the learners, who wait for it, ask."""
     out = tmp_path / "run"

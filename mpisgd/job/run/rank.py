@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.base.draws import kept
-from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
+from mpisgd.base.errors import EXIT_FAILED, CheckpointError, PeerError, RunInterrupted
 from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
 from mpisgd.comm.communicator import Group
@@ -188,6 +188,7 @@ class Rank:
             raise self._interrupted(wire, outcome)
         told = np.zeros(1 + self.ranks.size, np.int64)
         if self.rank == 0:
+            self._check_who_came(wire)
             outcome = finish(outcome, logged=logged)
             for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
                 spool.unlink(missing_ok=True)
@@ -204,6 +205,15 @@ class Rank:
         if why:
             raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
         return dataclasses.replace(outcome, diverged=bool(diverged))
+
+    def _check_who_came(self, wire: Wire) -> None:
+        """Raises PeerError where a rank is missing without which a run is not whole: the last rows of its log may be."""
+        missing = [rank for rank in wire.presence.given_up() if rank in self.roles.vital_ranks]
+        if missing:
+            raise PeerError(
+                f"{', '.join(map(self._name, missing))} did not come to the end: the log may lack rows, and there is no DONE",
+                missing[0],
+            )
 
     def _part(self, wire: Wire) -> None:
         self.vigil.stop()
