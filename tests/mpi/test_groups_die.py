@@ -117,6 +117,22 @@ def test_one_of_a_group_hangs_with_its_goodbye(started: list[Job], tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", [(), PIECES], ids=["stages", "pieces"])
+def test_the_evaluator_of_groups_dies_and_a_learner_follows(started: list[Job], tmp_path: Path, form: tuple[str, ...]) -> None:
+    """Killed when it begins to evaluate: a learner's rank makes the whole model, and evaluates all again."""
+    out = tmp_path / "run"
+    words = ("--evaluator", "--protocol", "hardsync", "--evaluation.every-epochs", "0.1")
+    run = ended(dies(started, out, 7, "evaluation", 6, *TWO, *form, *words), out)
+    for shard in range(run.shards):
+        assert told(run, Event.LOST, shard) == [], "no learner is lost"
+        assert sorted(told(run, Event.GOODBYE, shard)) == [0, 1]
+    test = run.evaluations[run.evaluations["train"] == 0]
+    assert test["snapshot"].tolist() == list(range(6)), "each once"
+    assert (out / "weights.pt").is_file()
+    assert replay.check(out) == ""
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
 def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -> None:
     """Two of three groups break, one rank after the other; what each had computed by then is proved."""
