@@ -32,6 +32,8 @@ class Options:
     """memory: of the images in the file."""
     model_nbytes: int = 1_500_000_000
     """pieces: of the model's parameters."""
+    exchanges: tuple[str, ...] = tuple(nodes.WAYS)
+    """nodes: what is compared with DDP."""
     nodes: tuple[int, ...] = (2, 4)
     """nodes: how many there are."""
     gbit: tuple[float, ...] = (1.0, 10.0)
@@ -43,6 +45,7 @@ class Options:
         require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
         require(self.nbytes >= 2**20, "nbytes", self.nbytes, "a MiB at least")
         check("cases", self.cases, CASES)
+        check("exchanges", self.exchanges, nodes.WAYS)
 
 
 def _log(options: Options) -> Measured:
@@ -107,7 +110,7 @@ def _stages(options: Options) -> Measured:
 
 
 def _nodes(options: Options) -> Measured:
-    rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit)
+    rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit, options.exchanges)
     return rows, nodes.lines_of(rows)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.checkpoint import in_turn
 from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
@@ -26,7 +27,7 @@ from mpisgd.config import Config, config_file
 from mpisgd.exchange import links
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
-from tests.bench.peers import told_in
+from tests.bench.peers import KNOWN, told_in
 from tests.nodes.cluster import Cluster, missing
 from tests.nodes.job import Job
 
@@ -47,6 +48,7 @@ class Way:
     """The DDP that it is compared with."""
 
 
+_ROUNDED = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 WAYS = {
     "hardsync": Way(),
     "hardsync, 1 shard": Way(shards=1),
@@ -59,11 +61,17 @@ WAYS = {
     "softsync, prefetch": Way({"protocol": SoftsyncOptions, "exchange": "prefetch"}),
     "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
     "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
+    "hardsync, bfloat16 both ways": Way(_ROUNDED, beside=DDP_HALF),
+    "allreduce, bfloat16 both ways": Way({"protocol": AllreduceOptions(), **_ROUNDED}, shards=0, beside=DDP_HALF),
 }
 
 
-def measure(repetitions: int, cases: Sequence[str], nodes: Sequence[int], gbit: Sequence[float]) -> list[dict[str, Any]]:
-    """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces here; a run that fails."""
+def measure(
+    repetitions: int, cases: Sequence[str], nodes: Sequence[int], gbit: Sequence[float], ways: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces; a case DDP has not; a run that fails."""
+    for key in cases:
+        require(key in KNOWN, "cases", key, f"some of {', '.join(KNOWN)} for nodes")
     if why := missing():
         raise ConfigError(why)
     rows = []
@@ -72,13 +80,13 @@ def measure(repetitions: int, cases: Sequence[str], nodes: Sequence[int], gbit: 
             for rate in gbit:
                 for node in cluster.nodes:
                     cluster.shape(node, f"{rate * 1000:.0f}mbit")
-                rows += [_row(cluster, key, rate, repetitions) for key in cases]
+                rows += [_row(cluster, key, rate, repetitions, ways) for key in cases]
     return rows
 
 
-def _row(cluster: Cluster, key: str, gbit: float, repetitions: int) -> dict[str, Any]:
+def _row(cluster: Cluster, key: str, gbit: float, repetitions: int, ways: Sequence[str]) -> dict[str, Any]:
     case, places = CASES[key], len(cluster.nodes)
-    seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *WAYS)}
+    seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
     carried: dict[str, float] = {}
     for name in in_turn(list(seconds), repetitions):
         if name in WAYS:
@@ -94,7 +102,7 @@ def _row(cluster: Cluster, key: str, gbit: float, repetitions: int) -> dict[str,
         "round_s": {name: spread(values) for name, values in seconds.items()},
         "megabytes": {name: nbytes / 1e6 for name, nbytes in carried.items()},
         "over_limit": {name: spread([each / limits[name] for each in seconds[name]]) for name in limits},
-        "speed_over_ddp": {name: over(seconds[way.beside], seconds[name]) for name, way in WAYS.items()},
+        "speed_over_ddp": {name: over(seconds[WAYS[name].beside], seconds[name]) for name in ways},
     }
 
 
