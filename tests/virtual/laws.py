@@ -50,6 +50,8 @@ class Laws:
         self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
         self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
         self.uneven |= self.name == "backup" and len(set(self.ranks)) > 1
+        self.late_count = self.name == "backup" and run.config["protocol"].get("late") == "apply"
+        """A gradient that is late on one shard may be on time on another, and so in another update."""
         self.budget = run.config["epochs"] * run.environment["train_samples"]
         self.clocks = run.summaries["final_clock"].tolist()
         self.pushes = [run.pushes[run.pushes["shard"] == shard] for shard in range(run.shards)]
@@ -82,7 +84,9 @@ class Laws:
         for shard in range(run.shards):
             assert len(self.updates[shard]) == self.clocks[shard] >= 0
             finished = run.summaries["samples"][shard] >= self.budget and not self.exact
-            assert finished or len(self.departed[shard]) > 0 or self.uneven, "the first shard that is done ends the run"
+            cut_short = len(self.departed[shard]) > 0 or self.uneven or self.late_count
+            assert finished or cut_short, "the first shard that is done ends the run"
+            assert run.summaries["samples"].max() >= self.budget or len(self.departed[shard]) > 0 or self.uneven or self.exact
             stopped = (run.events["kind"] == Event.STOPPED) & (run.events["shard"] == shard)
             assert stopped.sum() == finished
             assert len(set(self.departed[shard]["learner_id"].tolist())) == len(self.departed[shard])
