@@ -5,7 +5,8 @@ goodbyes. A learner pushes each gradient to all shards; its mini-batches are num
 gaps. What it pushed is told by all shards together: of each mini-batch up to the largest `seq` on any shard one gradient, and
 more where a shard has more rows of it, for a mini-batch that was rejected is computed again under its old number. So is one that
 some shards had applied before a checkpoint, and others not, where a run is continued from that: what these had of it until the
-run was killed is not in the log.
+run was killed is not in the log. Nor is, where a shard had applied a mini-batch before, that it came once more after, for another
+had rejected it: the run goes on with the next one.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _computed(run: Run, learners: int) -> np.ndarray:
     """
     if run.left_out:
         return np.asarray(counted_learners(run)[:, :, 0].max(axis=0))
-    whose, pushed = _repeated(run)
+    whose, pushed = _of_mini_batches(run)
     return np.asarray(_sampled(run, learners) + _sums_of(pushed.max(axis=1, initial=1) - 1, whose, learners))
 
 
@@ -204,7 +205,7 @@ def _pushed(run: Run, learners: int) -> np.ndarray:
         return counted
     pushed = np.repeat(_computed(run, learners)[np.newaxis], run.shards, axis=0)
     if run.attempt:
-        whose, each = _repeated(run)
+        whose, each = _of_mini_batches(run)
         lost = each.max(axis=1, keepdims=True, initial=0) - each
         pushed -= np.array([_sums_of(of_shard, whose, learners) for of_shard in lost.T])
     return np.asarray(np.clip(counted, pushed - _times_lost(run, learners), pushed))
@@ -218,22 +219,34 @@ def _times_lost(run: Run, learners: int) -> np.ndarray:
     return np.asarray(times.max(axis=0))
 
 
-def _repeated(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Of each mini-batch of which a shard has several rows: its learner, (batches,), and how many gradients of it were pushed to
-    each shard, (batches, shards), without those which an earlier attempt lost."""
+def _of_mini_batches(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Of each mini-batch in the log: its learner, (batches,), and how many gradients of it were pushed to each shard,
+    (batches, shards), without those which an earlier attempt lost.
+
+    In the last attempt of a mini-batch, every shard should have as many of it as any. But an attempt that was continued ends at a
+    checkpoint, which may be one push of a learner later on one shard than on another: the last ones of each learner may lack.
+    """
     rows, shards = run.pushes, run.shards
     most = int(rows["seq"].max(initial=0)) + 1
-    batches = rows["learner_id"].astype(np.int64) * most + rows["seq"]
-    slices, times = np.unique(batches * shards + rows["shard"], return_counts=True)
-    again = np.unique(slices[times > 1] // shards)
-    chosen = np.isin(batches, again)
-    place, shard, attempt = np.searchsorted(again, batches[chosen]), rows["shard"][chosen], _attempts(run)[chosen]
-    last = np.zeros(len(again), np.int64)
+    batches, place = np.unique(rows["learner_id"].astype(np.int64) * most + rows["seq"], return_inverse=True)
+    whose, attempt = batches // most, _attempts(run)
+    last = np.zeros(len(batches), np.int64)
     np.maximum.at(last, place, attempt)
-    before, newest = np.zeros((2, len(again), shards), np.int64)
-    np.add.at(before, (place, shard), attempt < last[place])
-    np.add.at(newest, (place, shard), attempt == last[place])
-    return again // most, before + newest.max(axis=1, keepdims=True, initial=0)
+    before, newest = np.zeros((2, len(batches), shards), np.int64)
+    np.add.at(before, (place, rows["shard"]), attempt < last[place])
+    np.add.at(newest, (place, rows["shard"]), attempt == last[place])
+    pushed = np.repeat(newest.max(axis=1, keepdims=True, initial=0), shards, axis=1)
+    for cut_off in range(_times_continued(run)):
+        its_rows, its_batches = rows[attempt == cut_off], np.flatnonzero(last == cut_off)
+        newest_seq = np.full((learners_of(run), shards), -1, np.int64)
+        np.maximum.at(newest_seq, (its_rows["learner_id"], its_rows["shard"]), its_rows["seq"])
+        may_lack = (batches % most)[its_batches, np.newaxis] >= newest_seq[whose[its_batches]]
+        pushed[its_batches] = np.where(may_lack, newest[its_batches], pushed[its_batches])
+    return whose, before + pushed
+
+
+def _times_continued(run: Run) -> int:
+    return int(np.count_nonzero((run.events["kind"] == Event.RESUMED) & (run.events["shard"] == 0)))
 
 
 def _attempts(run: Run) -> np.ndarray:

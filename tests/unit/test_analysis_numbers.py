@@ -190,6 +190,31 @@ def test_a_gradient_that_came_again_in_a_later_attempt_may_lack_where_the_first_
     ]
 
 
+def test_what_a_shard_lost_of_a_mini_batch_that_is_not_computed_again_may_lack(tmp_path: Path) -> None:
+    """Shard 0 rejected learner 0's third gradient, and had it again before the checkpoint; it came to shard 1 again after that."""
+    log = logs_by_hand.softsync(shards=2)
+    at = np.flatnonzero((log.pushes["shard"] == 0) & (log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 2))[0]
+    rejected = log.pushes[at : at + 1].copy()
+    rejected["verdict"], rejected["reason"] = Verdict.REJECT, Reason.STALE
+    log.pushes = np.insert(log.pushes, at, rejected)
+    of_learner = log.pushes[(log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 0)]
+    third_s, fourth_s = (of_learner["arrival_s"][of_learner["seq"] == seq][0] for seq in (2, 3))
+
+    def continued_at(time_s: float, name: str) -> Run:
+        log.events = fabricate.rows(
+            "events", [fabricate.row("events", shard=shard, kind=Event.RESUMED, time_s=time_s) for shard in range(2)]
+        )
+        return continued(fabricate.write_run(tmp_path / name, log, SOFTSYNC, learners=2, shards=2))
+
+    run = continued_at((third_s + fourth_s) / 2, "run")
+    assert books.imbalances(run) == []
+    assert [(each.pushed, each.applied, each.rejected) for each in books.learner_books(run)][:2] == [(8, 6, 1), (7, 6, 0)]
+    assert next((each.sampled, each.computed, each.applied) for each in books.coverage(run)) == (7, 8, 6)
+    assert books.imbalances(continued_at(fourth_s + 0.01, "later")) == [  # then shard 1 has what was pushed next, but not this
+        "learner 0 on shard 1: pushed 8, but applied 6 + dropped 0 + rejected 0 + in flight 1 = 7",
+    ]
+
+
 def test_the_last_gradient_of_a_learner_that_was_lost_may_lack(tmp_path: Path) -> None:
     log = logs_by_hand.softsync(shards=2)
     torn = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 2)

@@ -266,6 +266,17 @@ KEPT: dict[str, Draw] = {
         ),
         again=(3, 3),
     ),
+    "resumed, a shard lacks what came again only because another had rejected it: books missed it": Draw(
+        way="versioned", shards=4, learners=3, evaluator=True, tolerant=True, seed=1676239429, every_updates=5,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (Fault(what="signal", rank=1, at_s=0.21418486840241419, both=False),),
+            (
+                Fault(what="unsaved", rank=3, at_s=0.2255661268996293, lasts_s=0.6340840052160814),
+                Fault(what="kill", rank=4, at_call=10),
+            ),
+        ),
+    ),
     "resumed, one shard had applied a gradient that others had not; who was aborted by these was waited for by that one": Draw(
         way="backup-abort", shards=3, learners=3, evaluator=False, tolerant=False, seed=1154327218, every_updates=2,
         latency_ns=50000, eager_nbytes=0, reorders=True, flush_rows=4,
