@@ -288,5 +288,15 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a spare takes the place of one that is cut off at one shard, and dies: the other waited for it, and it for the first": Draw(
+        way="versioned-stale", shards=2, learners=2, evaluator=False, tolerant=True, seed=293131590, every_updates=5,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=16, spares=1,
+        attempts=(
+            (
+                Fault(what="cut", rank=3, at_s=0.023043861779004637, lasts_s=0.46315069186126373, other=1),
+                Fault(what="kill", rank=4, at_call=7, both=False),
+            ),
+        ),
+    ),
 }
 # fmt: on
