@@ -288,7 +288,8 @@ class Stuck(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """Another shard has come to its end without a learner, and takes nothing of it any more: it cannot go on."""
+    """Another shard has come to its end without a learner, or has lost a spare that had its place, with none to follow: nothing is
+    taken of it there any more, and it cannot go on."""
 
     learner_id: int
 

@@ -6,6 +6,7 @@ goodbye to shard 0 alone, which passes it on: so no shard leaves before somebody
 
 A shard that ends without a learner which hangs takes nothing of it any more. When that learner goes on it waits for this shard, and
 says nothing to the others: so they are told, by GIVEN_UP. Nobody waits until that is taken, for they may be at their end, too.
+The same is said of a learner whose place a spare had that is dead, with none to follow: it may not have told all (`spares.py`).
 
     spare                                      shard
     posts APPOINTED                      <-    shard 0 alone: a learner is dead, take its place; or go, for the run is over
@@ -142,7 +143,7 @@ class TolerantShardChannel(ShardChannel):
         self._wire.presence.give_up(rank)
 
     def tell_given_up(self, learner_id: int) -> None:
-        """Tell the other shards that this one ends without a learner."""
+        """Tell the other shards that this one goes on, or ends, without a learner for good."""
         for rank in self._shard_ranks:
             if rank != self._shard_ranks[self._shard]:
                 self._told.append(self._wire.start(rank, Tag.GIVEN_UP, (learner_id,)))

@@ -158,7 +158,8 @@ class Faults:
         if is_spare:
             warn(f"mpisgd: {self._name}, clock {self._rules.clock}: a spare, rank {rank}, is lost")
         if learner_id >= 0 and dead:
-            spares.vacate(learner_id)
+            spares.die(rank, learner_id)
+        self._tell_forsaken()
         self._appoint_spares()
         self._end_if_none_is_left(self._note_if_lost(learner_id) or is_spare)
         if is_spare:
@@ -169,6 +170,12 @@ class Faults:
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._appoint()
+
+    def _tell_forsaken(self) -> None:
+        """By all shards but shard 0: a spare tells that last, so what it has heard, all have."""
+        if self._succession is None:
+            for learner_id in self._spares.forsaken():
+                self._channel.tell_given_up(learner_id)
 
     def _break(self, learner_id: int) -> bool:
         """Another rank of a learner's group is lost: with that the learner is, of which this rank takes its leave in order."""
@@ -204,6 +211,7 @@ class Faults:
         if not self._spares.displaces(rank, before):
             return
         self._spares.taken(rank, learner_id)
+        self._tell_forsaken()
         self._note_if_lost(learner_id)
         if before == channel.evaluator_rank:
             shard.desk.ask(None)

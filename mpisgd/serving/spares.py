@@ -3,6 +3,9 @@
 The spare then tells each shard, shard 0 last, whose place it takes; so until shard 0 has heard of it, others may not have; and a
 learner that hangs may be back until then. Of a rank whose place is taken no shard takes anything any more, nor answers it.
 
+A spare may die when it has told some shards: for the others, the one whose place it took is still there, and may live. Where no
+spare follows, they are told to do without that learner (`forsaken`).
+
 Where a spare that was appointed is not heard of, the next one, if there is one, is appointed to the same place. Their ranks ascend:
 so one that wakes late is known by its rank, and takes no place from one that came after it.
 """
@@ -28,6 +31,8 @@ class Spares:
         self._patience_s = patience_s
         self._idle = list(channel.spare_ranks)
         self._vacant: list[int] = []
+        self._forsaken = set[int]()
+        """Learners whose place a spare had that is dead."""
         self.appointed: dict[int, int] = {}
         self._since_s: dict[int, float] = {}
 
@@ -40,6 +45,22 @@ class Spares:
         """A learner is dead, or hangs."""
         if learner_id not in (*self._vacant, *self.appointed.values()):
             self._vacant.append(learner_id)
+
+    def die(self, rank: int, learner_id: int) -> None:
+        """A learner is dead, which may be a spare that had come to its place."""
+        self.vacate(learner_id)
+        if rank in self._channel.spare_ranks:
+            self._forsaken.add(learner_id)
+
+    def forsaken(self) -> list[int]:
+        """Learners whose spare is dead, once it is known that no other will come to their place; each is named once.
+
+        Other shards may not have heard of that spare. As long as a spare is idle here, it may have come to the place elsewhere.
+        """
+        if self._idle:
+            return []
+        forsaken, self._forsaken = sorted(self._forsaken), set()
+        return forsaken
 
     def lost(self, rank: int) -> bool:
         """A rank is dead; whether it is a spare that has not come to a place yet."""
@@ -64,6 +85,7 @@ class Spares:
     def taken(self, rank: int, learner_id: int) -> None:
         """A spare says that it has taken a place."""
         self.appointed.pop(rank, None)
+        self._forsaken.discard(learner_id)
         for those, each in ((self._idle, rank), (self._vacant, learner_id)):
             if each in those:
                 those.remove(each)

@@ -59,7 +59,9 @@ def log(
     shard: int = 0,
     finished: bool = True,
     left: list[Any] | None = None,
+    goodbyes: dict[int, float] | None = None,
 ) -> ShardRecord:
+    """`left`: `Departure`s; `goodbyes`: per learner that said goodbye, the second."""
     table = rows("pushes", pushes)
     table["shard"], made["shard"] = shard, shard
     summary = np.zeros(1, schema.SUMMARY)[0]
@@ -67,7 +69,10 @@ def log(
     summary["received"] = summary["pushed"] = len(table)
     summary["samples"] = made["samples"][-1] if len(made) else 0
     start = Start(0, 0, 0.0, 0, [-1] * lambda_, [0] * lambda_)
-    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], [], summary, start)
+    departures = [Departure(*each) for each in left or []]
+    said = {"clock": len(made), "kind": Event.GOODBYE}
+    events = [row("events", learner_id=learner_id, time_s=time_s, **said) for learner_id, time_s in (goodbyes or {}).items()]
+    return ShardRecord(shard, lambda_, table, made, departures, [], summary, start, events=rows("events", events))
 
 
 def record(protocol: ProtocolOptions, *shards: ShardRecord, train_samples: int = 10**6) -> Record:
@@ -160,6 +165,25 @@ def test_one_who_left_pushes_no_more() -> None:
     pushes = [push(0, 0, 0, arrival_s=0.1), push(1, 0, 0, arrival_s=0.5)]
     shard = log(pushes, updates(2), lambda_=3, left=[(0, 0.3, 1)])
     assert "row 1 (clock 0, learner 1, mini-batch 0): this learner had left" in check(SoftsyncOptions(), shard)
+
+
+def test_who_hangs_when_the_others_were_told_the_end_is_missed_and_pushes_too_late() -> None:
+    """Another shard has finished and told learner 0 so; learner 1, the last, is missed after that, which ends the run here, too.
+
+    That learner 2, which was missed before, turns out to be dead changes nothing. Where the last is lost, the run goes on with
+    those who may be back.
+    """
+    late = {"verdict": Verdict.LATE, "reason": Reason.FINISHED, "weight": 0.0}
+    pushes = [push(0, 0, 0, arrival_s=0.5), push(1, 0, 1, 0, staleness=1, arrival_s=1.8, **late)]
+    missed, last, dead = (0, 0.4, 2, Event.MISSED), (1, 1.6, 1, Event.MISSED), (1, 1.7, 2, Event.LOST)
+    for left, goodbye_s, why in (
+        ([missed, last], 1.5, ""),
+        ([missed, last, dead], 1.5, ""),
+        ([missed, last], 1.9, "this learner had left"),
+        ([(0, 0.4, 1, Event.MISSED), (1, 1.6, 2, Event.LOST)], 1.5, "this learner had left"),
+    ):
+        shard = log(pushes, updates(1), lambda_=3, left=left, goodbyes={0: goodbye_s})
+        assert check(SoftsyncOptions(n=3), shard).rpartition(": ")[2] == why
 
 
 def test_a_departure_at_another_time_than_its_clock() -> None:

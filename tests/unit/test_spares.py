@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.messages import Lost, Succeeds
+from mpisgd.comm.messages import GivenUp, Goodbye, Lost, Succeeds
 from mpisgd.protocols import AsyncOptions, HardsyncOptions, ProtocolOptions
 from mpisgd.records.log.schema import Event
 from tests.unit.tolerant_served import LEAVE, Channel, Served, byes, now, pulls
@@ -94,6 +94,32 @@ def test_the_next_follows_a_spare_that_dies_before_it_is_heard_of(tmp_path: Path
     done = serve(tmp_path, [*script, *pulls(1), (now(1, 2, 2), 1.0), *pulls(0, 1), *byes(l0=0, l1=3)])
     assert done.channel.said[:2] == [("appoint", 7, 1), ("appoint", 8, 1)]
     assert done.told(*CAME_OR_WENT) == [(Event.LOST, 0, 1), (Event.SUCCEEDED, 0, 1)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("last", [Lost(8, -1), Succeeds(8, 0)])
+def test_others_are_told_of_a_place_whose_spare_is_dead_and_none_follows(last: Any, first: bool, tmp_path: Path) -> None:
+    """They may not have heard of that spare, unless shard 0, the last, has; and whose place it took may live, and wait."""
+    script = [*pulls(0, 1), Succeeds(7, 1), Lost(7, 1), *pulls(0), (now(0), 1.0), *pulls(0)]
+    later = [(now(0, 1, 1), 1.0), *pulls(0), last, (now(0, 2, 2), 1.0), *pulls(0), *byes(l0=3)]
+    assert serve(tmp_path, [*script, *later], first=first).channel.told == ([] if first else [1])
+
+
+def test_others_are_not_told_of_a_place_to_which_another_spare_comes(tmp_path: Path) -> None:
+    script = [*pulls(0, 1), Succeeds(7, 1), Lost(7, 1), *pulls(0), Succeeds(8, 1), *pulls(1)]
+    pushes = [part for clock in range(3) for part in ((now(0, clock, clock), 1.0), *pulls(0))]
+    assert serve(tmp_path, [*script, *pushes, *pulls(1), *byes(l0=3, l1=0)], first=False).channel.told == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_is_forsaken_elsewhere_is_not_waited_for_though_it_is_the_last(before: bool, tmp_path: Path) -> None:
+    """`before`: shard 0 hears so before it hears that the spare is dead."""
+    news = [GivenUp(1), Lost(8, -1)]
+    script = [*pulls(0, 1), Lost(7, -1), (now(0), 1.0), *pulls(0), Goodbye(0, 1, 0), None]
+    done = serve(tmp_path, [*script, *(news if before else reversed(news)), LEAVE])
+    assert done.channel.said[0] == ("appoint", 8, 1)
+    assert done.told(Event.LOST) == [(Event.LOST, 1, 1)]
+    assert done.balanced()
 
 
 ALL_DONE = [*pulls(0, 1), *((now(0, clock, clock), 1.0) for clock in range(3)), *pulls(0)]

@@ -275,17 +275,22 @@ class _Walk:
                 return
 
     def _end_if_deserted(self, row: Row) -> None:
-        """A run that another shard has finished, or that all have left, is over when all who are present have said goodbye: one
-        that was missed is late then."""
+        """A run that another shard has finished, or that all have left, is over when all who are present have said goodbye, or the
+        last who has not is missed: one that was missed is late then."""
         rules = self.rules
-        if rules.finished or row.learner_id not in rules.absent or not rules.present <= self.goodbyes.keys():
+        if rules.finished or row.learner_id not in rules.absent or not self._is_deserted(row.arrival_s):
             return
-        last_s = max((self.goodbyes[learner_id] for learner_id in rules.present), default=math.inf)
-        all_left = not rules.present and self.departed_kind == Event.DEPARTED
-        if self.departed_s <= last_s <= row.arrival_s or all_left:
-            for learner_id in sorted(rules.present):
-                rules.attendance.on_departure(learner_id, Gone.STOPPED)
-            rules.attendance.end_if_deserted()
+        for learner_id in sorted(rules.present):
+            rules.attendance.on_departure(learner_id, Gone.STOPPED)
+        rules.attendance.end_if_deserted()
+
+    def _is_deserted(self, now_s: float) -> bool:
+        """Whether all have left or are missed, and the last of them so that it ended the run: not where others are lost."""
+        present = self.rules.present
+        if not present <= self.goodbyes.keys():
+            return False
+        last_s = max((self.goodbyes[learner_id] for learner_id in present), default=-math.inf)
+        return last_s <= now_s and (self.departed_s <= last_s or self.departed_kind in (Event.DEPARTED, Event.MISSED))
 
     def _end_if_enough(self, row: Row) -> None:
         """A run that evaluations have ended is over with its last update; what came too late for that is logged after all else."""
@@ -317,7 +322,8 @@ class _Walk:
 
     def _depart(self) -> None:
         left = self.departures.pop(0)
-        self.departed_s, self.departed_kind = left.time_s, left.kind
+        if left.kind != Event.LOST or left.learner_id in self.rules.present:  # of one that was missed before nothing ends
+            self.departed_s, self.departed_kind = left.time_s, left.kind
         at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
         if left.clock != self.rules.clock and not at_once:
             self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.rules.clock}")

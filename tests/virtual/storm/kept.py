@@ -6,6 +6,17 @@ from tests.virtual.storm.draw import Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "the last of all is missed when the others were told the end by another shard, and pushes too late: replay refused that": Draw(
+        way="softsync", shards=4, learners=3, evaluator=False, tolerant=True, seed=213800534, every_updates=2,
+        latency_ns=50000, eager_nbytes=0, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="stop", rank=12, at_call=65, lasts_s=0.3463850921660412),
+                Fault(what="stop", rank=7, at_s=0.02087457447824027, lasts_s=0.8159018460877706, both=False),
+            ),
+        ),
+        group_size=3, micro_batches=4, alternating=True, samples=96,
+    ),
     "a group's first rank is killed when the others have pushed, rounded: replay compared a row that its shard never had": Draw(
         way="hardsync-rounded", shards=2, learners=5, evaluator=False, tolerant=True, seed=1790939889, every_updates=5,
         latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4,
@@ -285,6 +296,16 @@ KEPT: dict[str, Draw] = {
                 Fault(what="cut", rank=1, at_s=0.29099540598219265, lasts_s=0.10551297919900429, other=3),
                 Fault(what="full", rank=1, at_s=0.09525929976394083),
                 Fault(what="kill", rank=2, at_s=0.10233975414928832),
+            ),
+        ),
+    ),
+    "a spare takes the place of one that is cut off at one shard, and dies: the other waited for it, and it for the first": Draw(
+        way="versioned-stale", shards=2, learners=2, evaluator=False, tolerant=True, seed=293131590, every_updates=5,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=16, spares=1,
+        attempts=(
+            (
+                Fault(what="cut", rank=3, at_s=0.023043861779004637, lasts_s=0.46315069186126373, other=1),
+                Fault(what="kill", rank=4, at_call=7, both=False),
             ),
         ),
     ),
