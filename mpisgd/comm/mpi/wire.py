@@ -16,6 +16,7 @@ message that was sent or posted until it is whole: the other end of a transfer t
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import BODY_S, Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
@@ -200,8 +201,11 @@ class Wire:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
-            nbytes, message = self._arrivals.body(source, layout.body)
-            self._receive(source, layout.body, nbytes, message, body, body.nbytes)
+            if not self._arrivals.expect_body(source, layout.body, time.perf_counter() + BODY_S):
+                name = name_of_tag(layout.body)
+                raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
+            _, tag, nbytes, message = self._arrivals.probe(((source, layout.body),))
+            self._receive(source, tag, nbytes, message, body, body.nbytes)
         return True
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
