@@ -204,8 +204,7 @@ def test_until_a_clock(name: str, until: int, tmp_path: Path) -> None:
     path = simulated(tmp_path / "run", **RUNS[name])
     proof = replay.replay(path, until=until)
     shards = RUNS[name]["shards"]
-    assert proof.holds
-    assert min(proof.clocks) == until <= max(proof.clocks) < 12
+    assert proof.holds and min(proof.clocks) == until <= max(proof.clocks) < 12
     assert [(point.shard, point.clock) for point in proof.waypoints] == [(shard, until) for shard in range(shards)]
     updates = Run(path).updates
     for point in proof.waypoints:
