@@ -34,6 +34,7 @@ TELLING_NBYTES = 64 * 1024
 #: What a shard's loop takes for a push and for an update of a few bytes (this package, one 3 GHz core): what is measured above
 #: that goes by the bytes, where shards get smaller slices.
 HANDLING_S = 50e-6
+_BESIDE = "bytes of a node's pushes or pulls over their seconds"
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,12 @@ def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
     pushed, pulled = (nbytes * each / 4 for each in footprint.of_exchange(run.config))
     network, costs = _bandwidths(run, rows, pulled)
     latency_s, source = network.latency_s, "assumed: no push in the log tells it"
-    if len(rows):
+    if _beside(run) and costs[0].source == _BESIDE:
+        source = "assumed: pushes to shards here and elsewhere, at once, do not tell it"
+    elif len(rows):
         least_s = float(np.quantile(rows["push_s"], LOW))
-        latency_s = max(0.0, least_s - _transfer_s(run, network, pushed) - 2 * network.overhead_s)
+        transfer_s = float(np.median(_transfers_s(run, network, pushed).sum(0)))
+        latency_s = max(0.0, least_s - transfer_s - 2 * network.overhead_s)
         source = f"{100 * LOW:.0f} % quantile of push_s, without the transfer"
     costs.append(Cost("latency", latency_s, "s", source))
     return dataclasses.replace(network, latency_s=latency_s), costs
@@ -80,7 +84,9 @@ def _bandwidths(run: Run, rows: np.ndarray, nbytes: float) -> tuple[NetworkOptio
     if slice_nbytes < TELLING_NBYTES:
         source = f"assumed: messages of {slice_nbytes:.0f} bytes do not tell it"
         return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
-    local, low, of_learners = _on_shards_node(run)[rows["learner_id"]], _low_share(run), _hosts_of_learners(run)
+    if _beside(run):
+        return _bandwidth_between_nodes(run, rows, default)
+    local, low, of_learners = ~_apart(run)[0][rows["learner_id"]], _low_share(run), _hosts_of_learners(run)
     here, there = (_rate(nbytes, rows["pull_s"][which], low) for which in (local, ~local))
     source = f"{100 * low:.2g} % quantile of pull_s"
     seen = [
@@ -113,17 +119,52 @@ def _slow_nodes(run: Run) -> dict[str, int]:
     return {host: order.index(host) for host in links.slow(links.links(run))}
 
 
-def _transfer_s(run: Run, network: NetworkOptions, nbytes: float) -> float:
-    """Seconds of so many bytes between a shard and most of the learners."""
-    local = _on_shards_node(run).mean() >= 0.5
-    return nbytes / min(network.bandwidth, network.local_bandwidth if local else network.node_bandwidth)
+def _bandwidth_between_nodes(run: Run, rows: np.ndarray, default: NetworkOptions) -> tuple[NetworkOptions, list[Cost]]:
+    """Where shards lie beside learners: slices come from here and from elsewhere, so no single pull tells what a link can do.
+
+    What a node's learners push or pull, whichever is faster, over its seconds; the median of such nodes. Synchronous learners push
+    and pull all at once, where nobody comes too late, and what that takes is the rule. Of others a push is now and then alone.
+    """
+    rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
+    at_once = arrivals.synchronous(run) and bool((rows["verdict"] == Verdict.APPLY).all())
+    for link in links.links(run):
+        mine, push_s = link.carried, link.push_s
+        pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
+        if at_once:
+            all_pushes, all_pulls = mine.learners * pushes, mine.learners * pulls
+            pushes, pulls = max(all_pushes, mine.received - all_pulls), max(all_pulls, mine.sent - all_pushes)
+        elif push_s:
+            push_s = float(np.quantile(rows["push_s"][(of_learners == link.host)[rows["learner_id"]]], LOW))
+        found = [nbytes / took_s for nbytes, took_s in ((pushes, push_s), (pulls, link.pull_s)) if nbytes and took_s]
+        if found:
+            rates[link.host] = max(found)
+    usual = [rate for host, rate in rates.items() if host not in slow]
+    if not usual:
+        return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells it")]
+    there = float(np.median(usual))
+    seen = [Cost("bandwidth, two nodes", there, "bytes/s", _BESIDE)]
+    seen += [Cost(f"bandwidth, link of {host}", rates[host], "bytes/s", _BESIDE) for host in slow if host in rates]
+    slow_links = {node: there / rates[host] for host, node in slow.items() if host in rates}
+    return NetworkOptions(bandwidth=max(there, default.local_bandwidth), node_bandwidth=there, slow_links=slow_links), seen
 
 
-def _on_shards_node(run: Run) -> np.ndarray:
-    """Whether each learner shares a node with all shards: bool, shape (learners,). Unknown hosts count as one node."""
+def _transfers_s(run: Run, network: NetworkOptions, nbytes: float) -> np.ndarray:
+    """Seconds in which each slice of a vector of so many bytes crosses between its shard and each learner: (shards, learners)."""
+    rates = np.where(_apart(run), network.node_bandwidth, network.local_bandwidth)
+    return np.asarray(nbytes / run.shards / np.minimum(network.bandwidth, rates))
+
+
+def _apart(run: Run) -> np.ndarray:
+    """Whether shard and learner are on two nodes: bool, (shards, learners). Unknown hosts count as one node."""
     ranks = ranks_of(run)
-    of_shards = {ranks.host(rank) for rank in ranks.shards}
-    return np.array([of_shards == {ranks.host(rank)} for rank in ranks.learners])
+    of_shards = np.array([ranks.host(rank) for rank in ranks.shards])
+    return np.asarray(of_shards[:, None] != _hosts_of_learners(run))
+
+
+def _beside(run: Run) -> bool:
+    """Whether learners have a shard on their own node, and others elsewhere."""
+    apart = _apart(run)
+    return bool((apart.any(0) & ~apart.all(0)).any())
 
 
 def _hosts_of_learners(run: Run) -> np.ndarray:
@@ -146,10 +187,10 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
     """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
     default = ServiceOptions()
     updates = run.updates[run.updates["gradients"] > 0]
-    transfer_s = np.full(run.lambda_, _transfer_s(run, network, slice_nbytes * footprint.of_exchange(run.config)[0] / 4))
+    transfers_s = _transfers_s(run, network, slice_nbytes * run.shards * footprint.of_exchange(run.config)[0] / 4)
     for host, node in _slow_nodes(run).items():
-        transfer_s[_hosts_of_learners(run) == host] *= network.slow_links.get(node, 1.0)
-    after_s = np.concatenate([_last_gradients(run, shard, transfer_s) for shard in range(run.shards)])
+        transfers_s[:, _hosts_of_learners(run) == host] *= network.slow_links.get(node, 1.0)
+    after_s = np.concatenate([_last_gradients(run, shard, transfers_s[shard]) for shard in range(run.shards)])
     if not len(updates) or not len(after_s):
         return default, [Cost("service", 0.0, "s", "assumed: the defaults of [service]; no update in the log tells it")]
     gradient_s = float(np.median(after_s))
