@@ -2,8 +2,8 @@
 
 As root. The nodes are namespaces of this machine with shaped links (`tests/nodes/cluster.py`). Their ranks share its cores, and
 wait politely: what is compared is the use of the links, not of the cores. There is a learner on each node, and a round is a
-mini-batch of each. The limit is what the busiest link carries in a round, in its busier direction, at the link's rate
-(`exchange/links.py`).
+mini-batch of each; a shard that is apart has one more node. The limit is what the busiest link carries in a round, in its busier
+direction, at the link's rate (`exchange/links.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from mpisgd.config import Config, config_file
 from mpisgd.exchange import links
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
+from tests.bench import predicted
 from tests.bench.peers import KNOWN, told_in
 from tests.nodes.cluster import Cluster, missing
 from tests.nodes.job import Job
 
 PATIENCE_S = 600
+UPDATES = 30
+"""At most, of a learner, beside those that warm up: rounds of half a second differ little."""
 _PORT = 29500
 _DDP = Path(__file__).with_name("peers") / "ddp.py"
 DDP, DDP_HALF = "DDP", "DDP, fp16 hook"
@@ -44,6 +47,8 @@ class Way:
     special: dict[str, Any] = field(default_factory=dict)
     shards: int | None = None
     """None: one for each node."""
+    apart: bool = False
+    """On a node of its own."""
     beside: str = DDP
     """The DDP that it is compared with."""
 
@@ -51,9 +56,9 @@ class Way:
 _ROUNDED = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 WAYS = {
     "hardsync": Way(),
-    "hardsync, 1 shard": Way(shards=1),
     "hardsync, streamed": Way({"exchange": "streamed"}),
-    "hardsync, 1 shard, streamed": Way({"exchange": "streamed"}, shards=1),
+    "hardsync, 1 shard apart": Way(shards=1, apart=True),
+    "hardsync, 1 shard apart, streamed": Way({"exchange": "streamed"}, shards=1, apart=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
@@ -63,6 +68,9 @@ WAYS = {
     "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
     "hardsync, bfloat16 both ways": Way(_ROUNDED, beside=DDP_HALF),
     "allreduce, bfloat16 both ways": Way({"protocol": AllreduceOptions(), **_ROUNDED}, shards=0, beside=DDP_HALF),
+    "allreduce, layerwise, bfloat16 both ways": Way(
+        {"protocol": AllreduceOptions(), "exchange": "layerwise", **_ROUNDED}, shards=0, beside=DDP_HALF
+    ),
 }
 
 
@@ -76,23 +84,28 @@ def measure(
         raise ConfigError(why)
     rows = []
     for count in nodes:
-        with Cluster(count) as cluster:
+        with Cluster(count + 1) as cluster:
             for rate in gbit:
                 for node in cluster.nodes:
                     cluster.shape(node, f"{rate * 1000:.0f}mbit")
-                rows += [_row(cluster, key, rate, repetitions, ways) for key in cases]
+                rows += [_row(cluster, count, key, rate, repetitions, ways) for key in cases]
     return rows
 
 
-def _row(cluster: Cluster, key: str, gbit: float, repetitions: int, ways: Sequence[str]) -> dict[str, Any]:
-    case, places = CASES[key], len(cluster.nodes)
+def _row(cluster: Cluster, places: int, key: str, gbit: float, repetitions: int, ways: Sequence[str]) -> dict[str, Any]:
+    case = replace(CASES[key], updates=min(UPDATES, CASES[key].updates))
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
     carried: dict[str, float] = {}
+    foreseen: dict[str, float] = {}
     for name in in_turn(list(seconds), repetitions):
         if name in WAYS:
-            found, carried[name] = _trained(cluster, case, WAYS[name])
+            with tempfile.TemporaryDirectory() as directory:
+                log, carried[name] = _trained(cluster, places, Path(directory), case, WAYS[name])
+                found = places * case.mu / rate_of(log, case, places)
+                if name not in foreseen:
+                    foreseen[name] = predicted.round_s(log, gbit)
         else:
-            found = _ddp(cluster, key, case, "fp16" if name == DDP_HALF else "")
+            found = _ddp(cluster, places, key, case, "fp16" if name == DDP_HALF else "")
         seconds[name].append(found)
     limits = {name: nbytes / (gbit * links.GIGABIT) for name, nbytes in carried.items()}
     return {
@@ -101,28 +114,27 @@ def _row(cluster: Cluster, key: str, gbit: float, repetitions: int, ways: Sequen
         "gbit_per_s": gbit,
         "round_s": {name: spread(values) for name, values in seconds.items()},
         "megabytes": {name: nbytes / 1e6 for name, nbytes in carried.items()},
+        "predicted_s": foreseen,
         "over_limit": {name: spread([each / limits[name] for each in seconds[name]]) for name in limits},
         "speed_over_ddp": {name: over(seconds[WAYS[name].beside], seconds[name]) for name in ways},
     }
 
 
-def _trained(cluster: Cluster, case: Case, way: Way) -> tuple[float, float]:
-    """Seconds of a round, and bytes that the busiest link carries in it."""
-    places = len(cluster.nodes)
+def _trained(cluster: Cluster, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
+    """The log of a job, and bytes that the busiest link carries in a round of it."""
     shards = places if way.shards is None else way.shards
-    ranks = [1 + (node < shards) for node in cluster.nodes]
-    with tempfile.TemporaryDirectory() as directory:
-        config = _config(Path(directory), case, way, places, shards)
-        job = Path(directory) / "job.toml"
-        job.write_text(config_file.dumps(config))
-        launched = Job(cluster, ranks, [str(job)])
-        if launched.end(PATIENCE_S) != 0:
-            raise ConfigError(f"{way}: {launched.text}")
-        log = Run(config.out)
-        learners, held = ([f"node{node}" for node in range(count)] for count in (places, shards or places))
-        whole = links.nbytes_each_way(config, float(log.environment["parameters"]))
-        _, nbytes = links.busiest(learners, held, [1 / len(held)] * len(held), *whole)
-        return places * case.mu / rate_of(log, case, places), nbytes
+    ranks = [1] * (1 + places) if way.apart else [1 + (node < shards) for node in range(places)]
+    config = _config(directory, case, way, places, shards)
+    job = directory / "job.toml"
+    job.write_text(config_file.dumps(config))
+    launched = Job(cluster, ranks, [str(job)])
+    if launched.end(PATIENCE_S) != 0:
+        raise ConfigError(f"{way}: {launched.text}")
+    log = Run(config.out)
+    learners, held = ([f"node{node}" for node in range(count)] for count in (places, shards or places))
+    held = ["apart"] if way.apart else held
+    whole = links.nbytes_each_way(config, float(log.environment["parameters"]))
+    return log, links.busiest(learners, held, [1 / len(held)] * len(held), *whole)[1]
 
 
 def _config(directory: Path, case: Case, way: Way, learners: int, shards: int) -> Config:
@@ -133,10 +145,10 @@ def _config(directory: Path, case: Case, way: Way, learners: int, shards: int) -
     return replace(config, epochs=(WARM_UP + case.updates) * learners * case.mu / case.data.samples)
 
 
-def _ddp(cluster: Cluster, key: str, case: Case, hook: str) -> float:
+def _ddp(cluster: Cluster, places: int, key: str, case: Case, hook: str) -> float:
     """Seconds of a round, by the slowest."""
     words = [sys.executable, str(_DDP), key, str(case.mu), str(case.updates)]
-    common = [str(len(cluster.nodes)), f"{cluster.address(0)}:{_PORT}", *([hook] if hook else [])]
+    common = [str(places), f"{cluster.address(0)}:{_PORT}", *([hook] if hook else [])]
     env = environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     processes = [
         subprocess.Popen(
@@ -146,7 +158,7 @@ def _ddp(cluster: Cluster, key: str, case: Case, hook: str) -> float:
             text=True,
             env=env,
         )
-        for node in cluster.nodes
+        for node in range(places)
     ]
     try:
         said = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in processes)
@@ -168,8 +180,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _lines_of(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"{row['case']}, {row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s: seconds of a round"
     for name, value in row["round_s"].items():
-        line = f"  {name:<24} {told(value, 3)}"
+        line = f"  {name:<42} {told(value, 3)}"
         if name in WAYS:
             beside = row["speed_over_ddp"][name]
             line += f"; speed over {WAYS[name].beside} {told(beside)}; over the limit of its link {told(row['over_limit'][name])}"
+            line += f"; predicted {row['predicted_s'][name]:.3f}"
         yield line
