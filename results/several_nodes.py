@@ -1,0 +1,118 @@
+"""Gradients per second on 64 to 4,096 nodes: shards and learners beside a ring's allreduce, under stragglers.
+
+Virtual, without gradients: 25 M parameters, 100 MB, as Inception has them [Chen16 5]; seconds of a mini-batch have the heavy tail
+of [Chen16 Fig. 3, 4] (`compute.name = "heavy_tail"`, mean of the body 1.6 s). Links of 1 and 10 Gbit/s, 20 us of latency. Up
+to 256 nodes, each has a learner and a shard; beyond, 256 nodes more have a shard each, so that a shard's link carries the vectors
+of 4 or 16 learners.
+
+*ring*: computed, not simulated: the slowest of the same mini-batches, then 2 (nodes - 1) / nodes vectors over each link, and as
+many latencies as a ring has steps; what sums and updates take is left out. *hardsync* exchanges in chunks both ways at once
+(`streamed`). Shards of *backup*, b = nodes / 20, and of *softsync*, n = 4, gather gradients (`receive = "gathered"`), and
+its learners push and pull at the same time (`duplex`).
+
+Told is what is applied per second, of what free learners compute: learners that wait for nobody, and whose messages take nothing.
+
+`python results/several_nodes.py`: some 40 minutes of one core, and 8 GB at 4,096 nodes. `--most 256` ends sooner.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from virtual_runs import Job, logged, panels, show
+
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.exchange.links import GIGABIT
+from mpisgd.plan.costs.observe import observe
+from mpisgd.records.log.reader import Run
+from mpisgd.report import style
+
+NODES = (64, 256, 1024, 4096)
+MOST_SHARDS = 256
+GBIT = (1, 10)
+PARAMETERS = 25_000_000
+LATENCY_S = 20e-6
+ROUNDS = {64: 60, 256: 20, 1024: 6, 4096: 4}
+"""Mini-batches of each learner."""
+RING = "ring"
+WAYS = ("hardsync", "backup", "softsync")
+
+
+def job(way: str, nodes: int, gbit: float) -> Job:
+    shards = min(nodes, MOST_SHARDS)
+    protocol: dict[str, dict[str, Any]] = {
+        "hardsync": {"name": "hardsync"},
+        "backup": {"name": "backup", "b": nodes // 20},
+        "softsync": {"name": "softsync", "n": 4},
+    }
+    rate = gbit * GIGABIT
+    return {
+        "protocol": protocol[way],
+        "exchange": {"hardsync": "streamed", "backup": "whole", "softsync": "duplex"}[way],
+        "receive": "in-turn" if way == "hardsync" else "gathered",
+        "mu": 1,
+        "epochs": 1,
+        "shards": shards,
+        "placement": "spread",
+        "virtual": {
+            "learners": nodes,
+            "gradients": False,
+            "parameters": PARAMETERS,
+            "train_samples": ROUNDS[nodes] * nodes,
+            "ranks_per_node": 2 if shards == nodes else 1,
+        },
+        "compute": {"name": "heavy_tail"},
+        "network": {"latency_s": LATENCY_S, "bandwidth": max(rate, 10e9), "node_bandwidth": rate},
+    }
+
+
+def share(run: Run, mean_s: float) -> float:
+    """Applied gradients per second, of those of free learners."""
+    found = observe(run)
+    assert found is not None
+    return found.gradients_per_s * mean_s / run.lambda_
+
+
+def ring(slowest_s: np.ndarray, nodes: int, gbit: float, mean_s: float) -> float:
+    """The same of a ring's allreduce; `slowest_s`: of each round."""
+    exchange_s = 2 * (nodes - 1) * (4 * PARAMETERS / nodes / (gbit * GIGABIT) + LATENCY_S)
+    return mean_s / (float(slowest_s.mean()) + exchange_s)
+
+
+def row(nodes: int, gbit: float) -> list[float]:
+    """Shares of the ring and of all ways."""
+    runs = {way: logged(job(way, nodes, gbit)) for way in WAYS}
+    rows = runs["hardsync"].pushes
+    rows = rows[rows["shard"] == 0]
+    mean_s = float(rows["compute_s"].mean())
+    slowest_s = np.array([rows["compute_s"][rows["clock"] == clock].max() for clock in np.unique(rows["clock"])])
+    return [ring(slowest_s, nodes, gbit, mean_s), *(share(run, mean_s) for run in runs.values())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
+    parser.add_argument("--most", type=int, default=NODES[-1], help="nodes")
+    options = parser.parse_args()
+    sizes = [nodes for nodes in NODES if nodes <= options.most]
+    found = {(nodes, gbit): row(nodes, gbit) for nodes in sizes for gbit in GBIT}
+    rows: list[tuple[Cell, ...]] = [(gbit, nodes, *found[nodes, gbit]) for gbit in GBIT for nodes in sizes]
+    columns = (Column("Gbit/s", spec="d"), Column("nodes", spec="d"), *(Column(name, spec=".2f") for name in (RING, *WAYS)))
+    table = Table("several-nodes", "Applied gradients per second, of those of free learners", columns, tuple(rows))
+    figure, beside = panels("nodes", [(f"{gbit} Gbit/s", "applied / free learners'") for gbit in GBIT])
+    for axes, gbit in zip(beside, GBIT, strict=True):
+        for at, name in enumerate((RING, *WAYS)):
+            line = {"color": style.COLOURS[at], "marker": "o", "label": name, "linestyle": "--" if name == RING else "-"}
+            axes.plot(sizes, [found[nodes, gbit][at] for nodes in sizes], **line)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes])
+        axes.set_ylim(0, 1)
+    beside[0].legend(frameon=False)
+    show("several-nodes", options.out, [table], figure)
+
+
+if __name__ == "__main__":
+    main()
