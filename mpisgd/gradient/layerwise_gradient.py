@@ -13,8 +13,7 @@ comes to, because the loss does not depend on it, is told at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -32,7 +31,7 @@ class LayerwiseGradient(Computes):
     Args:
         gradient: of `model`; of several mini-batches, `single` computes each.
         pushed: `gradient`, or what is pushed of it.
-        bounds: the slices of the flat vector; each holds whole parameters.
+        bounds: the slices of the flat vector; a large parameter may be in several.
         held: no slice is left before the whole gradient is there, for it is clipped, or dropped, as a whole, or made of several
             backward passes.
     """
@@ -61,17 +60,15 @@ class LayerwiseGradient(Computes):
         self._missing: list[set[str]] = [set() for _ in bounds]
         """Parameters of each slice whose gradients are still to come."""
         self._names: list[set[str]] = [set() for _ in bounds]
-        slice_of: dict[nn.Parameter, int] = {}
-        ends, offset = [end for _, end in bounds], 0
-        for name, parameter in model.module.named_parameters():
-            if parameter.requires_grad:
-                offset += parameter.numel()
-                slice_of[parameter] = shard = next(shard for shard, end in enumerate(ends) if offset <= end)
+        slices_of = dict[nn.Parameter, list[int]]()
+        for name, parameter, shards in _within(model.module, bounds):
+            slices_of[parameter] = shards
+            for shard in shards:
                 self._names[shard].add(name)
-                parameter.register_post_accumulate_grad_hook(self._accumulated(shard, name))  # type: ignore[no-untyped-call]
-        for module, shards in _entrances(model.module, slice_of, lambda: gradient.single.forward(0)).items():
+            parameter.register_post_accumulate_grad_hook(self._accumulated(shards, name))  # type: ignore[no-untyped-call]
+        for module, entered in _entrances(model.module, slices_of, lambda: gradient.single.forward(0)).items():
             # First of its hooks: others may make its weights of the parameters, as torch.nn.utils.weight_norm does.
-            module.register_forward_pre_hook(self._entered(sorted(shards)), prepend=True)
+            module.register_forward_pre_hook(self._entered(sorted(entered)), prepend=True)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
@@ -128,17 +125,18 @@ class LayerwiseGradient(Computes):
 
         return hook
 
-    def _accumulated(self, shard: int, name: str) -> Callable[[Any], None]:
+    def _accumulated(self, shards: Sequence[int], name: str) -> Callable[[object], None]:
         def hook(_: object) -> None:
             if not self._passing:
                 return
-            unseen = shard in self._unseen or not self._needed[shard]
-            if unseen or self._left[shard]:
-                why = "its weights were used before its module was called" if unseen else "its gradient came in parts"
-                raise ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
-            self._missing[shard].discard(name)
-            if not self._missing[shard] and not self._held:
-                self._leave(shard)
+            for shard in reversed(shards):
+                unseen = shard in self._unseen or not self._needed[shard]
+                if unseen or self._left[shard]:
+                    why = "its weights were used before its module was called" if unseen else "its gradient came in parts"
+                    raise ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
+                self._missing[shard].discard(name)
+                if not self._missing[shard] and not self._held:
+                    self._leave(shard)
 
         return hook
 
@@ -181,14 +179,10 @@ class BucketedGradient(Computes):
         self._names: list[set[str]] = [set() for _ in buckets]
         self._missing: list[set[str]] = [set() for _ in buckets]
         """Parameters of each bucket whose gradients are still to come."""
-        offset = 0
-        for name, parameter in model.module.named_parameters():
-            if parameter.requires_grad:
-                start, offset = offset, offset + parameter.numel()
-                has = [number for number, bucket in enumerate(buckets) if bucket.start < offset and start < bucket.end]
-                for number in has:
-                    self._names[number].add(name)
-                parameter.register_post_accumulate_grad_hook(self._accumulated(has, name))  # type: ignore[no-untyped-call]
+        for name, parameter, has in _within(model.module, [(bucket.start, bucket.end) for bucket in buckets]):
+            for number in has:
+                self._names[number].add(name)
+            parameter.register_post_accumulate_grad_hook(self._accumulated(has, name))  # type: ignore[no-untyped-call]
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
@@ -236,7 +230,18 @@ class BucketedGradient(Computes):
         self._exchange.leave(number, self._seq, self.samples, 0.0, 0.0, 1.0)
 
 
-def _entrances(model: nn.Module, slice_of: dict[nn.Parameter, int], forward: Callable[[], object]) -> dict[nn.Module, set[int]]:
+def _within(model: nn.Module, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[str, nn.Parameter, list[int]]]:
+    """Each trainable parameter, and the numbers of those parts of the flat vector that have some of it."""
+    offset = 0
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            start, offset = offset, offset + parameter.numel()
+            yield name, parameter, [number for number, (begin, end) in enumerate(bounds) if begin < offset and start < end]
+
+
+def _entrances(
+    model: nn.Module, slices_of: dict[nn.Parameter, list[int]], forward: Callable[[], object]
+) -> dict[nn.Module, set[int]]:
     """The modules at whose entrance slices are needed, and which; `forward` is called once, and leaves the model as it is."""
     entered: set[nn.Module] = set()
     handles = [module.register_forward_pre_hook(lambda each, _: entered.add(each)) for module in model.modules()]
@@ -249,7 +254,7 @@ def _entrances(model: nn.Module, slice_of: dict[nn.Parameter, int], forward: Cal
         handle.remove()
     found: dict[nn.Module, set[int]] = {}
     for name, module in model.named_modules():
-        shards = {slice_of[parameter] for parameter in module.parameters(recurse=False) if parameter in slice_of}
+        shards = {shard for parameter in module.parameters(recurse=False) for shard in slices_of.get(parameter, ())}
         around = name
         while shards and module not in entered and around:
             around = around.rpartition(".")[0]

@@ -41,7 +41,7 @@ from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, are_children, check_names, cut_between_pieces, stages_from
-from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, in_channels_last, slice_bounds
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, cut_large, in_channels_last, slice_bounds
 from mpisgd.vectors.split import Traced, split
 
 
@@ -172,7 +172,7 @@ def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
 
 def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
     """The layers of each shard's slice; none are named where slices are cut evenly. Raises ConfigError for too many shards."""
-    return cut_between(model.layers, config.shards) if config.by_layers else []
+    return cut_between(cut_large(model.layers, config.shards), config.shards) if config.by_layers else []
 
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:

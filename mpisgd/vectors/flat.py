@@ -48,14 +48,8 @@ class Layer(NamedTuple):
 def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) -> list[list[Layer]]:
     """Deal layers out to `shards` slices, each a run of consecutive ones, so that the squares of the slices' sizes sum to least.
 
-    `most`: no slice is larger, where it can be done so.
-
-    Raises ConfigError where there are more shards than layers.
+    `most`: no slice is larger, where it can be done so. There are at least as many layers.
     """
-    if len(layers) < shards:
-        raise ConfigError(
-            f"shards = {shards}: expected at most the number of layers with parameters, {len(layers)}, for exchange = 'layerwise'"
-        )
     ends = np.cumsum([0, *(layer.size for layer in layers)], dtype=np.float64)
     least = np.where(ends > 0, np.inf, 0.0)  # of the first layers in so many slices: none yet
     cuts = []
@@ -69,6 +63,24 @@ def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) ->
     for cut in reversed(cuts):
         edges.append(int(cut[edges[-1]]))
     return [list(layers[start:end]) for start, end in itertools.pairwise(reversed(edges))]
+
+
+def cut_large(layers: Sequence[Layer], shards: int) -> list[Layer]:
+    """Cut layers that are larger than a shard's share into even parts, where there are fewer layers than shards.
+
+    A part is called as its layer, and which it is: `1 2/3`. Raises ConfigError where there are more shards than parameters.
+    """
+    if len(layers) >= shards:
+        return list(layers)
+    size = sum(layer.size for layer in layers)
+    if size < shards:
+        raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {size}")
+    found = []
+    for layer in layers:
+        count = -(-layer.size * shards // size)
+        names = [f"{layer.name} {part}/{count}".strip() for part in range(1, count + 1)] if count > 1 else [layer.name]
+        found += [Layer(name, end - start) for name, (start, end) in zip(names, slice_bounds(layer.size, count), strict=True)]
+    return found
 
 
 def bounds_of(slices: Sequence[Sequence[Layer]]) -> list[tuple[int, int]]:

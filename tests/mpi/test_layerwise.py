@@ -64,6 +64,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "pausing-async-S2": (5, {"protocol": "async", "shards": 2, "model": {"name": f"{__name__}:pausing"}}),
     "pausing-ssp-S2": (6, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2, "model": {"name": f"{__name__}:pausing"}}),
     "async-S3": (6, {"protocol": {"name": "async", "modulation": "inverse"}, "shards": 3, "straggler": LATE, "averaging": 0.9}),
+    "async-S6": (8, {"protocol": "async", "shards": 6}),
     "softsync-S2": (6, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "evaluator": True}),
     "attending-S4": (6, {"protocol": "async", "shards": 4, "model": {"name": f"{__name__}:attending"}, "alpha0": 0.01}),
     **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
@@ -86,7 +87,7 @@ COMMON = {
 CASES = dealt(
     RUNS,
     once=[name for name in RUNS if name.endswith("-whole")],
-    always=("attending-S4", "pausing-async-S2", "hardsync-S2-layerwise", "hardsync-S2-whole"),
+    always=("attending-S4", "async-S6", "pausing-async-S2", "hardsync-S2-layerwise", "hardsync-S2-whole"),
 )
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
@@ -123,6 +124,7 @@ def test_slices_are_of_different_clocks_where_nobody_promises_one(runs: Path) ->
 
 def test_the_slices_are_layers(runs: Path) -> None:
     assert Run(runs / "ssend" / "hardsync-S2-layerwise").environment["layers"] == [["1"], ["3", "5", "7"]]
+    assert Run(runs / "ssend" / "async-S6").environment["layers"][0] == ["1 1/3"], "there are but four"
     names = [name for names in Run(runs / "ssend" / "attending-S4").environment["layers"] for name in names]
     assert names[:3] == ["norm", "encoder.self_attn", "encoder.self_attn.out_proj"]
     assert "layers" not in Run(runs / "ssend" / "hardsync-S2-whole").environment

@@ -329,12 +329,25 @@ def test_pipelined_pushes_hide_behind_the_backward_pass(tmp_path: Path) -> None:
     assert push_s["layerwise"] == pytest.approx(0.05, rel=0.01)
 
 
+def test_more_shards_than_layers_have_parts_of_large_ones(tmp_path: Path) -> None:
+    """hardsync has the bits of whole vectors; async is replayed, and its report names the parts."""
+    changes: dict[str, Any] = {"shards": 6, **DEEP}
+    whole, layers = (
+        simulated(tmp_path / how, TENSORS, exchange=how, protocol="hardsync", **changes) for how in ("whole", "layerwise")
+    )
+    assert all(torch.equal(weights(layers)[name], tensor) for name, tensor in weights(whole).items())
+    run = simulated(tmp_path / "async", TENSORS, exchange="layerwise", protocol="async", **changes)
+    assert [name for names in run.environment["layers"] for name in names][:2] == ["1 1/2", "1 2/2"]
+    assert replay.check(run.path) == ""
+    assert "1 2/2" in staleness.layer_table(run).markdown()
+
+
 # ---------------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_a_virtual_job_refuses_what_a_real_one_does(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"aggregation = 'node': expected 'none' beside exchange = 'layerwise'"):
         simulated(tmp_path / "run", SIZES, exchange="layerwise", aggregation="node")
-    with pytest.raises(ConfigError, match="shards = 5: expected at most the number of layers with parameters, 4, for"):
-        simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=5, **DEEP)
+    with pytest.raises(ConfigError, match="shards = 9999: expected at most the number of parameters, "):
+        simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=9999, **DEEP)
     assert not (tmp_path / "run").exists()
