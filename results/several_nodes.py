@@ -105,11 +105,11 @@ def main() -> None:
     figure, beside = panels("nodes", [(f"{gbit} Gbit/s", "applied / free learners'") for gbit in GBIT])
     for axes, gbit in zip(beside, GBIT, strict=True):
         for at, name in enumerate((RING, *WAYS)):
-            line = {"color": style.COLOURS[at], "marker": "o", "label": name, "linestyle": "--" if name == RING else "-"}
-            axes.plot(sizes, [found[nodes, gbit][at] for nodes in sizes], **line)
+            line: dict[str, Any] = {"color": style.COLOURS[at], "marker": "o", "label": name}
+            axes.plot(sizes, [found[nodes, gbit][at] for nodes in sizes], "--" if name == RING else "-", **line)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes])
-        axes.set_ylim(0, 1)
+        axes.set_ylim(0, 1.05)
     beside[0].legend(frameon=False)
     show("several-nodes", options.out, [table], figure)
 
