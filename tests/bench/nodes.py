@@ -49,16 +49,22 @@ class Way:
     """None: one for each node."""
     apart: bool = False
     """On a node of its own."""
+    eager: bool = False
+    """Chunks of a vector leave without a question whether their receives are posted (`docs/howto/fewer-bytes.md`)."""
     beside: str = DDP
     """The DDP that it is compared with."""
 
 
+_EAGER = {f"btl_tcp_{limit}": str(2**21 + 2**12) for limit in ("eager_limit", "rndv_eager_limit", "max_send_size")}
+"""Open MPI's parameters for chunks of 2 MiB."""
 _ROUNDED = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 WAYS = {
     "hardsync": Way(),
     "hardsync, streamed": Way({"exchange": "streamed"}),
+    "hardsync, streamed, eager": Way({"exchange": "streamed"}, eager=True),
     "hardsync, 1 shard apart": Way(shards=1, apart=True),
     "hardsync, 1 shard apart, streamed": Way({"exchange": "streamed"}, shards=1, apart=True),
+    "hardsync, 1 shard apart, streamed, eager": Way({"exchange": "streamed"}, shards=1, apart=True, eager=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
@@ -127,7 +133,8 @@ def _trained(cluster: Cluster, places: int, directory: Path, case: Case, way: Wa
     config = _config(directory, case, way, places, shards)
     job = directory / "job.toml"
     job.write_text(config_file.dumps(config))
-    launched = Job(cluster, ranks, [str(job)])
+    options = [word for name, value in _EAGER.items() if way.eager for word in ("--mca", name, value)]
+    launched = Job(cluster, ranks, [str(job)], options)
     if launched.end(PATIENCE_S) != 0:
         raise ConfigError(f"{way}: {launched.text}")
     log = Run(config.out)

@@ -126,16 +126,22 @@ def _bandwidth_between_nodes(run: Run, rows: np.ndarray, default: NetworkOptions
     and pull all at once, where nobody comes too late, and what that takes is the rule. Of others a push is now and then alone.
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
+    exchange = run.config.get("exchange", "whole")
     at_once = arrivals.synchronous(run) and bool((rows["verdict"] == Verdict.APPLY).all())
     for link in links.links(run):
-        mine, push_s = link.carried, link.push_s
+        mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
+        own = rows[(of_learners == link.host)[rows["learner_id"]]]
         pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
-        if at_once:
+        if exchange != "whole":  # a push has but begun when it ends; a pull ends when both are over
+            pushes, pulls = 0.0, max(mine.sent, mine.received)
+            if exchange == "streamed":
+                pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
+        elif at_once:
             all_pushes, all_pulls = mine.learners * pushes, mine.learners * pulls
             pushes, pulls = max(all_pushes, mine.received - all_pulls), max(all_pulls, mine.sent - all_pushes)
         elif push_s:
-            push_s = float(np.quantile(rows["push_s"][(of_learners == link.host)[rows["learner_id"]]], LOW))
-        found = [nbytes / took_s for nbytes, took_s in ((pushes, push_s), (pulls, link.pull_s)) if nbytes and took_s]
+            push_s = float(np.quantile(own["push_s"], LOW))
+        found = [nbytes / took_s for nbytes, took_s in ((pushes, push_s), (pulls, pull_s)) if nbytes and took_s]
         if found:
             rates[link.host] = max(found)
     usual = [rate for host, rate in rates.items() if host not in slow]
@@ -186,6 +192,9 @@ def _rate(nbytes: float, pull_s: np.ndarray, low: float) -> float | None:
 def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:
     """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
     default = ServiceOptions()
+    if run.config.get("exchange") == "streamed":
+        source = "assumed: the defaults of [service]; an update is made while its gradients come in"
+        return default, [Cost("service", 0.0, "s", source)]
     updates = run.updates[run.updates["gradients"] > 0]
     transfers_s = _transfers_s(run, network, slice_nbytes * run.shards * footprint.of_exchange(run.config)[0] / 4)
     for host, node in _slow_nodes(run).items():
