@@ -163,6 +163,7 @@ def seeded(kind: str) -> nn.Module:
     return KINDS[kind]()
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shards", [None, 1, 2])
 def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_whole(kind: str, shards: int | None) -> None:

@@ -44,6 +44,7 @@ ASKED = {
 BINDS = re.compile(r"--map-by \S+ --bind-to core|-?-bind-to \S+|--cpu-bind=\w+|-cc \w+|--bind \S+|-o cpu-affinity=[\w-]+")
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize("system", ASKED)
 def test_what_the_launcher_is_asked_for(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     none, each, unasked = ASKED[system]

@@ -58,6 +58,7 @@ def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange:
     assert replay(tmp_path / "run").holds
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize(
     "changes",
     [

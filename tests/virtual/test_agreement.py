@@ -24,6 +24,7 @@ from tests.virtual.test_optimisers import JOB, check_equal, serial, weights
 HARDSYNC: dict[str, Any] = {"protocol": "hardsync", "clip_average": 0.2}
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -48,6 +49,7 @@ def test_the_whole_average_is_clipped_as_a_loop_does(changes: dict[str, Any], tm
     assert replay(tmp_path / "run").holds
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -84,6 +86,7 @@ def test_a_round_takes_another_round_trip(tmp_path: Path) -> None:
     assert 1.9 < more < 4.1, "there and back, and perhaps a wait for the header to be taken"
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize("number", spread(range(32), 8))
 def test_signals_and_other_orders(number: int, tmp_path: Path) -> None:
     seen = aftermath.weather(draw_agreed(random.Random(f"agreed {number}"), number), tmp_path)

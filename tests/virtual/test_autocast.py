@@ -78,6 +78,7 @@ def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> No
 HALF: dict[str, Any] = {**JOB, "autocast": "float16", "log": {"progress": "off"}}
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -41,6 +41,7 @@ def test_with_one_learner_it_is_sgd_with_a_delay(exchange: str, delay: int, prot
     torch.testing.assert_close(found, now, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.each(2)
 @BOTH
 @pytest.mark.parametrize(
     "changes",

@@ -220,6 +220,7 @@ def test_memory_that_is_lent_counts_as_parked(monkeypatch: pytest.MonkeyPatch) -
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize(
     "changes",
     [

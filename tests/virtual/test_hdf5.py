@@ -21,6 +21,7 @@ TARGETS = (INPUTS[:, :3]).argmax(axis=1)
 SPLITS = {"train": slice(0, 70), "test": slice(70, 90)}
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
     [

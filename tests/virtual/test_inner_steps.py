@@ -105,6 +105,7 @@ def test_local_sgd_averages_weights(tmp_path: Path) -> None:
     assert replay(tmp_path / "run").holds
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -38,6 +38,7 @@ def other(value: Any) -> Any:
     return value + 1
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize("real", [True, False])
 @pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights", "best"])
 def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
@@ -49,6 +50,7 @@ def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     assert "DONE is damaged" not in refused(path) != ""
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize("name", [name for name in named("[environment]") if name not in ("attempts", "hosts")])
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
     (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)

@@ -18,6 +18,7 @@ from tests.unit.claims.hands import a_row, change, little, much, of_tables, refu
 # ------------------------------------------------------------------------------------------------------------------ tables
 
 
+@pytest.mark.each(2)
 @pytest.mark.parametrize(("table", "column"), of_tables(Standing.PROVED))
 def test_what_is_proved(table: str, column: str, run_of: Callable[..., Path]) -> None:
     for name in ("bfloat16", "all") if column == "rounded" else ("all",):
@@ -77,6 +78,7 @@ def test_what_is_on_trust(table: str, column: str, run_of: Callable[..., Path]) 
     assert refused(path) == ""
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize(("table", "column"), [each for standing in Standing for each in of_tables(standing)])
 def test_of_a_virtual_run_all_is_proved(table: str, column: str, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=False)

@@ -21,6 +21,7 @@ from tests.unit.tampered.conftest import Rows
 from tests.unit.tampered.hands import edit, here, means, rewrite, rows_of, stale, up
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

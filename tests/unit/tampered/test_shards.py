@@ -119,6 +119,7 @@ def cells(record: Record, shard: int) -> Iterator[tuple[str, str, int]]:
                     yield table, name, row
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_cell(name: str, runs: Path) -> None:
     """Each cell of the last shard's log is changed a little, up and down in turn; all is seen without computing."""
@@ -143,6 +144,7 @@ def test_every_cell(name: str, runs: Path) -> None:
     assert slipped == []
 
 
+@pytest.mark.each(3)
 @pytest.mark.parametrize("table", PROVEN)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_row(name: str, table: str, runs: Path) -> None:
