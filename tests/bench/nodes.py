@@ -33,7 +33,7 @@ from tests.nodes.cluster import Cluster, missing
 from tests.nodes.job import Job
 
 PATIENCE_S = 600
-UPDATES = 30
+UPDATES = 20
 """At most, of a learner, beside those that warm up: rounds of half a second differ little."""
 _PORT = 29500
 _DDP = Path(__file__).with_name("peers") / "ddp.py"
