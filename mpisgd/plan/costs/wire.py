@@ -132,8 +132,8 @@ def _bandwidth_between_nodes(run: Run, rows: np.ndarray, default: NetworkOptions
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
         pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
-        if exchange != "whole":  # a push has but begun when it ends; a pull ends when both are over
-            pushes, pulls = 0.0, max(mine.sent, mine.received)
+        if exchange != "whole":  # a push has but begun when it ends; a pull ends when both are over, or was done behind computing
+            pushes, pulls = 0.0, 0.0 if exchange == "prefetch" else max(mine.sent, mine.received)
             if exchange == "streamed":
                 pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
         elif at_once:
