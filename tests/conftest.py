@@ -1,6 +1,5 @@
 """A place for what launchers keep: Open MPI's leave it behind where they are killed, and that of a killed one with the same process
-number keeps a new one from starting ("The PMIx server's listener thread failed to start"). And which tests are slow, or the rest.
-"""
+number keeps a new one from starting ("The PMIx server's listener thread failed to start"). And which tests are the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -16,16 +14,8 @@ import pytest
 from tests.effort import REST, tests_more
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`each(n)`: all but each n-th case of a test are slow. MPISGD_TESTS=rest: without what `make test` has run just so."""
-    cases = Counter[str]()
-    for item in items:
-        if (mark := item.get_closest_marker("each")) is not None and item.get_closest_marker("slow") is None:
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % mark.args[0]:
-                item.add_marker("slow")
-            cases[test] += 1
+    """MPISGD_TESTS=rest: without what `make test` has run just so."""
     if not REST:
         return
     gone = {

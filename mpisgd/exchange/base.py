@@ -52,6 +52,12 @@ class Exchange(Protocol):
         """Whether the gradient leaves with the next pull, which calls `meanwhile` when it has."""
         return False
 
+    @property
+    def leaving_ns(self) -> int:
+        """Nanoseconds of this mini-batch in which parts of its gradient began to leave while it was computed; no part of what
+        computing took."""
+        return 0
+
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
 

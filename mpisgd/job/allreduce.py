@@ -37,6 +37,10 @@ class Collective(Exchange):
         shard.begin()
         shard.answering.give_first(self._learners)
 
+    @property
+    def leaving_ns(self) -> int:
+        return self._channel.leaving_ns
+
     def now_ns(self) -> int:
         return self._channel.now_ns()
 

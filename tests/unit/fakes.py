@@ -190,6 +190,7 @@ class ScriptedChannel:
     """
 
     duplex = False
+    leaving_ns = 0
 
     def __init__(self, script: Sequence[Message | tuple[Push, Sequence[float] | float] | None]) -> None:
         self.waiting = list(script)

@@ -109,15 +109,13 @@ def same(whole: Run, parts: Run) -> None:
         for key, value in state.items():
             assert value.numpy().tobytes() == theirs[vector][key].numpy().tobytes()
     for table, columns in {
-        "pushes": ["shard", "clock", "timestamp", "learner_id", "seq", "samples", "verdict", "loss", "compute_s"],
+        "pushes": ["shard", "clock", "timestamp", "learner_id", "seq", "samples", "verdict", "loss", "compute_s", "delay_s"],
         "updates": ["shard", "clock", "gradients", "samples", "mean_loss", "gradient_sq", "sum_sq"],
         "summaries": ["shard", "final_clock", "samples", "received", "pushed"],
     }.items():
         for column in columns:
             one, other = (getattr(each, table)[column] for each in (parts, whole))
             assert np.array_equal(one, other, equal_nan=one.dtype.kind == "f"), (table, column)
-    # A slow learner's follows from what its mini-batch took with the beginning of what left, a microsecond each.
-    assert np.allclose(parts.pushes["delay_s"], whole.pushes["delay_s"], rtol=0, atol=1e-4)
 
 
 def test_buckets_leave_before_the_last_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,11 @@ class BucketChannel(TeamChannel, Exchanges):
         self._begun: Any = None
         self._made_count = 0
         """Elements of the new weights of this rank's slice."""
-        self._leaving_ns = 0
-        """Nanoseconds of this mini-batch spent on sending."""
+        self.leaving_ns = 0
 
     def begin(self) -> None:
         """From now on the others' buckets may come."""
-        self._leaving_ns = 0
+        self.leaving_ns = 0
         self._begun = self._team.begin_parts(self._gradients, self._received, self._buckets)
 
     def need(self, shard: int) -> None:
@@ -57,14 +56,13 @@ class BucketChannel(TeamChannel, Exchanges):
         self._team.leave(self._begun, shard)
         if self._gradients.nbytes > STILL_NBYTES:
             clock.let_move()
-        self._leaving_ns += self.now_ns() - start_ns
+        self.leaving_ns += self.now_ns() - start_ns
 
     def exchange(self, report: Report) -> list[Push]:
-        """What is told of computing is without sending, which counts in the push's seconds, as does what they could not hide."""
+        """What began to leave while the gradient was computed counts in the push's seconds, as does what they could not hide."""
         self._wire.clock.hold()
-        report.compute_ns -= self._leaving_ns
         pushes = super().exchange(report)
-        self._push_ns += self._leaving_ns
+        self._push_ns += self.leaving_ns
         return pushes
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:

@@ -32,6 +32,8 @@ class TeamChannel(ShardChannel):
         held: of the weights, where what is gathered is rounded.
     """
 
+    leaving_ns = 0
+
     def __init__(
         self,
         wire: Communicator,

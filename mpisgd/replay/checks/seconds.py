@@ -97,8 +97,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: np.
                 _refuse(shard, int(rows[at]), f"compute_s {compute_s}, of which {least_s} s are a delay of one of its ranks")
             continue
         (delays,) = all_delays
-        # With layerwise, compute_s lacks the seconds in which parts of the gradient began to leave.
-        exact = config.exchange != "layerwise" or delays.of(number, 0.0) == delays.of(number, 1.0)
+        exact = not config.by_layers or delays.of(number, 0.0) == delays.of(number, 1.0)
         put_in_s = int(delays.of(number, compute_s if exact else 0.0) * 1e9) * 1e-9
         if delay_s != put_in_s and (exact or delay_s < put_in_s):
             _refuse(shard, int(rows[at]), f"delay_s {delay_s}: {'' if exact else 'at least '}{put_in_s} s were put in")
