@@ -72,7 +72,7 @@ def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
 
 @pytest.mark.slow
 @given(in_groups())
-@settings(max_examples=examples(90), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=examples(240), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float]) -> None:
     changes, jitter_s = drawn
     with tempfile.TemporaryDirectory() as directory:

@@ -36,7 +36,7 @@ SPEECH: dict[str, Any] = {"model": {"name": "speech", "hidden": [7, 5, 6]}, "gro
 
 @pytest.mark.slow
 @given(in_groups(), st.sampled_from([LOCAL, SPEECH]))
-@settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=examples(240), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float], form: dict[str, Any]) -> None:
     changes, jitter_s = drawn
     own = form if changes["group_size"] > 1 else {"model": form["model"]}
