@@ -139,7 +139,6 @@ SPECIAL: tuple[dict[str, Any], ...] = ({}, {"averaging": 0.9, "push_format": BFL
 WAYS = (CHUNKS, LATE)
 
 
-@pytest.mark.each(2)
 @pytest.mark.parametrize(  # each of all comes up
     ("options", "special", "kind", "cut", "gpu"),
     spread(itertools.product(OPTIMIZERS, SPECIAL, KINDS, *WAYS), 19, unpack=True),

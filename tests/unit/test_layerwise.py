@@ -18,6 +18,7 @@ from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, bounds_of, cut_between
+from tests.effort import spread
 
 
 class Net(nn.Module):
@@ -163,8 +164,7 @@ def seeded(kind: str) -> nn.Module:
     return KINDS[kind]()
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", spread(KINDS, 3))
 @pytest.mark.parametrize("shards", [None, 1, 2])
 def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_whole(kind: str, shards: int | None) -> None:
     """Weights are NaN until they are needed; what was left is bit for bit the gradient of the whole vector."""

@@ -77,8 +77,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.each(2)
-@pytest.mark.parametrize("name", spread(RUNS, 2))
+@pytest.mark.parametrize("name", spread(RUNS, 4))
 def test_a_run_is_computed_again_to_the_same_bits(name: str, tmp_path: Path) -> None:
     path = simulated(tmp_path / name, **RUNS[name])
     proof = replay.replay(path)

@@ -10,6 +10,7 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import submit
 from mpisgd.site import launchers
+from tests.effort import spread
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +45,7 @@ ASKED = {
 BINDS = re.compile(r"--map-by \S+ --bind-to core|-?-bind-to \S+|--cpu-bind=\w+|-cc \w+|--bind \S+|-o cpu-affinity=[\w-]+")
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize("system", ASKED)
+@pytest.mark.parametrize("system", spread(ASKED, 3))
 def test_what_the_launcher_is_asked_for(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     none, each, unasked = ASKED[system]
     for binding, expected in (("none", none), ("cores", each), ("roles", none), ("", unasked)):

@@ -17,6 +17,7 @@ from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.job.parts import Brought
 from mpisgd.replay import replay
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
 
@@ -58,19 +59,21 @@ def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange:
     assert replay(tmp_path / "run").holds
 
 
-@pytest.mark.each(3)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2},
-        {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": LEARNERS, "ranks_per_node": 9}},
-        {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
-        {"protocol": {"name": "ssp", "slack": 1, "get_model_frequency": 2}, "schedule": {"name": "step", "epochs": [0.2]}},
-        {"protocol": {"name": "versioned"}, "shards": 2},
-        {"protocol": {"name": "backup", "b": 1, "abort": True}, "straggler": {"delay": "exponential", "delay_mean_s": 0.1}},
-        {"protocol": "async", "push_format": "topk", "shards": 2, "exchange": "layerwise"},
-        {"local_steps": 2, "alpha0": 0.5},
-    ],
+    spread(
+        [
+            {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2},
+            {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": LEARNERS, "ranks_per_node": 9}},
+            {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
+            {"protocol": {"name": "ssp", "slack": 1, "get_model_frequency": 2}, "schedule": {"name": "step", "epochs": [0.2]}},
+            {"protocol": {"name": "versioned"}, "shards": 2},
+            {"protocol": {"name": "backup", "b": 1, "abort": True}, "straggler": {"delay": "exponential", "delay_mean_s": 0.1}},
+            {"protocol": "async", "push_format": "topk", "shards": 2, "exchange": "layerwise"},
+            {"local_steps": 2, "alpha0": 0.5},
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_it_goes_with_every_protocol_and_is_proved(changes: dict[str, Any], tmp_path: Path) -> None:

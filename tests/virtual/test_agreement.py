@@ -24,16 +24,18 @@ from tests.virtual.test_optimisers import JOB, check_equal, serial, weights
 HARDSYNC: dict[str, Any] = {"protocol": "hardsync", "clip_average": 0.2}
 
 
-@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"shards": 3},
-        {"shards": 2, "exchange": "layerwise"},
-        {"protocol": "allreduce"},
-        {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": 3, "ranks_per_node": 3}},
-        {"shards": 2, "receive": "gathered", "evaluator": True, "evaluation": {"every_epochs": 0.1}},
-    ],
+    spread(
+        [
+            {"shards": 3},
+            {"shards": 2, "exchange": "layerwise"},
+            {"protocol": "allreduce"},
+            {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": 3, "ranks_per_node": 3}},
+            {"shards": 2, "receive": "gathered", "evaluator": True, "evaluation": {"every_epochs": 0.1}},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_the_whole_average_is_clipped_as_a_loop_does(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -49,17 +51,19 @@ def test_the_whole_average_is_clipped_as_a_loop_does(changes: dict[str, Any], tm
     assert replay(tmp_path / "run").holds
 
 
-@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"averaging": 0.9, "optimizer": "adam", "alpha0": 0.01, "sampling": "dealt"},
-        {"local_steps": 2, "alpha0": 0.7},
-        {"push_format": "bfloat16", "pull_format": "bfloat16", "nonfinite": "drop"},
-        {"push_format": "topk", "topk_share": 0.3},
-        {"failures": {"at_s": {"2": 5.0}, "then": "leave"}},
-        {"aggregation": "node", "virtual": {"ranks_per_node": 2}},
-    ],
+    spread(
+        [
+            {"averaging": 0.9, "optimizer": "adam", "alpha0": 0.01, "sampling": "dealt"},
+            {"local_steps": 2, "alpha0": 0.7},
+            {"push_format": "bfloat16", "pull_format": "bfloat16", "nonfinite": "drop"},
+            {"push_format": "topk", "topk_share": 0.3},
+            {"failures": {"at_s": {"2": 5.0}, "then": "leave"}},
+            {"aggregation": "node", "virtual": {"ranks_per_node": 2}},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_with_whatever_it_goes_it_is_proved(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -86,8 +90,7 @@ def test_a_round_takes_another_round_trip(tmp_path: Path) -> None:
     assert 1.9 < more < 4.1, "there and back, and perhaps a wait for the header to be taken"
 
 
-@pytest.mark.each(2)
-@pytest.mark.parametrize("number", spread(range(32), 8))
+@pytest.mark.parametrize("number", spread(range(32), 16))
 def test_signals_and_other_orders(number: int, tmp_path: Path) -> None:
     seen = aftermath.weather(draw_agreed(random.Random(f"agreed {number}"), number), tmp_path)
     assert not seen.failures, seen.failures[0]

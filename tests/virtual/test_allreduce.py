@@ -167,7 +167,6 @@ def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
 BROUGHT = {"drops": Brought(loss=now_and_then_nan)}
 
 
-@pytest.mark.each(2)
 @pytest.mark.parametrize(
     ("name", "aggregation"),
     [

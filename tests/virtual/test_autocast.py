@@ -19,6 +19,7 @@ from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
 from mpisgd.replay import replay
 from mpisgd.vectors.scaling import FIRST
+from tests.effort import spread
 from tests.forge import forge
 from tests.virtual.jobs import simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, UPDATES, weights
@@ -78,18 +79,20 @@ def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> No
 HALF: dict[str, Any] = {**JOB, "autocast": "float16", "log": {"progress": "off"}}
 
 
-@pytest.mark.each(3)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": "hardsync", "shards": 3, "clip_norm": 0.5},
-        {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2, "push_format": "bfloat16", "sampling": "dealt"},
-        {"protocol": {"name": "backup", "b": 1}},
-        {"protocol": "versioned", "accumulation": 2},
-        {"protocol": "hardsync", "shards": 2, "exchange": "layerwise", "accumulation": 2, "push_format": "bfloat16"},
-        {"local_steps": 3, "alpha0": 0.5},
-        {"protocol": "hardsync", "aggregation": "node", "virtual": {"ranks_per_node": 6}},
-    ],
+    spread(
+        [
+            {"protocol": "hardsync", "shards": 3, "clip_norm": 0.5},
+            {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2, "push_format": "bfloat16", "sampling": "dealt"},
+            {"protocol": {"name": "backup", "b": 1}},
+            {"protocol": "versioned", "accumulation": 2},
+            {"protocol": "hardsync", "shards": 2, "exchange": "layerwise", "accumulation": 2, "push_format": "bfloat16"},
+            {"local_steps": 3, "alpha0": 0.5},
+            {"protocol": "hardsync", "aggregation": "node", "virtual": {"ranks_per_node": 6}},
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_replay_has_the_bits_of_gradients_that_overflowed(changes: dict[str, Any], tmp_path: Path) -> None:

@@ -81,8 +81,7 @@ def test_in_any_virtual_job_each_portion_counts_once(protocol: str) -> None:
     one()
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize("protocol", [*NAMES, "accumulation", "local", "batched"])
+@pytest.mark.parametrize("protocol", spread([*NAMES, "accumulation", "local", "batched"], 3))
 def test_replay_computes_it_again(protocol: str, tmp_path: Path) -> None:
     """Each learner's portions are in the log."""
     more: dict[str, dict[str, Any]] = {

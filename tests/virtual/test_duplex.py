@@ -18,6 +18,7 @@ from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.vectors.memory import Memory
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import Scene, packed
 from tests.virtual.test_one_learner import ALPHA, ByHand, weights
@@ -41,15 +42,17 @@ def test_with_one_learner_it_is_sgd_with_a_delay(exchange: str, delay: int, prot
     torch.testing.assert_close(found, now, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.each(2)
 @BOTH
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"push_format": "bfloat16", "clip_norm": 0.1},
-        {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16", "accumulation": 2},
-        {"local_steps": 2},
-    ],
+    spread(
+        [
+            {"push_format": "bfloat16", "clip_norm": 0.1},
+            {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16", "accumulation": 2},
+            {"local_steps": 2},
+        ],
+        2,
+    ),
 )
 def test_replay_proves_it(changes: dict[str, Any], exchange: str, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, protocol=SOFTSYNC, exchange=exchange, shards=2, **changes)

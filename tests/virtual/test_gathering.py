@@ -21,6 +21,7 @@ from mpisgd.exchange.gathering import GatheringShardChannel
 from mpisgd.update import reception
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import SizedVector
+from tests.effort import spread
 from tests.virtual.exchange import Exchange
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.laws import Laws
@@ -220,19 +221,21 @@ def test_memory_that_is_lent_counts_as_parked(monkeypatch: pytest.MonkeyPatch) -
 # -------------------------------------------------------------------------------------------------------------- runs
 
 
-@pytest.mark.each(3)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": SOFTSYNC, "push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"},
-        {"protocol": SOFTSYNC, "exchange": "duplex", "push_format": "bfloat16", "pull_format": "bfloat16"},
-        {"protocol": "async", "compensation": 0.04, "compensation_memory": 0.9},
-        {"protocol": {"name": "ssp", "slack": 1}, "exchange": "layerwise"},
-        {"protocol": {"name": "backup", "b": 2, "abort": True}, "pull_format": "bfloat16"},
-        {"protocol": "hardsync", "optimizer": "adam", "averaging": 0.9},
-        {"protocol": "downpour"},
-        {"protocol": {"name": "backup", "b": 1}, "sampling": "dealt"},
-    ],
+    spread(
+        [
+            {"protocol": SOFTSYNC, "push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"},
+            {"protocol": SOFTSYNC, "exchange": "duplex", "push_format": "bfloat16", "pull_format": "bfloat16"},
+            {"protocol": "async", "compensation": 0.04, "compensation_memory": 0.9},
+            {"protocol": {"name": "ssp", "slack": 1}, "exchange": "layerwise"},
+            {"protocol": {"name": "backup", "b": 2, "abort": True}, "pull_format": "bfloat16"},
+            {"protocol": "hardsync", "optimizer": "adam", "averaging": 0.9},
+            {"protocol": "downpour"},
+            {"protocol": {"name": "backup", "b": 1}, "sampling": "dealt"},
+        ],
+        3,
+    ),
 )
 def test_replay_proves_it_behind_slow_links(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights change while answers leave; with memory for two gradients, the third is waited for."""

@@ -12,6 +12,7 @@ import torch
 
 from mpisgd.job.parts import Brought
 from mpisgd.replay import replay
+from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.test_optimisers import weights
 
@@ -21,15 +22,17 @@ TARGETS = (INPUTS[:, :3]).argmax(axis=1)
 SPLITS = {"train": slice(0, 70), "test": slice(70, 90)}
 
 
-@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": "hardsync"},
-        {"protocol": "hardsync", "shards": 2, "sampling": "own"},
-        {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "sampling": "own"},
-        {"protocol": {"name": "softsync", "n": 4}, "evaluation": {"train": True}},
-    ],
+    spread(
+        [
+            {"protocol": "hardsync"},
+            {"protocol": "hardsync", "shards": 2, "sampling": "own"},
+            {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "sampling": "own"},
+            {"protocol": {"name": "softsync", "n": 4}, "evaluation": {"train": True}},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_it_is_the_run_that_has_the_data_in_memory(changes: dict[str, Any], tmp_path: Path) -> None:

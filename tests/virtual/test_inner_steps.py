@@ -21,6 +21,7 @@ from mpisgd.job.parts import Brought
 from mpisgd.replay import replay
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated
 from tests.virtual.test_optimisers import SEED, Weights, check_equal, weights
 
@@ -105,17 +106,19 @@ def test_local_sgd_averages_weights(tmp_path: Path) -> None:
     assert replay(tmp_path / "run").holds
 
 
-@pytest.mark.each(2)
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": {"name": "softsync", "n": LEARNERS}},
-        {"protocol": {"name": "versioned", "tolerance": 1}},
-        {"protocol": {"name": "backup", "b": 1}},
-        {"protocol": {"name": "ssp", "slack": 2}},
-        {"push_format": "bfloat16"},
-        {"compensation": 0.1, "protocol": "async"},
-    ],
+    spread(
+        [
+            {"protocol": {"name": "softsync", "n": LEARNERS}},
+            {"protocol": {"name": "versioned", "tolerance": 1}},
+            {"protocol": {"name": "backup", "b": 1}},
+            {"protocol": {"name": "ssp", "slack": 2}},
+            {"push_format": "bfloat16"},
+            {"compensation": 0.1, "protocol": "async"},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_stale_rounds_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pytest
 import tomli_w
 
 from mpisgd import replay
@@ -80,9 +79,9 @@ def much(value: Any) -> list[Any]:
     return [value + 10**6, -1 - value] if not isinstance(value, np.floating) else [value + 1e6, np.float64(-1.0)]
 
 
-def of_tables(standing: Standing) -> list[Any]:
+def of_tables(standing: Standing) -> list[tuple[str, str]]:
     return [
-        pytest.param(claim.where, column, id=f"{claim.where}.{column}")
+        (claim.where, column)
         for claim in CLAIMS
         for column in claim.names
         if (claim.where in schema.TABLES or claim.where == "summary") and not claim.of and claim.standing is standing

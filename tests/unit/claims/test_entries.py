@@ -18,6 +18,7 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay.claims import CLAIMS, Standing
+from tests.effort import spread
 from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC
 from tests.unit.claims.hands import change, configuration, environment, named, refused
 from tests.unit.test_replay import Sometimes, believed, simulated
@@ -38,8 +39,7 @@ def other(value: Any) -> Any:
     return value + 1
 
 
-@pytest.mark.each(2)
-@pytest.mark.parametrize("real", [True, False])
+@pytest.mark.parametrize("real", spread([True, False], 2))
 @pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights", "best"])
 def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=real)
@@ -50,8 +50,7 @@ def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     assert "DONE is damaged" not in refused(path) != ""
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize("name", [name for name in named("[environment]") if name not in ("attempts", "hosts")])
+@pytest.mark.parametrize("name", spread([name for name in named("[environment]") if name not in ("attempts", "hosts")], 3))
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
     (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)
     path = run_of({"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups"}.get(name, "all"), real=True)

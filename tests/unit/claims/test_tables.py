@@ -13,13 +13,13 @@ import pytest
 from mpisgd.records.log.schema import Event
 from mpisgd.replay import claims
 from mpisgd.replay.claims import CLAIMS, Claim, Standing
+from tests.effort import spread
 from tests.unit.claims.hands import a_row, change, little, much, of_tables, refused
 
 # ------------------------------------------------------------------------------------------------------------------ tables
 
 
-@pytest.mark.each(2)
-@pytest.mark.parametrize(("table", "column"), of_tables(Standing.PROVED))
+@pytest.mark.parametrize(("table", "column"), spread(of_tables(Standing.PROVED), 2, unpack=True))
 def test_what_is_proved(table: str, column: str, run_of: Callable[..., Path]) -> None:
     for name in ("bfloat16", "all") if column == "rounded" else ("all",):
         path = run_of(name, real=True)
@@ -78,8 +78,9 @@ def test_what_is_on_trust(table: str, column: str, run_of: Callable[..., Path]) 
     assert refused(path) == ""
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize(("table", "column"), [each for standing in Standing for each in of_tables(standing)])
+@pytest.mark.parametrize(
+    ("table", "column"), spread([each for standing in Standing for each in of_tables(standing)], 3, unpack=True)
+)
 def test_of_a_virtual_run_all_is_proved(table: str, column: str, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=False)
 

@@ -17,14 +17,14 @@ from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.replay.checks.finding import Untrue
 from mpisgd.replay.checks.record import read
 from mpisgd.replay.prove import check_log
+from tests.effort import spread
 from tests.unit.tampered.conftest import Rows
 from tests.unit.tampered.hands import edit, here, means, rewrite, rows_of, stale, up
 
 
-@pytest.mark.each(3)
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [
+    spread([
         ({"staleness": up(1)}, r"staleness 3 is not clock - timestamp = (\d+) - (\d+)"),
         ({"timestamp": up(1)}, "staleness 2 is not clock - timestamp"),
         ({"clock": up(1)}, "staleness 2 is not clock - timestamp"),
@@ -52,7 +52,7 @@ from tests.unit.tampered.hands import edit, here, means, rewrite, rows_of, stale
         ({"arrival_s": math.nan}, "it arrived at nan s"),
         ({"clock": up(1), "timestamp": up(1)}, r"the shard was at clock \d+: update \d+ of \d+ gradient\(s\) before this row"),
         ({"clock": up(-1), "timestamp": up(-1)}, r"the shard was at clock \d+: update \d+ was due after the row before"),
-    ],
+    ], 3, unpack=True),
 )  # fmt: skip
 def test_one_row(changes: dict[str, Any], why: str, run: Path) -> None:
     row = stale(rows_of(run))

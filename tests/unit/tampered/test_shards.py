@@ -17,7 +17,7 @@ from mpisgd.replay.checks.learners import compare_shards
 from mpisgd.replay.checks.order import serial_order
 from mpisgd.replay.checks.record import Record, read
 from mpisgd.replay.prove import check_log
-from tests.effort import thinned
+from tests.effort import spread, thinned
 from tests.unit.tampered.conftest import RUNS, Rows
 from tests.unit.tampered.hands import edit, goodbye, here, means, rewrite, rows_of, stale, summary, up
 
@@ -119,8 +119,7 @@ def cells(record: Record, shard: int) -> Iterator[tuple[str, str, int]]:
                     yield table, name, row
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", spread(RUNS, 3))
 def test_every_cell(name: str, runs: Path) -> None:
     """Each cell of the last shard's log is changed a little, up and down in turn; all is seen without computing."""
     record = read(runs / name)
@@ -144,8 +143,7 @@ def test_every_cell(name: str, runs: Path) -> None:
     assert slipped == []
 
 
-@pytest.mark.each(3)
-@pytest.mark.parametrize("table", PROVEN)
+@pytest.mark.parametrize("table", spread(PROVEN, 3))
 @pytest.mark.parametrize("name", RUNS)
 def test_every_row(name: str, table: str, runs: Path) -> None:
     """Each row of the last shard's log is left out, doubled, or trades places with the next."""
