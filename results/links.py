@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from virtual_runs import main
 
 from mpisgd.analysis.tables import Cell, Column, Table
@@ -42,13 +44,14 @@ def table(found: list[Mapping[str, Any]]) -> Table:
                     row["nodes"],
                     row["gbit_per_s"],
                     name,
+                    row["repetitions"],
                     told(seconds, 3),
                     told(row["speed_over_ddp"][name]) if ours else None,
                     told(row["over_limit"][name]) if ours else None,
                     f"{100 * (row['predicted_s'][name] / middle - 1):+.0f} %" if ours else None,
                 )
             )
-    names = ("case", "nodes", "Gbit/s", "exchange", "seconds of a round", "speed / DDP's", "seconds / limit", "predicted")
+    names = ("case", "nodes", "Gbit/s", "exchange", "times", "seconds of a round", "speed / DDP's", "seconds / limit", "predicted")
     return Table("links", "", tuple(Column(name) for name in names), tuple(lines))
 
 
@@ -71,10 +74,17 @@ def draw() -> tuple[list[Table], Figure]:
         axes.set_title(title(row), fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_xlabel("seconds of a round", fontsize=8)
-        axes.invert_yaxis() if axes is beside.flat[0] else None
         axes.spines[["top", "right"]].set_visible(False)
+    beside.flat[0].invert_yaxis()  # all axes share it
     for axes in list(beside.flat)[len(found) :]:
         axes.set_visible(False)
+    kinds = [
+        Patch(color=style.GREY, label="DDP"),
+        Patch(color=style.COLOURS[0], label="mpisgd"),
+        Line2D([], [], color=style.COLOURS[1], linewidth=2, label="what the busiest link needs"),
+        Line2D([], [], color=style.COLOURS[2], marker="D", markersize=4, linestyle="", label="predicted"),
+    ]
+    figure.legend(handles=kinds, loc="outside lower right", ncols=4, fontsize=8, frameon=False)
     return [table(found)], figure
 
 

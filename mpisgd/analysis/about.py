@@ -59,7 +59,7 @@ def doubled(run: Run) -> bool:
 
 
 def layerwise(run: Run) -> bool:
-    """Whether slices, whole layers, were exchanged one by one within the passes of each mini-batch."""
+    """Whether slices, cut by layers, were exchanged one by one within the passes of each mini-batch."""
     return bool(run.config.get("exchange") == "layerwise") and not doubled(run)
 
 

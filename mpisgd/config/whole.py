@@ -270,7 +270,7 @@ class Config:
 
     @property
     def by_layers(self) -> bool:
-        """Whether slices are whole layers, each of which learners exchange with its shard by itself."""
+        """Whether slices are cut by layers, each of which learners exchange with its shard by itself."""
         return self.exchange == "layerwise" and not self.protocol.collective
 
     @property

@@ -66,7 +66,7 @@ class Computes(ABC):
 
 
 class Exchanges(Protocol):
-    """Listener to a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
+    """Listener to a gradient whose slices, by layers, are exchanged one by one while it is computed."""
 
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""

@@ -77,9 +77,10 @@ def cut_large(layers: Sequence[Layer], shards: int) -> list[Layer]:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {size}")
     found = []
     for layer in layers:
-        count = -(-layer.size * shards // size)
+        count = max(1, -(-layer.size * shards // size))
         names = [f"{layer.name} {part}/{count}".strip() for part in range(1, count + 1)] if count > 1 else [layer.name]
-        found += [Layer(name, end - start) for name, (start, end) in zip(names, slice_bounds(layer.size, count), strict=True)]
+        base, longer = divmod(layer.size, count)
+        found += [Layer(name, base + (part < longer)) for part, name in enumerate(names)]
     return found
 
 
