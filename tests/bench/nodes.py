@@ -25,7 +25,7 @@ from mpisgd.bench.train import rate_of
 from mpisgd.comm.mpi.launch import environment
 from mpisgd.config import Config, config_file
 from mpisgd.exchange import links
-from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
+from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
 from tests.bench import predicted
 from tests.bench.peers import KNOWN, told_in
@@ -46,7 +46,8 @@ class Way:
 
     special: dict[str, Any] = field(default_factory=dict)
     shards: int | None = None
-    """None: one for each node."""
+    """None: `each` on each node."""
+    each: int = 1
     apart: bool = False
     """On a node of its own."""
     eager: bool = False
@@ -68,6 +69,10 @@ WAYS = {
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
+    "layerwise, 2 shards a node": Way({"exchange": "layerwise"}, each=2),
+    "async": Way({"protocol": AsyncOptions()}),
+    "async, layerwise": Way({"protocol": AsyncOptions(), "exchange": "layerwise"}),
+    "async, layerwise, 2 shards a node": Way({"protocol": AsyncOptions(), "exchange": "layerwise"}, each=2),
     "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),
     "softsync, prefetch": Way({"protocol": SoftsyncOptions, "exchange": "prefetch"}),
     "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
@@ -129,8 +134,8 @@ def _row(cluster: Cluster, places: int, key: str, gbit: float, repetitions: int,
 
 def _trained(cluster: Cluster, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
     """The log of a job, and bytes that the busiest link carries in a round of it."""
-    shards = places if way.shards is None else way.shards
-    ranks = [1] * (1 + places) if way.apart else [1 + (node < shards) for node in range(places)]
+    shards = places * way.each if way.shards is None else way.shards
+    ranks = [1] * (1 + places) if way.apart else [1 + (node < shards) * way.each for node in range(places)]
     config = _config(directory, case, way, places, shards)
     job = directory / "job.toml"
     job.write_text(config_file.dumps(config))
@@ -139,7 +144,7 @@ def _trained(cluster: Cluster, places: int, directory: Path, case: Case, way: Wa
     if launched.end(PATIENCE_S) != 0:
         raise ConfigError(f"{way}: {launched.text}")
     log = Run(config.out)
-    learners, held = ([f"node{node}" for node in range(count)] for count in (places, shards or places))
+    learners, held = ([f"node{number % places}" for number in range(count)] for count in (places, shards or places))
     held = ["apart"] if way.apart else held
     whole = links.nbytes_each_way(config, float(log.environment["parameters"]))
     return log, links.busiest(learners, held, [1 / len(held)] * len(held), *whole)[1]

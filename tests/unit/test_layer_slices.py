@@ -33,7 +33,7 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.vectors.flat import FlatModel, Layer, cut_between
+from mpisgd.vectors.flat import FlatModel, Layer, cut_between, cut_large
 
 MODELS: list[tuple[ModelOptions, tuple[int, ...], list[str]]] = [
     (SoftmaxOptions(), (1, 8, 8), ["1"]),
@@ -74,6 +74,10 @@ def test_large_layers_are_cut_for_more_shards_than_layers(shards: int) -> None:
     assert {"3 1/2", "3 2/2"} <= set(names) or shards > 5
     assert bounds[-1][1] == model.size
     assert max(end - start for start, end in bounds) < 2 * model.size / shards
+
+
+def test_a_layer_without_elements_is_not_cut() -> None:
+    assert cut_large([Layer("a", 0), Layer("b", 5)], 3) == [Layer("a", 0), Layer("b 1/3", 2), Layer("b 2/3", 2), Layer("b 3/3", 1)]
 
 
 def test_more_shards_than_parameters_are_refused() -> None:
