@@ -98,7 +98,11 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=NODES[-1], help="nodes")
     options = parser.parse_args()
     sizes = [nodes for nodes in NODES if nodes <= options.most]
-    found = {(nodes, gbit): row(nodes, gbit) for nodes in sizes for gbit in GBIT}
+    found = {}
+    for nodes in sizes:
+        for gbit in GBIT:
+            found[nodes, gbit] = row(nodes, gbit)
+            print(f"{nodes} nodes, {gbit} Gbit/s:", *(f"{each:.2f}" for each in found[nodes, gbit]), flush=True)
     rows: list[tuple[Cell, ...]] = [(gbit, nodes, *found[nodes, gbit]) for gbit in GBIT for nodes in sizes]
     columns = (Column("Gbit/s", spec="d"), Column("nodes", spec="d"), *(Column(name, spec=".2f") for name in (RING, *WAYS)))
     table = Table("several-nodes", "Applied gradients per second, of those of free learners", columns, tuple(rows))
