@@ -27,7 +27,7 @@ from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
-from tests.effort import EVERYTHING
+from tests.effort import EVERYTHING, PATTERNS
 from tests.forge import unsealed
 
 from . import laws
@@ -64,7 +64,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
 if not EVERYTHING:
-    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "async")}
+    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "async", *(["backup"] if PATTERNS else []))}
 SYNCHRONOUS = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "backup", "teams")]
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
