@@ -295,9 +295,10 @@ def test_a_dead_shard_ends_the_job(started: list[Job], tmp_path: Path) -> None:
     assert job.left_s is not None
     assert "(shard 1) is lost" in job.text
     assert re.search(
-        r"to go on from its checkpoint of clock [\d,]+ \(\d+ later updates are lost, as far as is known here\): "
-        rf"mpirun --with-ft ulfm (--oversubscribe )?-n 4 mpisgd train --resume {out}\n",
+        r"to go on from its checkpoint of clock [\d,]+ \([\d,]+ later updates are lost, as far as is known here\): "
+        rf"mpirun --with-ft ulfm (--oversubscribe )?-n 4 mpisgd train --resume {out}$",
         job.text,
+        re.MULTILINE,
     )
     assert not (out / "DONE").exists()
 
