@@ -34,8 +34,9 @@ from mpisgd.config import Config
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.memory import SizedVector, host_vector, host_view
 
-_CHUNK = 2**18
-"""Elements that are gone over at once, so that they stay in the cache (`rounding.py`)."""
+_CHUNK = 2**17
+"""Elements that are gone over at once, so that they stay in the cache (`rounding.py`): torch widens all of a delta, then adds it.
+11 M take 5 ms, and at once 23."""
 
 
 def advance(held: Tensor, weights: Tensor, delta: Tensor) -> None:
@@ -45,6 +46,13 @@ def advance(held: Tensor, weights: Tensor, delta: Tensor) -> None:
         rounded = delta[part].view(torch.bfloat16)
         rounded.copy_(weights[part] - held[part])
         held[part].add_(rounded)
+
+
+def follow(held: Tensor, delta: Tensor) -> None:
+    """Go the way whose bits are `delta`, (slice,) int16, from `held`, (slice,) float32."""
+    for at in range(0, len(delta), _CHUNK):
+        part = slice(at, at + _CHUNK)
+        held[part].add_(delta[part].view(torch.bfloat16))
 
 
 class Deltas(ABC):
@@ -92,6 +100,8 @@ class Common(Deltas):
     def __init__(self, weights: Any) -> None:
         super().__init__(weights)
         self._clocks: dict[int, int] = {}
+        self._followed = 0
+        """Elements of the update that is being made."""
 
     def begin(self, weights: Any) -> None:
         self.held = _copied(weights)
@@ -100,6 +110,24 @@ class Common(Deltas):
     def follow(self, weights: Any) -> None:
         if isinstance(weights, Tensor):
             advance(self.held, weights, self._delta)
+
+    def open(self) -> None:
+        """An update is about to be made, chunk by chunk; what was sent before must have left."""
+        self._followed = 0
+
+    def given_way(self, learner_ids: Sequence[int], clock: int) -> Any:
+        """Learners that hold h(clock - 1) are given h(clock): the bits of d, which are still being made."""
+        self._clocks.update(dict.fromkeys(learner_ids, clock))
+        return _words(self._delta)
+
+    def follow_chunk(self, weights: Any, chunk: Any) -> Any:
+        """The next chunk of an update's weights is made: the bits of d for it."""
+        if isinstance(chunk, SizedVector):
+            return chunk.in_half()
+        part = slice(self._followed, self._followed + chunk.size)
+        self._followed = part.stop
+        advance(self.held[part], weights[part], self._delta[part])
+        return _words(self._delta[part])
 
     def kept(self, weights: Any) -> Any:
         return self.held
@@ -213,7 +241,7 @@ class Held:
         if nbytes == self._nbytes[shard]:
             held.copy_(came.view(torch.float32))
         else:
-            held.add_(came[: len(held)].view(torch.bfloat16))
+            follow(held, came[: len(held)])
         if self._apart:
             self._weights[shard].copy_(held)
 

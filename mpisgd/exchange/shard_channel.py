@@ -49,6 +49,9 @@ class ShardChannel:
     `duplex`: answers may leave while the next gradient comes in, until the weights change (`both_ways/`).
     """
 
+    rounds_in_chunks = False
+    """Whether weights that are rounded leave while they are made; everybody must hold the same."""
+
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
         self._wire = wire
         self._now_ns = wire.clock.now_ns

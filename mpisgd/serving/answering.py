@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
-from mpisgd.exchange.deltas import Deltas
+from mpisgd.exchange.deltas import Common, Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import GIVE, STOP, Do, Rules
@@ -39,7 +39,8 @@ class Answering:
         self._log = log
         self._finiteness = finiteness
         self._deltas = deltas
-        channel.chunks_count = update.chunks_count if deltas is None else 1
+        self._in_chunks = deltas if channel.rounds_in_chunks and isinstance(deltas, Common) else None
+        channel.chunks_count = update.chunks_count if deltas is None or self._in_chunks is not None else 1
         self.chunked = channel.chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
         self.put_off: deque[Message] = deque()
@@ -58,8 +59,8 @@ class Answering:
             self._channel.start_answers(alike, body, clock, {})
 
     def follow(self) -> None:
-        """An update was made."""
-        if self._deltas is not None:
+        """An update was made; or is, chunk by chunk (`make`)."""
+        if self._deltas is not None and not self.chunked:
             self._deltas.follow(self._update.weights)
 
     def gone(self, learner_id: int) -> None:
@@ -94,7 +95,7 @@ class Answering:
     def _give(self, learner_ids: list[int]) -> None:
         channel, update, rules = self._channel, self._update, self._rules
         now_s = channel.now_s()
-        if self.chunked:
+        if self.chunked and self._deltas is None:
             channel.open_answers(learner_ids, update.served, rules.clock, rules.verdicts)
             for chunk in update.chunks():
                 channel.add_chunk(chunk)
@@ -140,14 +141,19 @@ class Answering:
 
         Returns the second at which all were made, and how many their making took.
         """
-        channel, update, rules = self._channel, self._update, self._rules
+        channel, update, rules, deltas = self._channel, self._update, self._rules, self._in_chunks
         start_s = made_s = channel.now_s()
         making_s, answered = 0.0, list[int]()
+        if deltas is not None:
+            deltas.open()
         for chunk in update.chunks():
+            if deltas is not None:
+                chunk = deltas.follow_chunk(update.weights, chunk)  # noqa: PLW2901 - which is what leaves
             made_s = channel.now_s()  # before it leaves: a learner that has it goes on at once
             making_s += made_s - start_s
             if len(answered) < len(rules.present) and (ready := self._ready_meanwhile()):
-                channel.open_answers(ready, update.served, rules.clock, rules.verdicts)
+                served = update.served if deltas is None else deltas.given_way(ready, rules.clock)
+                channel.open_answers(ready, served, rules.clock, rules.verdicts)
                 answered += ready
             channel.add_chunk(chunk)
             start_s = channel.now_s()

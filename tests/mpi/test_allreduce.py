@@ -30,6 +30,10 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
     "large-bfloat16": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03, **BFLOAT16}),
     "large-layerwise": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500, 1500]}, "epochs": 0.03, **LAYERWISE}),
+    "large-layerwise-bfloat16": (
+        *(2, 2),
+        {"model": {"name": "mlp", "hidden": [1500, 1500, 1500]}, "epochs": 0.03, **LAYERWISE, **BFLOAT16},
+    ),
     "3-layerwise": (3, 3, {"model": "small_cnn", "evaluator": True, **BFLOAT16, **LAYERWISE}),
     "4-layerwise": (4, 4, {"straggler": UNEVEN, "averaging": 0.9, "evaluation": {"every_epochs": 0.2}, **LAYERWISE}),
     "4-few": (4, 4, {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"}),
@@ -41,7 +45,10 @@ for _each in ("4", "cnn", "large"):
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-CASES = dealt(RUNS, always=("4-node", "5", "diverged", "large", "large-bfloat16", "large-layerwise", "3-layerwise"))
+CASES = dealt(
+    RUNS,
+    always=("4-node", "5", "diverged", "large", "large-bfloat16", "large-layerwise", "large-layerwise-bfloat16", "3-layerwise"),
+)
 TWIN = "twin-"
 """The same by hardsync, those of an evaluator evaluated by learner 0; made once."""
 

@@ -20,7 +20,7 @@ from mpisgd.exchange.collectives.buckets import BucketChannel
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
-from mpisgd.vectors import buckets
+from mpisgd.vectors import buckets, chunks
 from tests.effort import examples
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated
 from tests.virtual.test_allreduce import SLICE_S, SLOW
@@ -89,9 +89,10 @@ def test_the_bits_of_whole_vectors_and_of_replay() -> None:
     """Weights, losses, decisions; however few bytes a bucket has. In the order of learners, as the log says."""
 
     @settings(COMMON, max_examples=examples(24))
-    @given(jobs(), st.sampled_from([1, 60, 300, 2**22]))
-    def one(changes: dict[str, Any], nbytes: int) -> None:
-        with tempfile.TemporaryDirectory() as directory, patch.object(buckets, BUCKET_NBYTES, nbytes):
+    @given(jobs(), st.sampled_from([1, 60, 300, 2**22]), st.sampled_from([64, chunks.CHUNK_NBYTES]))
+    def one(changes: dict[str, Any], nbytes: int, chunk_nbytes: int) -> None:
+        cut = patch.multiple(buckets, **{BUCKET_NBYTES: nbytes}), patch.multiple(chunks, CHUNK_NBYTES=chunk_nbytes)
+        with tempfile.TemporaryDirectory() as directory, cut[0], cut[1]:
             runs = []
             for exchange in ("whole", "layerwise"):
                 job = merged({**TENSORS, "out": f"{directory}/{exchange}", "protocol": "allreduce", "exchange": exchange}, changes)

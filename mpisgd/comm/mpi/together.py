@@ -8,7 +8,7 @@ Where one begins 20 ms later, whole messages, or some of 1 MiB, take 0.37, and p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,9 +18,15 @@ from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.waiting import Printed
 
 _PAGE = 4096
-_Wait = Callable[[str, Any], None]
-"""Waits for a request, which these words say to watchers."""
 
+
+class _Wait(Protocol):
+    def __call__(self, words: str, request: Any, *, moves: bool = False) -> None:
+        """Wait for a request, which these words say to watchers; `moves`: bodies are under way, which each look helps along."""
+
+
+_PIECES = 8
+"""Of weights, are waited for at once: few enough to be in the cache for whoever goes on with them."""
 
 PIECE_NBYTES = 60 * 2**10
 """Below Open MPI's `btl_tcp_eager_limit`, 64 KiB with its own header."""
@@ -91,9 +97,16 @@ class Shares:
         self._others = [(place + away) % len(bounds) for away in range(1, len(bounds))]
         self._mine = vector[slice(*bounds[place])]
         self._made = 0
-        self.requests: list[MPI.Request] = []
+        self.own = slice(*bounds[place])
+        self.leaving: list[MPI.Request] = []
+        self.coming: list[tuple[slice, list[MPI.Request]]] = []
+        size = _PIECES * (PIECE_NBYTES // vector.itemsize)
         for source in self._others:
-            self.requests += [comm.Irecv(piece, source, _WEIGHTS) for piece in cut(vector, *bounds[source])]
+            start, end = bounds[source]
+            for at in range(start, end, size):
+                part = slice(at, min(at + size, end))
+                pieces = cut(vector, part.start, part.stop)
+                self.coming.append((part, [comm.Irecv(piece, source, _WEIGHTS) for piece in pieces]))
 
     def up_to(self, own: np.ndarray, stop: int) -> None:
         """The first `stop` elements of this rank's slice are made: whole pieces leave, to all of the others in turn."""
@@ -101,7 +114,7 @@ class Shares:
         whole = stop if stop == len(own) else stop // size * size
         self._mine[self._made : whole] = own[self._made : whole]
         for piece in cut(own, self._made, whole):
-            self.requests += [self._send(piece, dest, _WEIGHTS) for dest in self._others]
+            self.leaving += [self._send(piece, dest, _WEIGHTS) for dest in self._others]
         self._made = whole
 
 
@@ -130,6 +143,8 @@ class Team:
         self._bounds = bounds
         self._printed = printed
         self._comm = comm
+        self._moves = False
+        """Whether parts may be under way while headers are told."""
         self._sizes, self._starts = _sizes_and_starts(bounds)
         self._cut_sizes, self._cut_starts = _sizes_and_starts(cuts or bounds)
         own = self._cut_sizes[comm.Get_rank()]
@@ -141,7 +156,7 @@ class Team:
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
         self._printed.say("all", tag, 0)
-        self._wait(self._comm.Iallgather(layout.pack(fields), headers))
+        self._wait(self._comm.Iallgather(layout.pack(fields), headers), moves=self._moves)
         parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
@@ -154,6 +169,7 @@ class Team:
 
     def begin_parts(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[Part]) -> Parts:
         self._printed.say("all", Tag.GRADIENT, vector.nbytes)
+        self._moves = True
         return Parts(self._comm, self._bounds, vector, received, parts, synchronous=self._synchronous)
 
     def leave(self, begun: Parts, number: int) -> None:
@@ -180,15 +196,27 @@ class Team:
 
     def finish(self, shared: MPI.Request | Shares, meanwhile: Callable[[], None]) -> None:
         meanwhile()
-        self._wait_for_all(shared.requests if isinstance(shared, Shares) else [shared])
+        if not isinstance(shared, Shares):
+            self._wait(shared)
+            return
+        for _, requests in shared.coming:
+            self._wait_for_all(requests)
+        self._wait_for_all(shared.leaving)
+
+    def arrivals(self, shared: Shares) -> Iterator[slice]:
+        yield shared.own
+        for part, requests in shared.coming:
+            self._wait_for_all(requests)
+            yield part
+        shared.coming.clear()
 
     def _wait_for_all(self, requests: list[MPI.Request]) -> None:
         """One after the other, so that a polite wait hardly sleeps before the last: each look at MPI moves but a few pieces."""
         for request in requests:
             self._wait(request)
 
-    def _wait(self, request: MPI.Request) -> None:
-        self._wait_for(f"all {len(self._sizes)} ranks that act together", request)
+    def _wait(self, request: MPI.Request, *, moves: bool = True) -> None:
+        self._wait_for(f"all {len(self._sizes)} ranks that act together", request, moves=moves)
 
     def disband(self) -> None:
         self._comm.Free()

@@ -296,10 +296,13 @@ class Wire:
     def _group(self, ranks: Sequence[int]) -> MPI.Intracomm:
         return self._comm.Create_group(self._comm.Get_group().Incl(list(ranks)))
 
-    def _wait_together(self, words: str, request: MPI.Request) -> None:
-        """Wait for what ranks do together."""
+    def _wait_together(self, words: str, request: MPI.Request, *, moves: bool = False) -> None:
+        """Wait for what ranks do together; `moves`: bodies are under way meanwhile."""
         self.waiting.awaited = words
-        self._wait(request)
+        if moves and self.polite:
+            self._wait_politely(request, BODY_SLEEP_S)
+        else:
+            self._wait(request)
         self.waiting.goes_on()
 
     def _wait_politely(self, request: MPI.Request, most_s: float, status: MPI.Status | None = None) -> None:

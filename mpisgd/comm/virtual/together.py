@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,12 @@ class VirtualTeam(Team):
 
     def _posted(self, vector: Any) -> list[Any]:
         return [self._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
+
+    def arrivals(self, shared: tuple[list[Any], list[Any], Any]) -> Iterator[slice]:
+        """All of them at the same time, when all are there."""
+        self._wait(shared[0], [])
+        yield from (slice(*bounds) for bounds in self._bounds)
+        shared[0].clear()
 
     def finish(self, shared: tuple[Any, ...], meanwhile: Callable[[], None]) -> None:
         meanwhile()

@@ -1,9 +1,11 @@
 """An allreduce whose gradients leave bucket by bucket, while the rest of the backward pass is computed.
 
-    calculate   the gradient; each bucket of it (`vectors/buckets.py`) goes to the rank that owns its slice as soon as it is there
+    calculate   the gradient; each bucket of it (`vectors/buckets.py`) goes to the rank that owns its slice as soon as it is there,
+                and those of the own slice are put in their place when all others have left
     tell        the headers of all, when the passes are over
     wait        for the buckets of others that are still under way
-    update      of the own slice, as ever, and all-gather: what has been made leaves, chunk by chunk
+    update      of the own slice, as ever, and all-gather: what has been made leaves, chunk by chunk, as what is held where weights
+                are rounded (`held.py`)
 
 Slices stay contiguous, one for each rank, as without buckets: so the order of sums, the log, checkpoints and replay are the same.
 What is an all-to-all elsewhere is here a message for each bucket, to one rank. Weights are gathered when the passes are over, which
@@ -32,6 +34,8 @@ CIFAR-10 network at mu = 64, 28 ms of computing were 32 to 37 beside it."""
 
 class BucketChannel(TeamChannel, Exchanges):
     """A `TeamChannel` that is told of each bucket, in place of a slice, by its number in `buckets`."""
+
+    rounds_in_chunks = True
 
     def __init__(self, *arguments: Any, buckets: Sequence[Part], **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -66,7 +70,7 @@ class BucketChannel(TeamChannel, Exchanges):
         return pushes
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Of weights that are rounded, the bits are shared as without buckets."""
+        """Where all of what is held travels, it does so as without buckets."""
         if self._held is not None:
             super().start_answers(learner_ids, weights, clock, verdicts)
             return
@@ -78,7 +82,7 @@ class BucketChannel(TeamChannel, Exchanges):
         """The new weights are being made, chunk by chunk."""
         super().open_answers(learner_ids, weights, clock, verdicts)
         self._shared_ns, self._made_count = self.now_ns(), 0
-        self._sharing = self._team.open_shares(self._weights)
+        self._sharing = self._team.open_shares(self._weights) if self._held is None else self._held.open(self._team)
 
     def add_chunk(self, chunk: Any) -> None:
         """One of them leaves, where learners go on."""

@@ -125,9 +125,10 @@ class TeamChannel(ShardChannel):
 
     def pull(self, meanwhile: Callable[[], None]) -> int:
         """Wait until the weights of all shards are in place; returns their clock. `meanwhile`, the gradients may change."""
-        self._team.finish(self._sharing, meanwhile)
-        if self._held is not None:
-            self._held.take()
+        if self._held is None:
+            self._team.finish(self._sharing, meanwhile)
+        else:
+            self._held.finish(self._team, self._sharing, meanwhile)
         self._wait_ns = self._shared_ns - self._exchanged_ns
         self._pull_ns = self.now_ns() - self._shared_ns
         return self._clock

@@ -1,16 +1,19 @@
 """Weights that are gathered from all shards as bfloat16: the learner's end of `deltas.Common`, for all slices in one vector.
 
-At the start all of h travels, in float32, and then the bits of d alone: a learner is given every clock.
+At the start all of h travels, in float32, and then the bits of d alone: a learner is given every clock. Where gradients leave in
+buckets, d leaves, and is taken in, part by part, while the rest is made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpisgd.comm.communicator import Team
+from mpisgd.exchange.deltas import follow
 from mpisgd.vectors.memory import SizedVector
 
 
@@ -26,16 +29,36 @@ class Gathered:
         self._weights = weights
         self._slice_nbytes = slice_nbytes
         self._deltas: Any = weights.in_half() if isinstance(weights, SizedVector) else np.zeros(len(weights), np.int16)
-        self._whole = True
+        self._whole, self._in_parts = True, False
 
     def share(self, team: Team, own: Any) -> Any:
         """Begin to gather; `own` is what `Deltas.answers` gives: the bits of d, or all of h, as int16."""
-        self._whole = own.nbytes == self._slice_nbytes
+        self._whole, self._in_parts = own.nbytes == self._slice_nbytes, False
         if self._whole and not isinstance(own, SizedVector):
             own = own.view(np.float32)
         return team.share(own, self._weights if self._whole else self._deltas)
 
-    def take(self) -> None:
-        """All slices are there: the weights are what is held now."""
-        if not (self._whole or isinstance(self._deltas, SizedVector)):
-            torch.from_numpy(self._weights).add_(torch.from_numpy(self._deltas).view(torch.bfloat16))
+    def open(self, team: Team) -> Any:
+        """Begin to gather the bits of d, while they are made."""
+        self._whole, self._in_parts = False, True
+        return team.open_shares(self._deltas)
+
+    def finish(self, team: Team, shared: Any, meanwhile: Callable[[], None]) -> None:
+        """Wait until the weights are what is held now; part by part, where they were made so."""
+        if self._in_parts:
+            meanwhile()
+            for part in team.arrivals(shared):
+                self._take(part)
+            team.finish(shared, _nothing)
+            return
+        team.finish(shared, meanwhile)
+        if not self._whole:
+            self._take(slice(None))
+
+    def _take(self, part: slice) -> None:
+        if not isinstance(self._deltas, SizedVector):
+            follow(torch.from_numpy(self._weights[part]), torch.from_numpy(self._deltas[part]))
+
+
+def _nothing() -> None:
+    """It is done."""
