@@ -155,6 +155,7 @@ class BucketedGradient(Computes):
         pushed: `gradient`, or what is pushed of it.
         held: no bucket is left before the whole gradient is there, for it is clipped, or dropped, as a whole, or made of several
             backward passes.
+        own: the place of this rank: its own buckets, which go nowhere, are left when all others are.
     """
 
     def __init__(
@@ -166,8 +167,10 @@ class BucketedGradient(Computes):
         exchange: Exchanges,
         *,
         held: bool,
+        own: int,
     ) -> None:
         self.samples = 0
+        self._stays = [bucket.owner == own for bucket in buckets]
         self.waited, self.scaled = pushed.waited, pushed.scaled
         self._gradient = gradient
         self._pushed = pushed
@@ -202,7 +205,7 @@ class BucketedGradient(Computes):
         self.samples = self._gradient.samples
         if self._held:
             loss = self._pushed.finish(loss)
-        for number in reversed(numbers):
+        for number in sorted(reversed(numbers), key=self._stays.__getitem__):
             if not self._left[number]:
                 self._leave(number)
         self.rounded = self._pushed.rounded
@@ -218,7 +221,7 @@ class BucketedGradient(Computes):
                         "exchange = 'layerwise': expected 'whole' for this model: its gradient came in parts: parameter " + name
                     )
                 self._missing[number].discard(name)
-                if not self._missing[number]:
+                if not (self._missing[number] or self._stays[number]):
                     self._leave(number)
 
         return hook

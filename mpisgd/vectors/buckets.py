@@ -1,8 +1,7 @@
 """Parts of a gradient that leave one by one, while the rest of the backward pass of an allreduce is computed.
 
 A bucket is contiguous, and of one rank's slice. It has layers until they are of BUCKET_NBYTES, from the end of the slice on, as a
-backward pass goes. A larger layer, whose gradient is there all at once, is cut by its slices alone. So a deep model has many, and a
-model of few large layers has few, large ones: what more messages cost would have nothing to hide behind.
+pass goes. A larger layer, whose gradient is there all at once, is cut: one bucket leaves while the next one is rounded.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class Bucket(NamedTuple):
 def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[Bucket]:
     """Cut the slices of a vector of these layers, in the order of the vector."""
     ends = bounds_of([[layer] for layer in layers])
+    size = max(1, BUCKET_NBYTES // 4)
     found = []
     for owner, (start, end) in reversed(list(enumerate(slices))):
         stop = end
@@ -40,7 +40,10 @@ def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[
             if begin >= stop or close <= start:
                 continue
             at = max(begin, start)
-            if at == start or 4 * (stop - at) >= BUCKET_NBYTES:
+            while stop - at >= 2 * size:
+                found.append(Bucket(owner, stop - size, stop, number))
+                stop -= size
+            if at == start or stop - at >= size:
                 found.append(Bucket(owner, at, stop, number))
                 stop = at
             if at == start:

@@ -21,7 +21,7 @@ from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 200))
-def test_they_are_the_slices_cut_at_layers_none_too_small_but_the_first(sizes: list[int], shards: int, nbytes: int) -> None:
+def test_they_are_the_slices_cut_none_too_large_or_too_small_but_the_first(sizes: list[int], shards: int, nbytes: int) -> None:
     layers = [Layer(str(number), size) for number, size in enumerate(sizes)]
     size = sum(sizes)
     slices = slice_bounds(size, min(shards, size))
@@ -34,21 +34,26 @@ def test_they_are_the_slices_cut_at_layers_none_too_small_but_the_first(sizes: l
     for bucket in found:
         start, end = slices[bucket.owner]
         assert start <= bucket.start < bucket.end <= end
-        assert bucket.start in (start, *begins), "no layer is cut but by slices"
-        assert bucket.start == start or 4 * (bucket.end - bucket.start) >= nbytes
+        held = bucket.end - bucket.start
+        assert held < 2 * max(1, nbytes // 4)
+        assert bucket.start == start or held >= nbytes // 4
+        cuts_a_layer = bucket.start not in (start, *begins)
+        assert held == max(1, nbytes // 4) or not cuts_a_layer, "a layer is cut only where it is too large"
         assert begins[bucket.first] <= bucket.start < begins[bucket.first + 1]
     each = layers_each(found, len(layers))
     assert sum(each) == len(layers)
     assert min(each) >= 0
 
 
-def test_a_layer_larger_than_a_bucket_is_there_all_at_once() -> None:
+def test_a_layer_larger_than_a_bucket_is_several() -> None:
     large = 2**22
     layers = [Layer("a", large), Layer("b", 2**19), Layer("c", 2**19), Layer("d", 2**19)]
     found = buckets(layers, [(0, large // 2), (large // 2, large + 3 * 2**19)])
     assert found == [
-        Bucket(0, 0, large // 2, 0),
-        Bucket(1, large // 2, large + 2**19, 0),
+        Bucket(0, 0, 2**20, 0),
+        Bucket(0, 2**20, 2**21, 0),
+        Bucket(1, 2**21, 2**21 + 3 * 2**19, 0),
+        Bucket(1, 2**21 + 3 * 2**19, 2**22 + 2**19, 0),
         Bucket(1, large + 2**19, large + 3 * 2**19, 2),
     ]
 
@@ -90,7 +95,7 @@ class Partly(nn.Sequential):
         return inputs
 
 
-def bucketed(network: nn.Module, passes: int = 1, *, held: bool = False) -> tuple[BucketedGradient, Heard]:
+def bucketed(network: nn.Module, passes: int = 1, *, held: bool = False, own: int = -1) -> tuple[BucketedGradient, Heard]:
     torch.manual_seed(1)
     model = FlatModel(network)
     with pytest.MonkeyPatch.context() as patched:
@@ -98,7 +103,7 @@ def bucketed(network: nn.Module, passes: int = 1, *, held: bool = False) -> tupl
         cut = buckets(model.layers, slice_bounds(model.size, 2))
     heard: Any = Heard(model, cut)
     gradient = Passes(model, passes)
-    return BucketedGradient(gradient, gradient, model, cut, heard, held=held), heard
+    return BucketedGradient(gradient, gradient, model, cut, heard, held=held, own=own), heard
 
 
 def test_each_bucket_is_told_once_as_soon_as_its_gradient_is_there() -> None:
@@ -107,6 +112,12 @@ def test_each_bucket_is_told_once_as_soon_as_its_gradient_is_there() -> None:
         assert gradient.compute(seq) == 1.0
         assert heard.left == [(3, True), (2, True), (1, True), (0, True)]
         heard.left.clear()
+
+
+def test_own_buckets_are_left_when_all_others_are() -> None:
+    gradient, heard = bucketed(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), own=1)
+    gradient.compute(0)
+    assert heard.left == [(1, True), (0, True), (3, True), (2, True)]
 
 
 def test_what_the_backward_pass_never_comes_to_is_told_at_its_end() -> None:

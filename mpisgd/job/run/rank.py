@@ -353,7 +353,8 @@ class MpiWorld(World):
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
         bounds, held = self._setup.bounds, stages.held(self._config)
         if buckets := self.buckets():
-            return BucketedGradient(computed, pushed, self.tensors.model, buckets, channel, held=held)
+            own = self._setup.roles.learner_ranks.index(rank)
+            return BucketedGradient(computed, pushed, self.tensors.model, buckets, channel, held=held, own=own)
         return LayerwiseGradient(computed, pushed, self.tensors.model, bounds, channel, held=held)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
