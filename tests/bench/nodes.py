@@ -3,7 +3,7 @@
 As root. The nodes are namespaces of this machine with shaped links (`tests/nodes/cluster.py`). Their ranks share its cores, and
 wait politely: what is compared is the use of the links, not of the cores. There is a learner on each node, and a round is a
 mini-batch of each; a shard that is apart has one more node. The limit is what the busiest link carries in a round, in its busier
-direction, at the link's rate (`exchange/links.py`).
+direction, at the link's rate (`exchange/links.py`). Predictions know what raw MPI moves here at 10 Gbit/s (`exchanged.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from mpisgd.exchange import links
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
 from tests.bench import predicted
+from tests.bench.exchanged import SAID
 from tests.bench.peers import KNOWN, told_in
 from tests.nodes.cluster import Cluster, missing
 from tests.nodes.job import Job
@@ -35,6 +36,8 @@ from tests.nodes.job import Job
 PATIENCE_S = 600
 UPDATES = 20
 """At most, of a learner, beside those that warm up: rounds of half a second differ little."""
+_FASTEST = 10.0
+"""Gbit/s at which raw MPI is measured: the cores, which shape the links as well, move less."""
 _PORT = 29500
 _DDP = Path(__file__).with_name("peers") / "ddp.py"
 DDP, DDP_HALF = "DDP", "DDP, fp16 hook"
@@ -96,14 +99,31 @@ def measure(
     rows = []
     for count in nodes:
         with Cluster(count + 1) as cluster:
+            _shape(cluster, _FASTEST)
+            cores = _raw(cluster, count)
             for rate in gbit:
-                for node in cluster.nodes:
-                    cluster.shape(node, f"{rate * 1000:.0f}mbit")
-                rows += [_row(cluster, count, key, rate, repetitions, ways) for key in cases]
+                _shape(cluster, rate)
+                rows += [_row(cluster, count, key, rate, cores, repetitions, ways) for key in cases]
     return rows
 
 
-def _row(cluster: Cluster, places: int, key: str, gbit: float, repetitions: int, ways: Sequence[str]) -> dict[str, Any]:
+def _shape(cluster: Cluster, gbit: float) -> None:
+    for node in cluster.nodes:
+        cluster.shape(node, f"{gbit * 1000:.0f}mbit")
+
+
+def _raw(cluster: Cluster, places: int) -> float:
+    """Bytes per second that raw MPI moves into and out of a node, with a rank on each."""
+    job = Job(cluster, [1] * places, [], module="tests.bench.exchanged")
+    status = job.end(PATIENCE_S)
+    if status != 0 or SAID not in job.text:
+        raise ConfigError(f"raw MPI: {job.text}")
+    return float(job.text.partition(SAID)[2].split()[0])
+
+
+def _row(
+    cluster: Cluster, places: int, key: str, gbit: float, cores: float, repetitions: int, ways: Sequence[str]
+) -> dict[str, Any]:
     case = replace(CASES[key], updates=min(UPDATES, CASES[key].updates))
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
     carried: dict[str, float] = {}
@@ -114,7 +134,7 @@ def _row(cluster: Cluster, places: int, key: str, gbit: float, repetitions: int,
                 log, carried[name] = _trained(cluster, places, Path(directory), case, WAYS[name])
                 found = places * case.mu / rate_of(log, case, places)
                 if name not in foreseen:
-                    foreseen[name] = predicted.round_s(log, gbit)
+                    foreseen[name] = predicted.round_s(log, gbit, cores)
         else:
             found = _ddp(cluster, places, key, case, "fp16" if name == DDP_HALF else "")
         seconds[name].append(found)
@@ -123,6 +143,7 @@ def _row(cluster: Cluster, places: int, key: str, gbit: float, repetitions: int,
         "case": case.name,
         "nodes": places,
         "gbit_per_s": gbit,
+        "core_bytes_per_s": cores,
         "repetitions": repetitions,
         "round_s": {name: spread(values) for name, values in seconds.items()},
         "megabytes": {name: nbytes / 1e6 for name, nbytes in carried.items()},

@@ -1,7 +1,8 @@
 """Seconds of a round over links of a known rate, as the virtual cluster predicts them, beside those that were measured.
 
-Known are the rate and who is where. From the log of the measured job come the seconds of mini-batches, which ranks that share cores
-slow down. So what is tried is the virtual network, and who waits for whom; not what cores do with TCP.
+Known are the rate and who is where, and how many bytes per second raw MPI moves between these namespaces (`exchanged.py`). From the
+log of the measured job come the seconds of mini-batches, which ranks that share cores slow down. So what is tried is the virtual
+network, and who waits for whom.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _LOCAL = 3e9
 _ROUNDS = 60
 
 
-def round_s(log: Run, gbit: float) -> float:
+def round_s(log: Run, gbit: float, core_bandwidth: float) -> float:
     """Seconds in which each learner computes and exchanges a mini-batch.
 
     Args:
         log: of a job whose nodes are filled one after the other.
+        core_bandwidth: of a node, as `NetworkOptions` takes it.
     """
     config, hosts = config_file.from_mapping(log.config), log.environment["hosts"]
     virtual = dataclasses.replace(
@@ -40,7 +42,12 @@ def round_s(log: Run, gbit: float) -> float:
         gradients=False,
     )
     network = NetworkOptions(
-        _LATENCY_S, _OVERHEAD_S, bandwidth=_LOCAL, node_bandwidth=gbit * GIGABIT * PAYLOAD, local_bandwidth=_LOCAL
+        _LATENCY_S,
+        _OVERHEAD_S,
+        bandwidth=_LOCAL,
+        node_bandwidth=gbit * GIGABIT * PAYLOAD,
+        local_bandwidth=_LOCAL,
+        core_bandwidth=core_bandwidth,
     )
     compute = EmpiricalComputeOptions(run=str(log.path.resolve()))
     config = replace(config, virtual=virtual, network=network, service=SERVICE, compute=compute)

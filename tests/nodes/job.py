@@ -25,12 +25,18 @@ class Job(job.Job):
     """`mpirun ... mpisgd train words...` on the first node, with `spread[k]` ranks on node k, one node's after the other's."""
 
     def __init__(
-        self, cluster: Cluster, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), **env: str
+        self,
+        cluster: Cluster,
+        spread: Sequence[int],
+        words: Sequence[str],
+        options: Sequence[str] = (),
+        module: str = "mpisgd",
+        **env: str,
     ) -> None:
         self.cluster = cluster
         self.spread = spread
         all_options = [*options, *cluster.launching(spread)]
-        super().__init__(sum(spread), words, all_options, inside=cluster.inside(0), **(ENVIRONMENT | env))
+        super().__init__(sum(spread), words, all_options, module, inside=cluster.inside(0), **(ENVIRONMENT | env))
 
     def _is_rank(self, pid: int) -> bool:
         """A child of the launcher, or of its daemon on another node; a rank's own children have other parents."""

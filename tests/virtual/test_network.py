@@ -112,6 +112,18 @@ def test_a_slow_link_slows_both_directions_and_nobody_else(nodes: Sequence[int])
     assert ends(slow, nodes, (0, 1, 1000, 0), (0, 3, 1000, 0)) == [10000, 2000], "the sender is not held up"
 
 
+@pytest.mark.parametrize("nodes", [APART, [0, 1, 2, 2]])
+def test_cores_that_move_the_bytes_do_so_one_after_the_other(nodes: Sequence[int]) -> None:
+    """What goes out and what comes in is one queue, where links are full duplex; within a node nothing crosses a link."""
+    cores = NetworkOptions(bandwidth=1e9, node_bandwidth=1e9, local_bandwidth=1e9, core_bandwidth=0.5e9)
+    assert ends(cores, nodes, (0, 1, 1000, 0), (1, 0, 1000, 0)) == [2000, 4000]
+    assert ends(cores, nodes, (0, 1, 1000, 0), (2, 1, 1000, 0)) == [2000, 4000]
+    assert ends(cores, [0, 0, 1, 1], (0, 1, 1000, 0), (2, 3, 1000, 0)) == [1000, 1000]
+    assert ends(cores, nodes, (0, 1, 1000, 0)) == [2000]
+    wide = NetworkOptions(bandwidth=1e9, node_bandwidth=1e9, local_bandwidth=1e9, core_bandwidth=2e9)
+    assert ends(wide, nodes, (0, 1, 1000, 0), (1, 0, 1000, 0)) == [1000, 1000], "twice the link's rate hides it"
+
+
 networks = st.builds(NetworkOptions, bandwidth=bandwidths, node_bandwidth=bandwidths, local_bandwidth=bandwidths)
 
 

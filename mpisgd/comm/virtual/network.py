@@ -4,7 +4,8 @@ A message's bytes cross the sender's link out and the receiver's link in; betwee
 receiver's node's link in (full duplex). Every link serves the messages in the order in which their transfers begin, and is busy
 with each for bytes / bandwidth; a message is there when the last of its links has served it. So two messages into one shard take
 twice as long as one, and two into two shards of one node are slowed only by the node's link. A link does not wait for another:
-a message that queues at a busy receiver does not hold up those behind it at its sender.
+a message that queues at a busy receiver does not hold up those behind it at its sender. Where cores move the bytes, those of a node
+are one more link, which serves what goes out and what comes in alike.
 
 Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte; the queues are what [Zhang16 2.3] splits the
 parameter server for.
@@ -34,13 +35,15 @@ class Network:
         node_ns = _NS / options.node_bandwidth
         self._node_ns = [node_ns * options.slow_links.get(node, 1.0) for node in range(max(nodes) + 1)]
         self._local_ns: float = max(_NS / options.local_bandwidth, self._rank_ns)
-        self._apart = len(set(nodes)) == len(nodes) and not options.slow_links
+        self._core_ns: float = _NS / options.core_bandwidth if options.core_bandwidth else 0.0
+        self._apart = len(set(nodes)) == len(nodes) and not (options.slow_links or self._core_ns)
         self._apart_ns = max(self._rank_ns, node_ns)
         self._last_nbytes = self._last_ns = 0
         self._out = [0] * len(nodes)
         self._in = [0] * len(nodes)
         self._node_out = [0] * (max(nodes) + 1)
         self._node_in = [0] * (max(nodes) + 1)
+        self._cores = [0] * (max(nodes) + 1)
 
     def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
         """Let a message cross the links between two ranks, from `begin_ns` on; returns when the last byte is there.
@@ -69,10 +72,13 @@ class Network:
             end_ns = ready_ns
         if local:
             return end_ns
-        for links, node in ((self._node_out, here), (self._node_in, there)):
-            busy_ns = round(nbytes * self._node_ns[node])
+        links_ns = self._node_ns
+        crossed = [(self._node_out, here, links_ns[here]), (self._node_in, there, links_ns[there])]
+        if self._core_ns:
+            crossed += [(self._cores, here, self._core_ns), (self._cores, there, self._core_ns)]
+        for links, node, ns in crossed:
             ready_ns = links[node]
-            ready_ns = links[node] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            ready_ns = links[node] = (ready_ns if ready_ns > begin_ns else begin_ns) + round(nbytes * ns)
             if ready_ns > end_ns:
                 end_ns = ready_ns
         return end_ns
