@@ -38,7 +38,7 @@ help:  ## this list
 demo: $(READY)  ## train on real digits with real ranks on this machine, and show the report
 	$(IN_VENV) mpisgd demo
 
-test: check test-unit test-mpi  ## lint, types and the tests that take eight minutes on two cores (six are wanted), some on real ranks
+test: check test-unit test-mpi  ## lint, types and the tests that take six minutes on two cores, some on real ranks
 test-all: export MPISGD_TESTS := all
 test-all: check test-unit test-mpi  ## lint, types and all tests, with all the examples that are drawn
 

@@ -12,7 +12,7 @@ its learners push and pull at the same time (`duplex`).
 
 Told is what is applied per second, of what free learners compute: learners that wait for nobody, and whose messages take nothing.
 
-`python results/several_nodes.py`: some 40 minutes of one core, and 8 GB at 4,096 nodes. `--most 256` ends sooner.
+`python results/several_nodes.py`: hours of one core, most of them at 4,096 nodes; half an hour with `--most 1024`.
 """
 
 from __future__ import annotations
