@@ -67,6 +67,10 @@ class Deltas(ABC):
     def follow(self, weights: Any) -> None:  # noqa: B027 - as above
         """An update has made these."""
 
+    def in_chunks(self) -> Common | None:
+        """Itself, where all hold the same: what is sent can be made chunk by chunk, with the update."""
+        return None
+
     @abstractmethod
     def kept(self, weights: Any) -> Any:
         """What must be known of a clock whose weights these are, to tell later what learners hold that were given it."""
@@ -110,6 +114,9 @@ class Common(Deltas):
     def follow(self, weights: Any) -> None:
         if isinstance(weights, Tensor):
             advance(self.held, weights, self._delta)
+
+    def in_chunks(self) -> Common:
+        return self
 
     def open(self) -> None:
         """An update is about to be made, chunk by chunk; what was sent before must have left."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
-from mpisgd.exchange.deltas import Common, Deltas
+from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import GIVE, STOP, Do, Rules
@@ -39,7 +39,7 @@ class Answering:
         self._log = log
         self._finiteness = finiteness
         self._deltas = deltas
-        self._in_chunks = deltas if channel.rounds_in_chunks and isinstance(deltas, Common) else None
+        self._in_chunks = deltas.in_chunks() if deltas is not None and channel.rounds_in_chunks else None
         channel.chunks_count = update.chunks_count if deltas is None or self._in_chunks is not None else 1
         self.chunked = channel.chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)

@@ -190,7 +190,7 @@ class ScriptedChannel:
     """
 
     duplex = False
-    leaving_ns = 0
+    rounds_in_chunks = False
 
     def __init__(self, script: Sequence[Message | tuple[Push, Sequence[float] | float] | None]) -> None:
         self.waiting = list(script)
