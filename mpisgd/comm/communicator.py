@@ -6,7 +6,7 @@ two calls depends on nothing but what it was sent: so the loops cannot know whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpisgd.comm.messages import Fields
@@ -216,14 +216,11 @@ class Team(Group, Protocol):
         """The first `stop` elements of `own` are made, and may leave; `shared` is what `open_shares` gave."""
         return
 
-    def arrivals(self, shared: Any) -> Iterator[slice]:
-        """Wait for what `open_shares` began, when all of the own slice is told of; gives the parts that are there."""
-        return iter(())
+    def finish(self, shared: Any, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
+        """Wait until what `share` or `open_shares` began is done; of the latter, all of the own slice must be made.
 
-    def finish(self, shared: Any, meanwhile: Callable[[], None]) -> None:
-        """Wait until what `share` or `open_shares` began is done.
-
-        `meanwhile` is called as soon as the vector that was exchanged may change.
+        `meanwhile` is called as soon as the vector that was exchanged may change; `arrived` for each part of the gathered one when
+        that is there.
         """
 
 

@@ -48,8 +48,8 @@ def advance(held: Tensor, weights: Tensor, delta: Tensor) -> None:
         held[part].add_(rounded)
 
 
-def follow(held: Tensor, delta: Tensor) -> None:
-    """Go the way whose bits are `delta`, (slice,) int16, from `held`, (slice,) float32."""
+def add_delta(held: Tensor, delta: Tensor) -> None:
+    """Go the way whose bits are `delta`, (slice,) int16, from `held`, (slice,) float32; in place."""
     for at in range(0, len(delta), _CHUNK):
         part = slice(at, at + _CHUNK)
         held[part].add_(delta[part].view(torch.bfloat16))
@@ -122,7 +122,7 @@ class Common(Deltas):
         """An update is about to be made, chunk by chunk; what was sent before must have left."""
         self._followed = 0
 
-    def given_way(self, learner_ids: Sequence[int], clock: int) -> Any:
+    def give(self, learner_ids: Sequence[int], clock: int) -> Any:
         """Learners that hold h(clock - 1) are given h(clock): the bits of d, which are still being made."""
         self._clocks.update(dict.fromkeys(learner_ids, clock))
         return _words(self._delta)
@@ -248,7 +248,7 @@ class Held:
         if nbytes == self._nbytes[shard]:
             held.copy_(came.view(torch.float32))
         else:
-            follow(held, came[: len(held)])
+            add_delta(held, came[: len(held)])
         if self._apart:
             self._weights[shard].copy_(held)
 

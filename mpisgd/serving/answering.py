@@ -59,7 +59,7 @@ class Answering:
             self._channel.start_answers(alike, body, clock, {})
 
     def follow(self) -> None:
-        """An update was made; or is, chunk by chunk (`make`)."""
+        """An update was made. Where that is done chunk by chunk, `make` has the deltas follow each."""
         if self._deltas is not None and not self.chunked:
             self._deltas.follow(self._update.weights)
 
@@ -152,7 +152,7 @@ class Answering:
             made_s = channel.now_s()  # before it leaves: a learner that has it goes on at once
             making_s += made_s - start_s
             if len(answered) < len(rules.present) and (ready := self._ready_meanwhile()):
-                served = update.served if deltas is None else deltas.given_way(ready, rules.clock)
+                served = update.served if deltas is None else deltas.give(ready, rules.clock)
                 channel.open_answers(ready, served, rules.clock, rules.verdicts)
                 answered += ready
             channel.add_chunk(chunk)

@@ -95,11 +95,12 @@ class Shares:
         place = comm.Get_rank()
         self._send = comm.Issend if synchronous else comm.Isend
         self._others = [(place + away) % len(bounds) for away in range(1, len(bounds))]
-        self._mine = vector[slice(*bounds[place])]
+        own = slice(*bounds[place])
+        self._mine = vector[own]
         self._made = 0
-        self.own = slice(*bounds[place])
         self.leaving: list[MPI.Request] = []
-        self.coming: list[tuple[slice, list[MPI.Request]]] = []
+        self.coming: list[tuple[slice, list[MPI.Request]]] = [(own, [])]
+        """Parts of the vector, and what is waited for until each is there."""
         size = _PIECES * (PIECE_NBYTES // vector.itemsize)
         for source in self._others:
             start, end = bounds[source]
@@ -194,21 +195,19 @@ class Team:
         kind = _kind_of(vector)
         return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
 
-    def finish(self, shared: MPI.Request | Shares, meanwhile: Callable[[], None]) -> None:
+    def finish(
+        self,
+        shared: MPI.Request | Shares,
+        meanwhile: Callable[[], None],
+        arrived: Callable[[slice], None] | None = None,
+    ) -> None:
         meanwhile()
-        if not isinstance(shared, Shares):
-            self._wait(shared)
-            return
-        for _, requests in shared.coming:
+        coming, leaving = (shared.coming, shared.leaving) if isinstance(shared, Shares) else ([(slice(None), [shared])], [])
+        for part, requests in coming:
             self._wait_for_all(requests)
-        self._wait_for_all(shared.leaving)
-
-    def arrivals(self, shared: Shares) -> Iterator[slice]:
-        yield shared.own
-        for part, requests in shared.coming:
-            self._wait_for_all(requests)
-            yield part
-        shared.coming.clear()
+            if arrived is not None:
+                arrived(part)
+        self._wait_for_all(leaving)
 
     def _wait_for_all(self, requests: list[MPI.Request]) -> None:
         """One after the other, so that a polite wait hardly sleeps before the last: each look at MPI moves but a few pieces."""

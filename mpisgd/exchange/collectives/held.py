@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpisgd.comm.communicator import Team
-from mpisgd.exchange.deltas import follow
+from mpisgd.exchange.deltas import add_delta
 from mpisgd.vectors.memory import SizedVector
 
 
@@ -29,36 +29,24 @@ class Gathered:
         self._weights = weights
         self._slice_nbytes = slice_nbytes
         self._deltas: Any = weights.in_half() if isinstance(weights, SizedVector) else np.zeros(len(weights), np.int16)
-        self._whole, self._in_parts = True, False
+        self._whole = True
 
     def share(self, team: Team, own: Any) -> Any:
         """Begin to gather; `own` is what `Deltas.answers` gives: the bits of d, or all of h, as int16."""
-        self._whole, self._in_parts = own.nbytes == self._slice_nbytes, False
+        self._whole = own.nbytes == self._slice_nbytes
         if self._whole and not isinstance(own, SizedVector):
             own = own.view(np.float32)
         return team.share(own, self._weights if self._whole else self._deltas)
 
     def open(self, team: Team) -> Any:
         """Begin to gather the bits of d, while they are made."""
-        self._whole, self._in_parts = False, True
+        self._whole = False
         return team.open_shares(self._deltas)
 
     def finish(self, team: Team, shared: Any, meanwhile: Callable[[], None]) -> None:
-        """Wait until the weights are what is held now; part by part, where they were made so."""
-        if self._in_parts:
-            meanwhile()
-            for part in team.arrivals(shared):
-                self._take(part)
-            team.finish(shared, _nothing)
-            return
-        team.finish(shared, meanwhile)
-        if not self._whole:
-            self._take(slice(None))
+        """Wait until the weights are what is held now."""
+        team.finish(shared, meanwhile, None if self._whole else self._take)
 
     def _take(self, part: slice) -> None:
         if not isinstance(self._deltas, SizedVector):
-            follow(torch.from_numpy(self._weights[part]), torch.from_numpy(self._deltas[part]))
-
-
-def _nothing() -> None:
-    """It is done."""
+            add_delta(torch.from_numpy(self._weights[part]), torch.from_numpy(self._deltas[part]))

@@ -69,8 +69,8 @@ class SharedTeam(Team):
             self._update.live_in(self._gradient.memory.weights[start:end], [slot.gradients[start:end] for slot in self._slots])
             self._settled = True
 
-    def finish(self, shared: None, meanwhile: Callable[[], None]) -> None:
-        """Before all have met, others may yet sum what lies in this rank's slot."""
+    def finish(self, shared: None, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
+        """Before all have met, others may yet sum what lies in this rank's slot. Nothing is gathered."""
         self._node.meet()
         meanwhile()
 
