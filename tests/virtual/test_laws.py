@@ -161,6 +161,7 @@ networks = st.fixed_dictionaries(
         "bandwidth": st.sampled_from([1e4, 1e7, 1e12]),
         "node_bandwidth": st.sampled_from([2e4, 1e7, 1e12]),
         "local_bandwidth": st.sampled_from([1e4, 1e12]),
+        "core_bandwidth": st.sampled_from([0.0, 0.0, 1e4]),
     }
 )
 services = st.fixed_dictionaries(

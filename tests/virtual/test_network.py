@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -124,7 +125,13 @@ def test_cores_that_move_the_bytes_do_so_one_after_the_other(nodes: Sequence[int
     assert ends(wide, nodes, (0, 1, 1000, 0), (1, 0, 1000, 0)) == [1000, 1000], "twice the link's rate hides it"
 
 
-networks = st.builds(NetworkOptions, bandwidth=bandwidths, node_bandwidth=bandwidths, local_bandwidth=bandwidths)
+networks = st.builds(
+    NetworkOptions,
+    bandwidth=bandwidths,
+    node_bandwidth=bandwidths,
+    local_bandwidth=bandwidths,
+    core_bandwidth=st.sampled_from([0.0, 0.25e9, 4e9]),
+)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -136,12 +143,12 @@ def test_no_link_carries_more_than_it_can(options: NetworkOptions, nodes: list[i
         wide = options.local_bandwidth if nodes[source] == nodes[dest] else options.node_bandwidth
         assert end - begin >= nbytes / min(wide, options.bandwidth) * 1e9 - 1
     out_of_node = [each for each in done if nodes[each[0]] != nodes[each[1]]]
-    links = [
-        *([each for each in done if each[end] == rank] for rank in range(4) for end in (0, 1)),
-        *([each for each in out_of_node if nodes[each[end]] == node] for node in range(3) for end in (0, 1)),
-    ]
-    for place, passing in enumerate(links):
-        speed = (options.bandwidth if place < 8 else options.node_bandwidth) * 1e-9
+    of_ranks = [[each for each in done if each[end] == rank] for rank in range(4) for end in (0, 1)]
+    of_nodes = [[each for each in out_of_node if nodes[each[end]] == node] for node in range(3) for end in (0, 1)]
+    of_cores = [[each for each in out_of_node if node in (nodes[each[0]], nodes[each[1]])] for node in range(3)]
+    rates = [*([options.bandwidth] * 8), *([options.node_bandwidth] * 6), *([options.core_bandwidth or math.inf] * 3)]
+    for rate, passing in zip(rates, of_ranks + of_nodes + of_cores, strict=True):
+        speed = rate * 1e-9
         for first in range(len(passing)):
             for last in range(first, len(passing)):
                 meanwhile = passing[first : last + 1]
