@@ -12,6 +12,10 @@ from typing import Any, Protocol
 from mpisgd.comm.messages import Fields
 from mpisgd.comm.presence import Presence
 
+STILL_NBYTES = 2**22
+"""A vector of so many bytes at most lies in the kernel's buffers: a thread that looks after it costs more than it hides. Of the
+CIFAR-10 network at mu = 64, 28 ms of computing were 32 to 37 beside it."""
+
 Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
 

@@ -114,12 +114,15 @@ def test_slices_are_pulled_in_the_order_of_the_layers_and_pushed_in_reverse(tmp_
         changes: dict[str, Any] = {"virtual": {"learners": 1, "train_samples": 8}, "shards": 3, "exchange": "layerwise"}
         simulated(tmp_path / "async", SIZES, protocol="async", **changes)
         simulated(tmp_path / "hardsync", SIZES, protocol="hardsync", **changes)
-    asynchronous, synchronous = (
+        simulated(tmp_path / "backup", SIZES, protocol={"name": "backup", "b": 0}, **changes)
+    asynchronous, synchronous, whole = (
         [(dest, tag) for dest, tag in wire.sent if tag in (Tag.PULL, Tag.PUSH)] for wire in wires if wire.rank == 3
     )
     pulls, pushes = [(shard, Tag.PULL) for shard in range(3)], [(shard, Tag.PUSH) for shard in (2, 1, 0)]
     assert asynchronous == [*pulls, *pushes, *pulls, *pushes, pulls[0]], "the first that it asks says stop"
-    assert synchronous == [*pulls, *pushes, *pulls, *pushes, *pulls], "whole, to be of one clock"
+    ahead = [(shard, tag) for shard in (2, 1, 0) for tag in (Tag.PUSH, Tag.PULL)]
+    assert synchronous == [*pulls, *ahead, *ahead], "asked for at once: no answer comes before the update"
+    assert whole == [*pulls, *pushes, *pulls, *pushes, *pulls], "whole, to be of one clock"
 
 
 def watched(run: Any, wires: list[WatchedWire]) -> Any:

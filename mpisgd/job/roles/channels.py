@@ -6,6 +6,7 @@ from typing import Any
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
+from mpisgd.exchange.ahead import AheadChannel
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
@@ -37,8 +38,14 @@ def learner_channel(
     learner_id: int,
     memory: Memory,
     bounds: list[tuple[int, int]],
+    *,
+    tolerant: bool,
 ) -> LearnerChannel:
-    """A learner's end; layers are pulled whole where shards promise one clock, or reject."""
+    """A learner's end; layers are pulled whole where shards promise one clock, or reject.
+
+    In a fault-tolerant run (`tolerant`) nothing is asked ahead: the pull of a learner that was missed says that it is back, and is
+    to come after its push.
+    """
     if config.exchange == "prefetch":
         return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=config.pull_format == "bfloat16")
     vectors, consistent = vectors_of(config, memory, bounds), protocol.consistent
@@ -49,11 +56,16 @@ def learner_channel(
     if config.exchange == "whole":
         whole = AgreeingChannel if config.agrees else LearnerChannel
         return whole(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
-    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
-    if config.agrees:
-        kind = AgreeingPipelinedChannel
+    vectors |= {"bounds": bounds, "consistent": consistent}
     delays = Delays(config.straggler, config.seed, learner_id)
-    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
+    if config.agrees:
+        return AgreeingPipelinedChannel(wire, roles, learner_id, delays, **vectors)
+    if config.protocol.rejects:
+        return PipelinedChannel(wire, roles, learner_id, delays, **vectors)
+    if config.protocol.alike and not tolerant:
+        return AheadChannel(wire, roles, learner_id, delays, protocol.next_clock, memory, **vectors)
+    kind = PipelinedChannel if consistent else LayerwiseChannel
+    return kind(wire, roles, learner_id, delays, **vectors)
 
 
 def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, rooms: Rooms) -> ShardChannel:

@@ -181,7 +181,8 @@ class BuiltLearner(Built):
                 interruptible=protocol.aborts,
             )
         else:
-            self._channel = learner_channel(config, protocol, self.wire, seen.roles, self.index, memory, seen.bounds)
+            ends = self.wire, seen.roles, self.index
+            self._channel = learner_channel(config, protocol, *ends, memory, seen.bounds, tolerant=setup.tolerant)
         self.leaves_by = self._channel.goodbye
         if world.tensors is not None:
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
