@@ -44,7 +44,7 @@ class Options:
     def __post_init__(self) -> None:
         require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
         require(self.nbytes >= 2**20, "nbytes", self.nbytes, "a MiB at least")
-        check("cases", self.cases, CASES)
+        check("cases", self.cases, {**CASES, **nodes.NETWORKS})
         check("exchanges", self.exchanges, nodes.WAYS)
 
 

@@ -23,13 +23,14 @@ from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
 from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.train import rate_of
 from mpisgd.comm.mpi.launch import environment
-from mpisgd.config import Config, config_file
+from mpisgd.config import Config, CustomModelOptions, config_file
 from mpisgd.exchange import links
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
 from tests.bench import predicted
 from tests.bench.exchanged import SAID
 from tests.bench.peers import KNOWN, told_in
+from tests.bench.peers.torch_networks import PACED
 from tests.nodes.cluster import Cluster, missing
 from tests.nodes.job import Job
 
@@ -61,6 +62,9 @@ class Way:
 
 _EAGER = {f"btl_tcp_{limit}": str(2**21 + 2**12) for limit in ("eager_limit", "rndv_eager_limit", "max_send_size")}
 """Open MPI's parameters for chunks of 2 MiB."""
+_PACED = CustomModelOptions(factory="tests.bench.peers.torch_networks:paced")
+NETWORKS = {**{key: CASES[key] for key in KNOWN}, PACED: Case("10 M parameters whose layers wait", _PACED, 16, UPDATES)}
+"""Those that DDP has, too."""
 _ROUNDED = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 WAYS = {
     "hardsync": Way(),
@@ -73,6 +77,7 @@ WAYS = {
     "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
     "layerwise, 2 shards a node": Way({"exchange": "layerwise"}, each=2),
+    "layerwise, 4 shards a node, gathered": Way({"exchange": "layerwise", "receive": "gathered"}, each=4),
     "async": Way({"protocol": AsyncOptions()}),
     "async, layerwise": Way({"protocol": AsyncOptions(), "exchange": "layerwise"}),
     "async, layerwise, 2 shards a node": Way({"protocol": AsyncOptions(), "exchange": "layerwise"}, each=2),
@@ -93,7 +98,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces; a case DDP has not; a run that fails."""
     for key in cases:
-        require(key in KNOWN, "cases", key, f"some of {', '.join(KNOWN)} for nodes")
+        require(key in NETWORKS, "cases", key, f"some of {', '.join(NETWORKS)} for nodes")
     if why := missing():
         raise ConfigError(why)
     rows = []
@@ -124,7 +129,7 @@ def _raw(cluster: Cluster, places: int) -> float:
 def _row(
     cluster: Cluster, places: int, key: str, gbit: float, cores: float, repetitions: int, ways: Sequence[str]
 ) -> dict[str, Any]:
-    case = replace(CASES[key], updates=min(UPDATES, CASES[key].updates))
+    case = replace(NETWORKS[key], updates=min(UPDATES, NETWORKS[key].updates))
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
     carried: dict[str, float] = {}
     foreseen: dict[str, float] = {}

@@ -2,7 +2,7 @@
 
 Known are the rate and who is where, and how many bytes per second raw MPI moves between these namespaces (`exchanged.py`). From the
 log of the measured job come the seconds of mini-batches, which ranks that share cores slow down. So what is tried is the virtual
-network, and who waits for whom.
+network, and who waits for whom. Where layers travel by themselves, the model says how large each is; all take as long.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def round_s(log: Run, gbit: float, core_bandwidth: float) -> float:
     virtual = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,
-        parameters=int(log.environment["parameters"]),
+        parameters=0 if config.exchange == "layerwise" else int(log.environment["parameters"]),
         ranks_per_node=max(map(hosts.count, hosts)),
         gradients=False,
     )

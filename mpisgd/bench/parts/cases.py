@@ -56,7 +56,6 @@ CASES = {
     "cnn-16": Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
     "cnn-64": Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
     "mlp-16": Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 60),
-    "mlp-256": Case("MLP of 11 M parameters, mu = 256", MlpOptions(hidden=(2500, 1300)), 256, 20),
     "alexnet-16": Case("AlexNet, mu = 16", AlexNetOptions(), 16, 6, LARGE),
 }
 USUAL = ("cnn-16", "cnn-64", "mlp-16")

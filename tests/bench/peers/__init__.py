@@ -30,7 +30,7 @@ from mpisgd.comm.mpi.launch import environment, mpirun
 _HERE = Path(__file__).parent
 OURS = ("hardsync", "allreduce-node")
 """By messages, and as fast as can be on one node."""
-KNOWN = ("cnn-4", "cnn-16", "cnn-64", "mlp-16", "mlp-256")
+KNOWN = ("cnn-4", "cnn-16", "cnn-64", "mlp-16")
 PATIENCE_S = 300.0
 _OBJECT = re.compile(r'\{"images"[^{}]*\}')
 
