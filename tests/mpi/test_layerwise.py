@@ -59,6 +59,37 @@ def pausing() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Pause(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
+class Slow(torch.autograd.Function):
+    """Takes its time in the backward pass, in which new weights of the layers above may come."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.005)
+        return gradients[0]
+
+
+class Twice(nn.Module):
+    """The weights of `shared` are read, below the layer `between`, when their own gradient has long been there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.shared, self.between, self.top = nn.Linear(64, 24), nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        below = torch.relu(self.below(inputs.flatten(1))) @ self.shared.weight.detach()
+        between: torch.Tensor = Slow.apply(self.between(Slow.apply(below)))  # type: ignore[no-untyped-call]
+        output: torch.Tensor = self.top(torch.relu(self.shared(torch.relu(between))))
+        return output
+
+
+def twice() -> nn.Module:
+    return Twice()
+
+
 LATE = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 ALWAYS_LATE = {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"0": 2.0}}
 """However the ranks come to a core."""
@@ -77,6 +108,13 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
     **{f"hardsync-S2-stages-{how}": (5, {**STAGES, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
     **{f"hardsync-S2-several-{how}": (5, {**SEVERAL, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
+    **{
+        f"hardsync-S4-twice-{how}": (
+            7,
+            {"protocol": "hardsync", "shards": 4, "exchange": how, "model": {"name": f"{__name__}:twice"}, "alpha0": 0.1},
+        )
+        for how in BOTH
+    },
     "attending-S3-several": (5, {**SEVERAL, "protocol": "async", "shards": 3, "model": {"name": f"{__name__}:attending"}}),
     "bfloat16-S2": (5, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "bfloat16"}),
     "versioned-S2": (5, {"protocol": "versioned", "shards": 2, "straggler": LATE}),
@@ -94,7 +132,10 @@ COMMON = {
 CASES = dealt(
     RUNS,
     once=[name for name in RUNS if name.endswith("-whole")],
-    always=("attending-S4", "async-S6", "pausing-async-S2", "hardsync-S2-layerwise", "hardsync-S2-whole"),
+    always=(
+        *("attending-S4", "async-S6", "pausing-async-S2", "hardsync-S2-layerwise", "hardsync-S2-whole"),
+        *("hardsync-S4-twice-layerwise", "hardsync-S4-twice-whole"),
+    ),
 )
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 

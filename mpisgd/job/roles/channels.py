@@ -56,16 +56,14 @@ def learner_channel(
     if config.exchange == "whole":
         whole = AgreeingChannel if config.agrees else LearnerChannel
         return whole(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
-    vectors |= {"bounds": bounds, "consistent": consistent}
     delays = Delays(config.straggler, config.seed, learner_id)
+    if config.protocol.alike and not (config.agrees or tolerant):
+        ends = wire, roles, learner_id, delays
+        return AheadChannel(*ends, protocol.next_clock, memory, **vectors, bounds=bounds, consistent=consistent)
+    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
     if config.agrees:
-        return AgreeingPipelinedChannel(wire, roles, learner_id, delays, **vectors)
-    if config.protocol.rejects:
-        return PipelinedChannel(wire, roles, learner_id, delays, **vectors)
-    if config.protocol.alike and not tolerant:
-        return AheadChannel(wire, roles, learner_id, delays, protocol.next_clock, memory, **vectors)
-    kind = PipelinedChannel if consistent else LayerwiseChannel
-    return kind(wire, roles, learner_id, delays, **vectors)
+        kind = AgreeingPipelinedChannel
+    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
 
 
 def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, rooms: Rooms) -> ShardChannel:
