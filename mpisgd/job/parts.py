@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, are_children, check_names, cut_between_pieces, stages_from
-from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, cut_large, in_channels_last, slice_bounds
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, cut_large, in_channels_last, named, slice_bounds
 from mpisgd.vectors.split import Traced, split
 
 
@@ -170,9 +170,20 @@ def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
     return split(module, begin, example)
 
 
-def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
-    """The layers of each shard's slice; none are named where slices are cut evenly. Raises ConfigError for too many shards."""
-    return cut_between(cut_large(model.layers, config.shards), config.shards) if config.by_layers else []
+def _cut_by_layers(config: Config, layers: Sequence[Layer], rules: int) -> list[tuple[int, int]]:
+    """Slices that end between layers, or in the midst of large ones; of those not for a ratio of whole parameters' norms, nor with
+    earlier rules, where shards are not more than layers. Raises ConfigError for too many shards."""
+    shards, whole = config.shards, rules < 3 or isinstance(config.optimizer, TrustRatioOptions)
+    if not whole:
+        layers = cut_large(layers, shards)
+    elif len(layers) < shards:
+        layers = cut_large(layers, shards, finer=1)
+    return bounds_of(cut_between(layers, shards))
+
+
+def layers_of(config: Config, layers: Sequence[Layer], bounds: Sequence[tuple[int, int]]) -> list[list[str]]:
+    """The names of those of a model's layers that are in each of these slices; none where slices are cut evenly."""
+    return named(layers, bounds) if config.by_layers else []
 
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:
@@ -182,11 +193,13 @@ def stages_of(config: Config, model: FlatModel) -> Stages | None:
     return stages_from(model, config.group_size, config.shards, config.stages.at) if config.in_groups else None
 
 
-def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
-    """The slice of each shard. Raises ConfigError for too many shards."""
+def bounds(config: Config, model: FlatModel, rules: int = schema.RULES) -> list[tuple[int, int]]:
+    """The slice of each shard, by the rules of that version. Raises ConfigError for too many shards."""
     if (stages := stages_of(config, model)) is not None:
         return stages.slices
-    return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
+    if config.by_layers:
+        return _cut_by_layers(config, model.layers, rules)
+    return slice_bounds(model.size, config.shards)
 
 
 def segments_of(config: Config, model: FlatModel) -> list[Segment]:
@@ -196,9 +209,9 @@ def segments_of(config: Config, model: FlatModel) -> list[Segment]:
     return groups.segments_of(config.groups, sizes, isinstance(optimizer, TrustRatioOptions))
 
 
-def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[Layer]]) -> dict[str, Any]:
-    """For a run's config.toml: sizes, and the names of each slice's layers, where slices are cut between layers."""
-    layers = {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
+def facts_of_model(parameters: int, batch_norm_policy: str, layers_of_slices: list[list[str]]) -> dict[str, Any]:
+    """For a run's config.toml: sizes, and the names of each slice's layers, where slices are cut by layers."""
+    layers = {"layers": layers_of_slices} if layers_of_slices else {}
     nbytes = 4 * parameters
     return {"parameters": parameters, "parameter_nbytes": nbytes, "batch_norm_policy": batch_norm_policy, **layers}
 

@@ -87,7 +87,8 @@ class Tensors:
     def facts(self) -> dict[str, Any]:
         """For a run's config.toml."""
         policy = batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
-        return parts.facts_of_model(self.model.size, policy, parts.cut(self.config, self.model))
+        layers = parts.layers_of(self.config, self.model.layers, parts.bounds(self.config, self.model))
+        return parts.facts_of_model(self.model.size, policy, layers)
 
     @cached_property
     def segments(self) -> list[Segment]:

@@ -13,6 +13,7 @@ from mpisgd.base.errors import DataError, MpisgdError
 from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
+from mpisgd.job import parts
 from mpisgd.job.finish import account, applied_losses, outcome_of
 from mpisgd.records.log import schema, sums
 from mpisgd.replay.checks.finding import refuse
@@ -51,6 +52,18 @@ def check_rules(record: Record) -> None:
         )
 
 
+def _layers(said: Any, serial: Serial) -> Any:
+    """The names of each slice's layers, as they are to be said; with rule 2, parts of large ones were named otherwise."""
+    layers = parts.layers_of(serial.config, serial.model.layers, serial.bounds)
+    if serial.record.rules > 2 or not isinstance(said, list):
+        return layers
+    return said if list(map(_whole, said)) == list(map(_whole, layers)) else layers
+
+
+def _whole(names: Any) -> list[str]:
+    return list(dict.fromkeys(str(name).partition(" ")[0] for name in names))
+
+
 def check_environment(record: Record, serial: Serial) -> None:
     """Raises Untrue where it cannot be."""
     environment = record.run.environment
@@ -61,6 +74,8 @@ def check_environment(record: Record, serial: Serial) -> None:
         "stages": [] if serial.tensors.stages is None else serial.tensors.stages.listed,
         **serial.tensors.facts,
     }
+    if layers := _layers(environment.get("layers"), serial):
+        expected["layers"] = layers
     if hosts := environment.get("hosts"):
         try:
             roles = of_job(record.config, hosts)

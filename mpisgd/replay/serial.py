@@ -98,7 +98,7 @@ class Serial:
         self.tensors = Tensors.load(config, brought, data, record.ranks)
         self.model = self.tensors.model
         _check_size(record, self.model.size)
-        self.bounds = parts.bounds(config, self.model)
+        self.bounds = parts.bounds(config, self.model, record.rules)
         if begun_bounds not in (None, self.bounds):
             begun = [cut(begun, begun_bounds or (), wanted) for wanted in self.bounds]
         self.initial = self.model.weights.clone()

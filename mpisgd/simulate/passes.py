@@ -2,7 +2,7 @@
 
 A mini-batch takes as long as its cost model says: a third of it forward, two thirds backward, for the backward pass has two
 products of matrices where the forward pass has one; in each pass every layer takes the same. The layers are reached in the order
-of the vector, and left in the reverse.
+of the vector, and left in the reverse; of a layer in several slices all are.
 
 Where there are tensors, the gradient is computed at once, when its first slice is left: virtual ranks are greenlets and share one
 model, so they must not wait for each other in the middle of an autograd pass. The numbers are the same: a gradient depends on the
@@ -24,7 +24,8 @@ class Passes(Computes):
         gradient: computes, and rounds, in no virtual time.
         rank: the learner's, on whose clock nanoseconds pass.
         next_ns: how many its next mini-batch takes.
-        layers: how many each slice has; of buckets, how many begin in each.
+        firsts: the number of the first layer of each slice, or bucket.
+        layers: how many there are, which take as long each.
         exchange: told which slice, or bucket, is needed, and which is left.
         held: no slice is left before the last backward pass has ended.
         count: mini-batches that are one gradient.
@@ -35,7 +36,8 @@ class Passes(Computes):
         gradient: Travels,
         rank: VirtualRank,
         next_ns: Callable[[], int],
-        layers: Sequence[int],
+        firsts: Sequence[int],
+        layers: int,
         exchange: Exchanges,
         *,
         held: bool,
@@ -47,34 +49,38 @@ class Passes(Computes):
         self._rank = rank
         self._next_ns = next_ns
         self._exchange = exchange
-        self._layers = list(layers)
-        self._parts = 3 * sum(layers)
+        self._firsts = list(firsts)
+        self._layers = layers
         self._held = held
         self._count = count
 
     def compute(self, seq: int) -> float:
         """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""
-        gradient, exchange, layers = self._gradient, self._exchange, self._layers
+        gradient, exchange, firsts, layers = self._gradient, self._exchange, self._firsts, self._layers
         ns, done = self._next_ns(), 0
-        for shard, count in enumerate(layers):
+        for shard, first in enumerate(firsts):
+            self._work(ns, done, first)
+            done = first
             exchange.need(shard)
-            self._work(ns, done, done + count)
-            done += count
+        self._work(ns, done, layers)
+        done = layers
         gradient.begin(seq)
-        last, loss = len(layers) - 1, 0.0
+        last, loss = len(firsts) - 1, 0.0
         if self._held:
-            self._work(ns, done, self._parts)
+            self._work(ns, done, 3 * layers)
             for _ in range(1, self._count):
                 self._rank.work(self._next_ns())
         for shard in range(last, -1, -1):
             if not self._held:
-                self._work(ns, done, done + 2 * layers[shard])
-                done += 2 * layers[shard]
+                end = layers + 2 * (layers - firsts[shard])
+                self._work(ns, done, end)
+                done = end
             if shard == last:
                 loss, self.samples, self.rounded = gradient.compute(seq), gradient.samples, gradient.rounded
             exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by)
         return loss
 
     def _work(self, ns: int, start: int, end: int) -> None:
-        """Some parts of a mini-batch of so many nanoseconds, which all parts together take."""
-        self._rank.work(ns * end // self._parts - ns * start // self._parts)
+        """Some thirds of layers of a mini-batch of so many nanoseconds, which all together take."""
+        all_ = 3 * self._layers
+        self._rank.work(ns * end // all_ - ns * start // all_)

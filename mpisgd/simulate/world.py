@@ -34,10 +34,10 @@ from mpisgd.simulate.timed import BatchedGradient, Timed, TimedStreamedUpdate, T
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.weighting import Weighting
-from mpisgd.vectors.buckets import Bucket, layers_each
+from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.cut import Stages
-from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
+from mpisgd.vectors.flat import FlatModel, Layer, first_layers, slice_bounds
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 
@@ -87,14 +87,13 @@ class VirtualWorld(World):
         return stages.buckets_of(self.config, self.layers, self.bounds)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
-        layers = [len(layers) for layers in self.slices]
-        if buckets := self.buckets():
-            layers = layers_each(buckets, len(self.layers))
+        firsts = [bucket.first for bucket in self.buckets()] or first_layers(self.layers, self.bounds)
         return Passes(
             pushed,
             self.wires[rank],
             self._next_ns(rank),
-            layers,
+            firsts,
+            len(self.layers),
             channel,
             held=stages.held(self.config),
             count=self.config.accumulation,
@@ -189,7 +188,7 @@ class TensorWorld(VirtualWorld):
         self.meta = tensors.meta
         self.parameters = tensors.model.size
         self.bounds = parts.bounds(config, tensors.model)
-        self.layers, self.slices = tensors.model.layers, parts.cut(config, tensors.model)
+        self.layers = tensors.model.layers
         self.facts = tensors.facts
         tensors.check()
         self.stages = tensors.stages
@@ -235,11 +234,11 @@ class SizedWorld(VirtualWorld):
             self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
         # of a model of which only the size is known, each slice is one layer
         self.layers = [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
-        self.slices = [[layer] for layer in self.layers] if config.by_layers else []
         if model is not None:
-            self.layers, self.slices = model.layers, parts.cut(config, model)
+            self.layers = model.layers
             parts.segments_of(config, model)  # refused alike where they match nothing
-        self.facts = parts.facts_of_model(self.parameters, "no gradients were computed", self.slices)
+        layers = parts.layers_of(config, self.layers, self.bounds)
+        self.facts = parts.facts_of_model(self.parameters, "no gradients were computed", layers)
         vector = SizedVector(self.parameters)
         self._memory = Memory(vector, vector)
 

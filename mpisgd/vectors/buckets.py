@@ -6,7 +6,6 @@ backward pass goes. A larger layer, whose gradient is there all at once, is cut:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,8 +48,3 @@ def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[
             if at == start:
                 break
     return found[::-1]
-
-
-def layers_each(cut: Sequence[Bucket], layers: int) -> list[int]:
-    """How many of so many layers begin with each bucket: those after which, going backward, it is there and the next one is not."""
-    return [last - first for first, last in itertools.pairwise([*(bucket.first for bucket in cut), layers])]

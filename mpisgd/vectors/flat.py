@@ -7,11 +7,13 @@ elements of a convolution's weight lie there in the order (out, height, width, i
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 import json
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
@@ -65,22 +67,38 @@ def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) ->
     return [list(layers[start:end]) for start, end in itertools.pairwise(reversed(edges))]
 
 
-def cut_large(layers: Sequence[Layer], shards: int) -> list[Layer]:
-    """Cut layers that are larger than a shard's share into even parts, where there are fewer layers than shards.
-
-    A part is called as its layer, and which it is: `1 2/3`. Raises ConfigError where there are more shards than parameters.
+def cut_large(layers: Sequence[Layer], shards: int, finer: int = 4) -> list[Layer]:
+    """Cut layers that are larger than a shard's share into even parts, each called as its layer: of about a `finer`-th of a share,
+    so that slices can be even. Raises ConfigError where there are more shards than parameters.
     """
-    if len(layers) >= shards:
-        return list(layers)
     size = sum(layer.size for layer in layers)
     if size < shards:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {size}")
     found = []
     for layer in layers:
-        count = max(1, -(-layer.size * shards // size))
-        names = [f"{layer.name} {part}/{count}".strip() for part in range(1, count + 1)] if count > 1 else [layer.name]
+        count = min(-(-finer * layer.size * shards // size), layer.size) if layer.size * shards > size else 1
         base, longer = divmod(layer.size, count)
-        found += [Layer(name, base + (part < longer)) for part, name in enumerate(names)]
+        found += [Layer(layer.name, base + (part < longer)) for part in range(count)]
+    return found
+
+
+def first_layers(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[int]:
+    """The number of the first layer that each slice has elements of."""
+    begins = [start for start, _ in bounds_of([[layer] for layer in layers])]
+    return [bisect.bisect_right(begins, start) - 1 for start, _ in slices]
+
+
+def named(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[list[str]]:
+    """The names of each slice's layers; of one in several slices also which of them it is: `1 2/3`."""
+    names = [layer.name or "(model)" for layer in layers]
+    begins = [start for start, _ in bounds_of([[layer] for layer in layers])]
+    has = [range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, end)) for start, end in slices]
+    count = Counter(itertools.chain.from_iterable(has))
+    seen = Counter[int]()
+    found = []
+    for numbers in has:
+        seen.update(numbers)
+        found.append([names[at] + (f" {seen[at]}/{count[at]}" if count[at] > 1 else "") for at in numbers])
     return found
 
 

@@ -15,12 +15,15 @@ from mpisgd.config import (
     AlexNetOptions,
     Cifar10FullOptions,
     Config,
+    LambOptions,
     MlpOptions,
     MnistCnnOptions,
     ModelOptions,
+    SgdOptions,
     SmallCnnOptions,
     SoftmaxOptions,
     compatibility,
+    replace,
 )
 from mpisgd.job import parts
 from mpisgd.protocols import (
@@ -33,7 +36,7 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.vectors.flat import FlatModel, Layer, cut_between, cut_large
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, cut_large, first_layers, named
 
 MODELS: list[tuple[ModelOptions, tuple[int, ...], list[str]]] = [
     (SoftmaxOptions(), (1, 8, 8), ["1"]),
@@ -47,37 +50,55 @@ MODELS: list[tuple[ModelOptions, tuple[int, ...], list[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "shape", "names"), MODELS, ids=lambda value: type(value).__name__)
-def test_every_slice_holds_whole_layers_of_the_papers_networks(
+def test_slices_of_the_papers_networks_end_between_layers_or_within_large_ones(
     options: ModelOptions, shape: tuple[int, ...], names: list[str]
 ) -> None:
     model = FlatModel(models.make(options, input_shape=shape, classes=10, seed=1))
     assert [layer.name for layer in model.layers] == names
-    ends = {0, *itertools.accumulate(parameter.numel() for parameter in model.module.parameters())}
-    for shards in range(1, len(names) + 1):
+    for shards in (*range(1, len(names) + 1), 2 * len(names) + 1):
         config = Config(exchange="layerwise", shards=shards)
-        bounds, slices = parts.bounds(config, model), parts.cut(config, model)
-        assert len(bounds) == len(slices) == shards
-        assert [layer.name for layers in slices for layer in layers] == names
+        bounds = parts.bounds(config, model)
         assert [start for start, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
         assert bounds[-1][1] == model.size
-        assert {end for _, end in bounds} <= ends
-    assert [end for _, end in bounds] == list(itertools.accumulate(layer.size for layer in model.layers))
+        large = [layer.size > model.size / shards for layer in model.layers]
+        cut_within = {end for _, end in bounds} - {end for _, end in bounds_of([[layer] for layer in model.layers])}
+        assert all(large[first_layers(model.layers, [(end, end)])[0]] for end in cut_within)
+        assert max(end - start for start, end in bounds) < 1.75 * model.size / shards + 1, (
+            "of a share; layers that are not cut are less"
+        )
+    assert parts.bounds(Config(exchange="layerwise", shards=1), model) == [(0, model.size)]
 
 
-@pytest.mark.parametrize("shards", [5, 6, 9, 32])
-def test_large_layers_are_cut_for_more_shards_than_layers(shards: int) -> None:
+def test_names_say_which_part_of_a_layer_a_slice_has() -> None:
+    layers = [Layer("a", 2), Layer("b", 9), Layer("", 1)]
+    assert first_layers(layers, [(0, 4), (4, 8), (8, 12)]) == [0, 1, 1]
+    assert named(layers, [(0, 4), (4, 8), (8, 12)]) == [["a", "b 1/3"], ["b 2/3"], ["b 3/3", "(model)"]]
+    assert named(layers, [(0, 2), (2, 11), (11, 12)]) == [["a"], ["b"], ["(model)"]]
+
+
+def test_an_earlier_rule_cut_layers_only_for_more_shards() -> None:
     model = FlatModel(models.make(MlpOptions((40, 20, 30)), input_shape=(8,), classes=10, seed=1))
-    config = Config(exchange="layerwise", shards=shards)
-    bounds, slices = parts.bounds(config, model), parts.cut(config, model)
-    names = [layer.name for layers in slices for layer in layers]
-    assert list(dict.fromkeys(name.partition(" ")[0] for name in names)) == ["1", "3", "5", "7"]
-    assert {"3 1/2", "3 2/2"} <= set(names) or shards > 5
-    assert bounds[-1][1] == model.size
-    assert max(end - start for start, end in bounds) < 2 * model.size / shards
+    assert [layer.size for layer in model.layers] == [360, 820, 630, 310]
+    config = Config(exchange="layerwise", shards=2)
+    assert parts.bounds(config, model, rules=2) == [(0, 1180), (1180, 2120)]
+    five = parts.bounds(replace(config, shards=5), model, rules=2)
+    assert five == [(0, 360), (360, 770), (770, 1180), (1180, 1495), (1495, 2120)]
+    assert parts.bounds(replace(config, shards=5), model) != five
+
+
+def test_layers_are_not_cut_for_ratios_of_whole_norms() -> None:
+    model = FlatModel(models.make(MlpOptions((40, 20, 30)), input_shape=(8,), classes=10, seed=1))
+    config = Config(exchange="layerwise", shards=3, optimizer=LambOptions())
+    assert (
+        parts.bounds(config, model)
+        == parts.bounds(config, model, rules=2)
+        != parts.bounds(replace(config, optimizer=SgdOptions()), model)
+    )
 
 
 def test_a_layer_without_elements_is_not_cut() -> None:
-    assert cut_large([Layer("a", 0), Layer("b", 5)], 3) == [Layer("a", 0), Layer("b 1/3", 2), Layer("b 2/3", 2), Layer("b 3/3", 1)]
+    assert cut_large([Layer("a", 0), Layer("b", 5)], 3, finer=1) == [Layer("a", 0), Layer("b", 2), Layer("b", 2), Layer("b", 1)]
+    assert cut_large([Layer("a", 0), Layer("b", 5)], 3) == [Layer("a", 0), *[Layer("b", 1)] * 5]
 
 
 def test_more_shards_than_parameters_are_refused() -> None:

@@ -147,13 +147,13 @@ def test_a_third_of_a_mini_batch_is_forward_two_thirds_backward(protocol: str, p
 
 
 def test_a_model_of_several_layers_for_each_shard_spends_its_time_by_layers(tmp_path: Path) -> None:
-    """Slices of 1, 2 and 1 layers of four: the second is in use for half of each pass."""
+    """Slices of 1, 2 and 1 layers of four: the second is in use for three quarters of the time."""
     changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 1.2}, "exchange": "layerwise", "shards": 3}
-    model = {"name": "mlp", "hidden": [40, 8, 8]}
+    model = {"name": "mlp", "hidden": [6, 2, 13]}
     run = simulated(tmp_path / "run", TENSORS, protocol="async", model=model, **changes)
-    assert run.environment["layers"] == [["1"], ["3"], ["5", "7"]]
+    assert run.environment["layers"] == [["1"], ["3", "5"], ["7"]]
     compute_s = [run.pushes["compute_s"][run.pushes["shard"] == shard].mean() for shard in range(3)]
-    assert compute_s == pytest.approx([1.2, 0.9, 0.6], abs=1e-3)
+    assert compute_s == pytest.approx([1.2, 0.9, 0.3], abs=1e-3)
 
 
 @pytest.mark.parametrize("protocol", ["async", "hardsync"])

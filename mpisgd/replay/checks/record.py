@@ -249,9 +249,15 @@ class Record:
         return number
 
     @property
+    def rules(self) -> int:
+        """The version of the rules that this attempt follows (`schema.RULES`)."""
+        rules = self.run.told(self.attempt).get("rules", self.run.environment.get("rules", 1))
+        return rules if isinstance(rules, int) else 1
+
+    @property
     def older(self) -> bool:
-        """Whether the run follows rules that are not today's (`schema.RULES`)."""
-        return bool(self.run.environment.get("rules", 1) != schema.RULES)
+        """Whether the run, or an attempt of it, follows the first rules (`schema.RULES`)."""
+        return bool(self.run.environment.get("rules", 1) == 1)
 
     def protocol(self) -> Protocol:
         """A new one, as each shard began with. Raises ConfigError where it does not fit the number of learners."""
