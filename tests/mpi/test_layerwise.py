@@ -68,7 +68,7 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.005)
+        time.sleep(0.03)
         return gradients[0]
 
 
@@ -77,13 +77,13 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.below, self.shared, self.between, self.top = nn.Linear(64, 24), nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 10)
+        self.below, self.shared, self.between, self.top = (nn.Linear(24, 24) for _ in range(4))  # a slice each
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        below = torch.relu(self.below(inputs.flatten(1))) @ self.shared.weight.detach()
+        below = torch.relu(self.below(inputs.flatten(1)[:, 20:44])) @ self.shared.weight.detach()
         between: torch.Tensor = Slow.apply(self.between(Slow.apply(below)))  # type: ignore[no-untyped-call]
         output: torch.Tensor = self.top(torch.relu(self.shared(torch.relu(between))))
-        return output
+        return output[:, :10]
 
 
 def twice() -> nn.Module:
