@@ -2,16 +2,23 @@
 
     pipelined    weights are pulled whole, on one clock; each slice of the gradient is pushed as the backward pass leaves it, and
                  travels behind the rest of that pass [Chen16 A.3]
+    ahead        and the next weights of each slice are asked for as soon as its gradient begins to leave: so a slice of the top
+                 layers is summed, updated and on its way back while the backward pass computes those below. For hardsync, where a
+                 pull waits for the update that has the learner's own push: asked earlier, it is given the same weights
     layerwise    each slice of the weights is pulled, too, as the forward pass reaches it: so every shard's timestamp is its own,
                  and the top layers, which are read last and pushed first, are the least stale [Chen16 2, Table 1]
 
 Where gradients may be rejected, weights are pulled whole, too, of one clock or not: which mini-batch is next must be known before
 its first layer. Where a gradient is clipped or dropped as a whole, all of its slices are pushed at the end of the backward pass.
 
+Weights that are asked for ahead come into memory of their own, and are copied when all are there: a backward pass may yet read
+weights whose gradient is done, as where they are used a second time behind `detach`.
+
 To the learner's loop these are channels as any: what it asks for has mostly been done, within `compute`. Between the first slice of
-a mini-batch that is pushed and the last there is no pull, and the loop finishes all of them before the next: so each mini-batch
-comes to all shards or to none, and nothing is new of deadlocks (law 1). A learner that is told to stop, in a forward pass, has
-pushed nothing of that mini-batch.
+a mini-batch that is pushed and the last it waits for no pull, and the loop finishes all of them before it waits for one: so each
+mini-batch comes to all shards or to none. Nothing is new of deadlocks (law 1): the receives of what is asked for ahead are posted,
+and a shard keeps a pull until the update, which waits for the push ahead of it. A learner that is told to stop, in a forward pass,
+has pushed nothing of that mini-batch.
 """
 
 from __future__ import annotations
@@ -19,13 +26,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.communicator import STILL_NBYTES, Communicator
 from mpisgd.comm.messages import Ending, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Exchanges
+from mpisgd.vectors.memory import Memory, copy_into
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
@@ -97,6 +105,59 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._pushes += 1
         self._pushed_for(self.now_ns() - start_ns)
         self.push_ns = self._pushing_ns
+
+
+class AheadChannel(PipelinedChannel):
+    """A learner's end; `next_clock` is the protocol's, `memory` that in which it computes, `vectors` as in `LearnerChannel`."""
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        delays: Delays,
+        next_clock: Callable[[int], int],
+        memory: Memory,
+        **vectors: Any,
+    ) -> None:
+        self._next_clock = next_clock
+        self._into = memory.weights
+        if vectors["held"] is None:  # what is rounded comes into memory of its own as it is
+            vectors["weights"] = memory.another().weights
+        self._come = vectors["weights"]
+        self._moves = memory.gradients.nbytes > STILL_NBYTES
+        self._asked: dict[int, Any] = {}
+        """What was asked for of each shard, and has not been taken."""
+        super().__init__(wire, roles, learner_id, delays, **vectors)
+
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
+        clock = self._wire.clock
+        clock.hold()
+        super().leave(shard, seq, samples, loss, rounded, scale)
+        start_ns = self.now_ns()
+        (self._asked[shard],) = super()._begin_ask([shard], self._next_clock(self._clocks[shard]))
+        self._pushed_for(self.now_ns() - start_ns)
+        if self._moves:
+            clock.let_move()
+
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        self._wire.clock.hold()
+        super().push(report, meanwhile)
+
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
+        """Take the weights that were asked for, and put them in their place."""
+        answers = super().pull(min_clock, meanwhile)
+        if self._come is not self._into and not answers.stop:
+            copy_into(self._into, self._come)
+        return self._begin(answers)
+
+    def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
+        """What was asked for ahead, the first time that it is looked for; else as ever."""
+        if not self._asked:
+            return super()._begin_ask(shards, min_clock)
+        asked = [self._asked[shard] for shard in shards]
+        self._asked.clear()
+        return asked
 
 
 class LayerwiseChannel(PipelinedChannel):

@@ -41,7 +41,7 @@ from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, are_children, check_names, cut_between_pieces, stages_from
-from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, cut_large, in_channels_last, named, slice_bounds
+from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, in_channels_last, named, slice_bounds
 from mpisgd.vectors.split import Traced, split
 
 
@@ -170,22 +170,6 @@ def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
     return split(module, begin, example)
 
 
-def _cut_by_layers(config: Config, layers: Sequence[Layer], rules: int) -> list[tuple[int, int]]:
-    """Slices that end between layers, or in the midst of large ones; of those not for a ratio of whole parameters' norms, nor with
-    earlier rules, where shards are not more than layers. Raises ConfigError for too many shards."""
-    shards, whole = config.shards, rules < 3 or isinstance(config.optimizer, TrustRatioOptions)
-    if not whole:
-        layers = cut_large(layers, shards)
-    elif len(layers) < shards:
-        layers = cut_large(layers, shards, finer=1)
-    return bounds_of(cut_between(layers, shards))
-
-
-def layers_of(config: Config, layers: Sequence[Layer], bounds: Sequence[tuple[int, int]]) -> list[list[str]]:
-    """The names of those of a model's layers that are in each of these slices; none where slices are cut evenly."""
-    return named(layers, bounds) if config.by_layers else []
-
-
 def stages_of(config: Config, model: FlatModel) -> Stages | None:
     """The stages that the model is cut into; None where each learner has all of it. Raises ConfigError where it cannot be."""
     if isinstance(model.module, Partitioned):
@@ -194,11 +178,12 @@ def stages_of(config: Config, model: FlatModel) -> Stages | None:
 
 
 def bounds(config: Config, model: FlatModel, rules: int = schema.RULES) -> list[tuple[int, int]]:
-    """The slice of each shard, by the rules of that version. Raises ConfigError for too many shards."""
+    """The slice of each shard, by the rules of that version (`schema.RULES`). Raises ConfigError for too many shards."""
     if (stages := stages_of(config, model)) is not None:
         return stages.slices
-    if config.by_layers:
-        return _cut_by_layers(config, model.layers, rules)
+    if config.by_layers:  # whole ones where norms are of what a shard has
+        norms = isinstance(config.optimizer, TrustRatioOptions) or (config.clip_average > 0 and config.clip_average_of == "slice")
+        return cut_by_layers(model.layers, config.shards, within=rules > 2 and not norms)
     return slice_bounds(model.size, config.shards)
 
 
@@ -209,11 +194,11 @@ def segments_of(config: Config, model: FlatModel) -> list[Segment]:
     return groups.segments_of(config.groups, sizes, isinstance(optimizer, TrustRatioOptions))
 
 
-def facts_of_model(parameters: int, batch_norm_policy: str, layers_of_slices: list[list[str]]) -> dict[str, Any]:
-    """For a run's config.toml: sizes, and the names of each slice's layers, where slices are cut by layers."""
-    layers = {"layers": layers_of_slices} if layers_of_slices else {}
-    nbytes = 4 * parameters
-    return {"parameters": parameters, "parameter_nbytes": nbytes, "batch_norm_policy": batch_norm_policy, **layers}
+def facts_of_model(config: Config, layers: Sequence[Layer], slices: Sequence[tuple[int, int]], policy: str) -> dict[str, Any]:
+    """For a run's config.toml: sizes, of batch norm the policy, and of each slice the names of its layers, if cut by them."""
+    names = {"layers": named(layers, slices)} if config.by_layers else {}
+    parameters = slices[-1][1]
+    return {"parameters": parameters, "parameter_nbytes": 4 * parameters, "batch_norm_policy": policy, **names}
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:

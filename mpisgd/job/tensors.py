@@ -87,8 +87,7 @@ class Tensors:
     def facts(self) -> dict[str, Any]:
         """For a run's config.toml."""
         policy = batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
-        layers = parts.layers_of(self.config, self.model.layers, parts.bounds(self.config, self.model))
-        return parts.facts_of_model(self.model.size, policy, layers)
+        return parts.facts_of_model(self.config, self.model.layers, parts.bounds(self.config, self.model), policy)
 
     @cached_property
     def segments(self) -> list[Segment]:

@@ -13,7 +13,6 @@ from mpisgd.base.errors import DataError, MpisgdError
 from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
-from mpisgd.job import parts
 from mpisgd.job.finish import account, applied_losses, outcome_of
 from mpisgd.records.log import schema, sums
 from mpisgd.replay.checks.finding import refuse
@@ -21,6 +20,7 @@ from mpisgd.replay.checks.record import Record
 from mpisgd.replay.difference import reading
 from mpisgd.replay.serial import Serial
 from mpisgd.serving.divergence import has_diverged
+from mpisgd.vectors.flat import named
 
 #: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
 FOLLOWS = (
@@ -52,9 +52,9 @@ def check_rules(record: Record) -> None:
         )
 
 
-def _layers(said: Any, serial: Serial) -> Any:
+def _layers(said: Any, serial: Serial) -> list[list[str]]:
     """The names of each slice's layers, as they are to be said; with rule 2, parts of large ones were named otherwise."""
-    layers = parts.layers_of(serial.config, serial.model.layers, serial.bounds)
+    layers = named(serial.model.layers, serial.bounds)
     if serial.record.rules > 2 or not isinstance(said, list):
         return layers
     return said if list(map(_whole, said)) == list(map(_whole, layers)) else layers
@@ -74,8 +74,8 @@ def check_environment(record: Record, serial: Serial) -> None:
         "stages": [] if serial.tensors.stages is None else serial.tensors.stages.listed,
         **serial.tensors.facts,
     }
-    if layers := _layers(environment.get("layers"), serial):
-        expected["layers"] = layers
+    if serial.config.by_layers:
+        expected["layers"] = _layers(environment.get("layers"), serial)
     if hosts := environment.get("hosts"):
         try:
             roles = of_job(record.config, hosts)

@@ -237,8 +237,7 @@ class SizedWorld(VirtualWorld):
         if model is not None:
             self.layers = model.layers
             parts.segments_of(config, model)  # refused alike where they match nothing
-        layers = parts.layers_of(config, self.layers, self.bounds)
-        self.facts = parts.facts_of_model(self.parameters, "no gradients were computed", layers)
+        self.facts = parts.facts_of_model(config, self.layers, self.bounds, "no gradients were computed")
         vector = SizedVector(self.parameters)
         self._memory = Memory(vector, vector)
 

@@ -82,6 +82,18 @@ def cut_large(layers: Sequence[Layer], shards: int, finer: int = 4) -> list[Laye
     return found
 
 
+def cut_by_layers(layers: Sequence[Layer], shards: int, *, within: bool) -> list[tuple[int, int]]:
+    """Slices that end between layers, or `within` large ones; within those anyhow where shards are more than layers.
+
+    Raises ConfigError where there are more shards than parameters.
+    """
+    if within:
+        layers = cut_large(layers, shards)
+    elif len(layers) < shards:
+        layers = cut_large(layers, shards, finer=1)
+    return bounds_of(cut_between(layers, shards))
+
+
 def first_layers(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[int]:
     """The number of the first layer that each slice has elements of."""
     begins = [start for start, _ in bounds_of([[layer] for layer in layers])]

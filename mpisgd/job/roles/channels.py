@@ -6,14 +6,13 @@ from typing import Any
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
-from mpisgd.exchange.ahead import AheadChannel
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.gathering import GatheringShardChannel
-from mpisgd.exchange.layerwise import LayerwiseChannel, PipelinedChannel
+from mpisgd.exchange.layerwise import AheadChannel, LayerwiseChannel, PipelinedChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient import stages
