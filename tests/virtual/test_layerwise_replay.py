@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 from mpisgd import replay
+from mpisgd.job import parts
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Verdict
 from tests.effort import spread
-from tests.forge import rewrite
+from tests.forge import rewrite, unsealed
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.test_layerwise import ASYNCHRONOUS, DEEP, STAGES, SYNCHRONOUS, VERSIONED, names, weights
 
@@ -89,3 +92,38 @@ def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
 
     rewrite(run.path / schema.shard_file(1), "pushes", newer)
     assert "row" in replay.check(run.path)
+
+
+ONE_OF_THREE = [[f"1 {part}/3"] for part in range(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "layers", "as_written"),
+    [
+        (2, [["1"], ["3", "5"]], [["1"], ["3", "5"]]),
+        (4, [*ONE_OF_THREE, ["3", "5"]], [*ONE_OF_THREE, ["3 1/2", "3 2/2", "5"]]),
+    ],
+)
+def test_runs_of_an_earlier_rule_have_the_slices_of_then(
+    shards: int, layers: Any, as_written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of 280, 123 and 12 parameters. A part of a layer was called so, also beside the other parts."""
+    bounds = parts.bounds
+    with monkeypatch.context() as then:
+        then.setattr(schema, "RULES", 2)
+        then.setattr(parts, "bounds", lambda config, model, rules=2: bounds(config, model, 2))
+        changes = {"model": {"name": "mlp", "hidden": [40, 3]}, "shards": shards, "protocol": "hardsync", "exchange": "layerwise"}
+        run = simulated(tmp_path / "run", TENSORS, **changes)
+    path = run.path / schema.CONFIG
+    text = unsealed(path.read_text())
+
+    def proved(said: Any, rules: int = 2) -> str:
+        config = tomllib.loads(text)
+        assert config["environment"]["layers"] == layers
+        config["environment"]["layers"], config["environment"]["rules"] = said, rules
+        path.write_text(tomli_w.dumps(config))
+        return replay.check(run.path)
+
+    assert proved(as_written) == ""
+    assert "layers" in proved([*as_written[:-1], ["5", "3"]])
+    assert "gradient_sq" in proved(layers, rules=3), "today's slices are others"
