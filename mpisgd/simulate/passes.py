@@ -12,9 +12,15 @@ weights of all slices, whenever they came. So what hooks do on a real rank, a pl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
+
+
+class Works(Protocol):
+    """A rank, on whose clock nanoseconds pass."""
+
+    def work(self, nanoseconds: int) -> None: ...
 
 
 class Passes(Computes):
@@ -22,7 +28,7 @@ class Passes(Computes):
 
     Args:
         gradient: computes, and rounds, in no virtual time.
-        rank: the learner's, on whose clock nanoseconds pass.
+        rank: the learner's.
         next_ns: how many its next mini-batch takes.
         firsts: the number of the first layer of each slice, or bucket.
         layers: how many there are, which take as long each.
@@ -34,7 +40,7 @@ class Passes(Computes):
     def __init__(
         self,
         gradient: Travels,
-        rank: VirtualRank,
+        rank: Works,
         next_ns: Callable[[], int],
         firsts: Sequence[int],
         layers: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ MORE: Mapping[str, Mapping[str, Any]] = {
 #: Ways of which draws are made by themselves (`tests/virtual/test_dealt.py`): shard 0 deals the data.
 DEALT: Mapping[str, Mapping[str, Any]] = {
     f"{way}, dealt": options for way, options in WAYS.items() if way not in ("ssp-own", "downpour", "hardsync-local")
+}
+#: So are these (`tests/virtual/test_layered_storms.py`): layers are exchanged one by one, by learners that are one rank each.
+LAYERED: Mapping[str, Mapping[str, Any]] = {
+    f"{way}, layered": options
+    for way, options in WAYS.items()
+    if way not in ("backup-abort", "ssp-own", "downpour", "hardsync-local")
 }
 #: And this (`tests/virtual/test_agreement.py`): shards agree on a norm. No learner of it may die alone.
 AGREED = "hardsync, agreed"
@@ -193,6 +199,15 @@ def draw_agreed(dice: random.Random, number: int) -> Draw:
     )
 
 
+def draw_layered(dice: random.Random, number: int) -> Draw:
+    """As `draw`, of jobs whose layers are exchanged one by one."""
+    ways = list(LAYERED)
+    drawn = draw(dice, number)
+    ranks = drawn.shards, drawn.learners + drawn.spares, drawn.evaluator
+    attempts = tuple(_faults(dice, *ranks, drawn.tolerant, later) for later in range(len(drawn.attempts)))
+    return replace(drawn, way=ways[number % len(ways)], attempts=attempts, group_size=1, micro_batches=1, alternating=False)
+
+
 def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw:
     """The same of batch optimisation, with more learners. `small`: of few portions and iterations, and most without a log
     on the disk, for there are to be many."""
@@ -270,7 +285,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
     return from_mapping(
         {
             "out": str(path),
-            "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT, AGREED: WAYS["hardsync"]}[drawn.way], **iterations},
+            "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT, **LAYERED, AGREED: WAYS["hardsync"]}[drawn.way], **iterations},
             "data": {**DATA, "samples": drawn.samples},
             "model": MODEL if drawn.group_size == 1 else MODEL_OF_GROUPS,
             "shards": shards,
@@ -287,7 +302,8 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "checkpoint": {"every_updates": drawn.every_updates},
             "log": {"progress": "off", "enabled": drawn.logged, "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
-            **MORE.get(drawn.way.removesuffix(", dealt"), {}),
+            **MORE.get(drawn.way.removesuffix(", dealt").removesuffix(", layered"), {}),
             **({"sampling": "dealt"} if drawn.way in DEALT else {}),
+            **({"exchange": "layerwise"} if drawn.way in LAYERED else {}),
         }
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mpisgd.comm.communicator import Group
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
 from mpisgd.exchange.roles import Roles
+from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
 from mpisgd.job.finish import finish, outcome_of, refusals
@@ -36,15 +37,17 @@ from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
 from mpisgd.records.log.writer import TableFile
+from mpisgd.simulate.passes import Passes
 from mpisgd.update.device_update import make_update
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Computes, Travels
+from mpisgd.vectors.flat import first_layers
 from mpisgd.vectors.memory import Memory
 from tests.virtual.storm.draw import COMPUTE_S, PATIENCE_S, Draw, Fault, config_of
 from tests.virtual.storm.machine import Machine, Process
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
-from tests.virtual.storm.standins import Computing, Delayed, Passing, Pulse, computing
+from tests.virtual.storm.standins import Computing, Delayed, Passing, Pulse, Works, computing
 
 
 class Remembered(TableFile):
@@ -98,6 +101,8 @@ class Ranks(World):
         self.interrupted = ""
         self.portions: list[tuple[Any, ...]] = []
         """Rows of this attempt, where there is no log."""
+        self._next_s: dict[int, Callable[[], float]] = {}
+        """Per rank that exchanges layer by layer, what its next mini-batch takes."""
         self.files: dict[int, list[TableFile]] = {rank: [] for rank in range(size)}
         self.broken: dict[tuple[str, int], float] = {}
         """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
@@ -127,8 +132,10 @@ class Ranks(World):
         again += f":{rank}" if rank in self.places else ""
         seconds = random.Random(f"{self.drawn.seed}:{learner_id}{again}")  # no mini-batch takes as long as in another attempt
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
-        memory = Memory.zeros(self.tensors.model.size)
-        return Computing(self.tensors.gradient(learner_id, memory), lambda: pace * seconds.uniform(0.5, 1.5))
+        memory, next_s = Memory.zeros(self.tensors.model.size), lambda: pace * seconds.uniform(0.5, 1.5)
+        if self.config.by_layers:
+            self._next_s[rank], next_s = next_s, lambda: 0.0
+        return Computing(self.tensors.gradient(learner_id, memory), next_s)
 
     def group(self, rank: int, ranks: Sequence[int]) -> Group:
         told: Group = self.wires[rank].group(ranks) if self.drawn.tolerant else super().group(rank, ranks)
@@ -147,7 +154,10 @@ class Ranks(World):
         self.places[rank] = roles
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
-        raise NotImplementedError("no schedule is by layers")
+        layers, next_s = self.tensors.model.layers, self._next_s[rank]
+        firsts = first_layers(layers, self.setup.bounds)
+        held, count = stages.held(self.config), self.config.accumulation
+        return Passes(pushed, Works(), lambda: round(next_s() * 1e9), firsts, len(layers), channel, held=held, count=count)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         setup, shard = self.setup, self.roles.index(rank)

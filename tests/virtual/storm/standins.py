@@ -88,6 +88,13 @@ class Computing(Travels):
         return loss
 
 
+class Works:
+    """A rank that computes."""
+
+    def work(self, nanoseconds: int) -> None:
+        package.sleep(nanoseconds * 1e-9)
+
+
 class Takes(Evaluations):
     """An evaluation takes a while."""
 
