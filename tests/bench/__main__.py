@@ -38,6 +38,8 @@ class Options:
     """nodes: how many there are."""
     gbit: tuple[float, ...] = (1.0, 10.0)
     """nodes: rate of each link, Gbit/s in each direction."""
+    hosts: tuple[str, ...] = ()
+    """nodes: those of a cluster, as mpirun --host takes them, in the place of namespaces; one more for a shard apart."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
@@ -110,7 +112,7 @@ def _stages(options: Options) -> Measured:
 
 
 def _nodes(options: Options) -> Measured:
-    rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit, options.exchanges)
+    rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit, options.exchanges, options.hosts)
     return rows, nodes.lines_of(rows)
 
 

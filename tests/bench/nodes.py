@@ -1,15 +1,16 @@
 """`python -m tests.bench nodes`: seconds of a round over the links of several nodes, beside DDP's and the links' limit, in turn.
 
 As root. The nodes are namespaces of this machine with shaped links (`tests/nodes/cluster.py`). Their ranks share its cores, and
-wait politely: what is compared is the use of the links, not of the cores. There is a learner on each node, and a round is a
+wait politely: what is compared is the use of the links, not of the cores. Or, with `--hosts`, they are hosts that mpirun reaches,
+whose links have the rate that `--gbit` says, and which see the current directory. There is a learner on each node, and a round is a
 mini-batch of each; a shard that is apart has one more node. The limit is what the busiest link carries in a round, in its busier
-direction, at the link's rate (`exchange/links.py`). Predictions know what raw MPI moves here at 10 Gbit/s (`exchanged.py`).
+direction, at the link's rate (`exchange/links.py`). Predictions know what raw MPI moves here at 10 Gbit/s, or as the links are
+(`exchanged.py`).
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,6 @@ from mpisgd.bench.checkpoint import in_turn
 from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
 from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.train import rate_of
-from mpisgd.comm.mpi.launch import environment
 from mpisgd.config import Config, CustomModelOptions, config_file
 from mpisgd.exchange import links
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
@@ -31,16 +31,13 @@ from tests.bench import predicted
 from tests.bench.exchanged import SAID
 from tests.bench.peers import KNOWN, told_in
 from tests.bench.peers.torch_networks import PACED
+from tests.bench.sites import Boxes, Hosts, Site
 from tests.nodes.cluster import Cluster, missing
-from tests.nodes.job import Job
 
-PATIENCE_S = 600
 UPDATES = 20
 """At most, of a learner, beside those that warm up: rounds of half a second differ little."""
 _FASTEST = 10.0
 """Gbit/s at which raw MPI is measured: the cores, which shape the links as well, move less."""
-_PORT = 29500
-_DDP = Path(__file__).with_name("peers") / "ddp.py"
 DDP, DDP_HALF = "DDP", "DDP, fp16 hook"
 
 
@@ -94,54 +91,64 @@ WAYS = {
 
 
 def measure(
-    repetitions: int, cases: Sequence[str], nodes: Sequence[int], gbit: Sequence[float], ways: Sequence[str]
+    repetitions: int,
+    cases: Sequence[str],
+    nodes: Sequence[int],
+    gbit: Sequence[float],
+    ways: Sequence[str],
+    hosts: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces; a case DDP has not; a run that fails."""
+    """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces; too few hosts, or several rates of their
+    links; a case DDP has not; a run that fails."""
     for key in cases:
         require(key in NETWORKS, "cases", key, f"some of {', '.join(NETWORKS)} for nodes")
-    if why := missing():
-        raise ConfigError(why)
+    most = max(nodes) + any(WAYS[way].apart for way in ways)
+    require(not hosts or len(hosts) >= most, "hosts", hosts, f"{most} of them")
+    require(not hosts or len(gbit) == 1, "gbit", gbit, "the rate of the hosts' links")
     rows = []
     for count in nodes:
-        with Cluster(count + 1) as cluster:
-            _shape(cluster, _FASTEST)
-            cores = _raw(cluster, count)
+        with _site(count + 1, hosts) as site:
+            site.shape(_FASTEST)
+            cores = _raw(site, count)
             for rate in gbit:
-                _shape(cluster, rate)
-                rows += [_row(cluster, count, key, rate, cores, repetitions, ways) for key in cases]
+                site.shape(rate)
+                rows += [_row(site, count, key, rate, cores, repetitions, ways) for key in cases]
     return rows
 
 
-def _shape(cluster: Cluster, gbit: float) -> None:
-    for node in cluster.nodes:
-        cluster.shape(node, f"{gbit * 1000:.0f}mbit")
+@contextlib.contextmanager
+def _site(count: int, hosts: Sequence[str]) -> Iterator[Site]:
+    if hosts:
+        yield Hosts(hosts)
+        return
+    if why := missing():
+        raise ConfigError(why)
+    with Cluster(count) as cluster:
+        yield Boxes(cluster)
 
 
-def _raw(cluster: Cluster, places: int) -> float:
+def _raw(site: Site, places: int) -> float:
     """Bytes per second that raw MPI moves into and out of a node, with a rank on each."""
-    job = Job(cluster, [1] * places, [], module="tests.bench.exchanged")
-    status = job.end(PATIENCE_S)
-    if status != 0 or SAID not in job.text:
-        raise ConfigError(f"raw MPI: {job.text}")
-    return float(job.text.partition(SAID)[2].split()[0])
+    said = site.run([1] * places, [], module="tests.bench.exchanged")
+    if SAID not in said:
+        raise ConfigError(f"raw MPI: {said}")
+    return float(said.partition(SAID)[2].split()[0])
 
 
-def _row(
-    cluster: Cluster, places: int, key: str, gbit: float, cores: float, repetitions: int, ways: Sequence[str]
-) -> dict[str, Any]:
+def _row(site: Site, places: int, key: str, gbit: float, cores: float, repetitions: int, ways: Sequence[str]) -> dict[str, Any]:
     case = replace(NETWORKS[key], updates=min(UPDATES, NETWORKS[key].updates))
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
     carried: dict[str, float] = {}
     foreseen: dict[str, float] = {}
     for name in in_turn(list(seconds), repetitions):
         if name in WAYS:
-            with tempfile.TemporaryDirectory() as directory:
-                log, carried[name] = _trained(cluster, places, Path(directory), case, WAYS[name])
+            with tempfile.TemporaryDirectory(dir=site.directory) as directory:
+                log, carried[name] = _trained(site, places, Path(directory), case, WAYS[name])
                 found = places * case.mu / rate_of(log, case, places)
                 if name not in foreseen:
                     foreseen[name] = predicted.round_s(log, gbit, cores)
         else:
-            found = _ddp(cluster, places, key, case, "fp16" if name == DDP_HALF else "")
+            found = _ddp(site, places, key, case, "fp16" if name == DDP_HALF else "")
         seconds[name].append(found)
     limits = {name: nbytes / (gbit * links.GIGABIT) for name, nbytes in carried.items()}
     return {
@@ -158,17 +165,14 @@ def _row(
     }
 
 
-def _trained(cluster: Cluster, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
+def _trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
     """The log of a job, and bytes that the busiest link carries in a round of it."""
     shards = places * way.each if way.shards is None else way.shards
     ranks = [1] * (1 + places) if way.apart else [1 + (node < shards) * way.each for node in range(places)]
     config = _config(directory, case, way, places, shards)
     job = directory / "job.toml"
     job.write_text(config_file.dumps(config))
-    options = [word for name, value in _EAGER.items() if way.eager for word in ("--mca", name, value)]
-    launched = Job(cluster, ranks, [str(job)], options)
-    if launched.end(PATIENCE_S) != 0:
-        raise ConfigError(f"{way}: {launched.text}")
+    site.run(ranks, [str(job)], [word for name, value in _EAGER.items() if way.eager for word in ("--mca", name, value)])
     log = Run(config.out)
     learners, held = ([f"node{number % places}" for number in range(count)] for count in (places, shards or places))
     held = ["apart"] if way.apart else held
@@ -184,29 +188,11 @@ def _config(directory: Path, case: Case, way: Way, learners: int, shards: int) -
     return replace(config, epochs=(WARM_UP + case.updates) * learners * case.mu / case.data.samples)
 
 
-def _ddp(cluster: Cluster, places: int, key: str, case: Case, hook: str) -> float:
+def _ddp(site: Site, places: int, key: str, case: Case, hook: str) -> float:
     """Seconds of a round, by the slowest."""
-    words = [sys.executable, str(_DDP), key, str(case.mu), str(case.updates)]
-    common = [str(places), f"{cluster.address(0)}:{_PORT}", *([hook] if hook else [])]
-    env = environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-    processes = [
-        subprocess.Popen(
-            [*cluster.inside(node), *words, str(node), *common],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-        )
-        for node in range(places)
-    ]
-    try:
-        said = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    said = site.ddp(places, key, (case.mu, case.updates), hook)
     found = told_in(said)
-    if len(found) != len(processes):
+    if len(found) != places:
         raise ConfigError(f"DDP: {said}")
     return float(max(each["seconds"] for each in found)) / case.updates
 

@@ -29,7 +29,7 @@ mount -t tmpfs none /dev/shm && hostname "$0" && echo "$1" >/dev/shm/hosts && mo
 ip link set lo up && echo held && exec env --ignore-signal=CHLD sleep infinity
 """
 _HOLDER = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _HOLD)
-_AGENT = "/dev/shm/agent"
+AGENT = "/dev/shm/agent"
 #: In the place of ssh: takes a host, and the words of a command, into that node. What becomes of it there the launcher is to learn
 #: over the network alone, as of a daemon that ssh has left behind.
 _AGENT_TEXT = """\
@@ -117,7 +117,7 @@ class Cluster:
             self._holders.append(line[-1])
             self._own.update(line)
             self._lay_cable(node)
-            self._write(node, _AGENT, _AGENT_TEXT)  # each daemon wants to see it
+            self._write(node, AGENT, _AGENT_TEXT)  # each daemon wants to see it
             self._write(0, f"/dev/shm/holder-{self.address(node)}", str(_pid_within(self._holders[node])))
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
@@ -176,7 +176,7 @@ class Cluster:
     def launching(self, ranks: Sequence[int]) -> list[str]:
         """Options of Open MPI's mpirun, on the first node, for so many ranks on each: rank 0 and the next ones on the first."""
         hosts = ",".join(f"{self.address(node)}:{number}" for node, number in enumerate(ranks) if number)
-        prte = {"plm_ssh_agent": _AGENT, "prte_if_include": "eth0"}
+        prte = {"plm_ssh_agent": AGENT, "prte_if_include": "eth0"}
         mca = {"btl_tcp_if_include": "eth0", "pml": "ob1"}
         return [
             *(word for key, value in prte.items() for word in ("--prtemca", key, value)),

@@ -1,12 +1,13 @@
 """torch's DistributedDataParallel over gloo, one process on each node: an allreduce of gradients behind the backward pass.
 
-`python ddp.py CASE MU UPDATES PLACE PLACES ADDRESS [fp16]`, with GLOO_SOCKET_IFNAME; ADDRESS is host:port of place 0. With fp16,
-its hook halves the bytes.
+`python ddp.py CASE MU UPDATES PLACE PLACES ADDRESS [fp16]`, with GLOO_SOCKET_IFNAME; ADDRESS is host:port of place 0, and PLACE `-`
+the rank that a launcher has given. With fp16, its hook halves the bytes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,5 +42,6 @@ def main(case: str, mu: int, updates: int, place: int, places: int, address: str
 
 
 if __name__ == "__main__":
-    mu_, updates_, place_, places_ = map(int, sys.argv[2:6])
+    launched = next((os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), "")
+    mu_, updates_, place_, places_ = (int(launched if word == "-" else word) for word in sys.argv[2:6])
     main(sys.argv[1], mu_, updates_, place_, places_, *sys.argv[6:])
