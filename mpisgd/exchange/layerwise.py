@@ -45,6 +45,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
 
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, delays: Delays, **vectors: Any) -> None:
         super().__init__(wire, roles, learner_id, **vectors)
+        self._moves = vectors["gradients"].nbytes > STILL_NBYTES
         self._delays = delays
         self._sent: list[Any] = []
         self._began_ns = 0
@@ -72,13 +73,18 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         """Its weights are in place."""
 
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
-        """Begin to push a slice; `push` finishes it."""
+        """Begin to push a slice; it moves while the pass goes on, and `push` finishes it."""
+        clock = self._wire.clock
+        clock.hold()
         self._delay(seq)
-        wire, gradient = self._wire, self._gradients[shard]
         start_ns, compute_ns = self.now_ns(), self._computed_ns() - self._needed_ns[shard]
-        report = Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded, scale=scale)
-        self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report), gradient))
+        self._begin_push(shard, Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded, scale=scale))
         self._pushed_for(self.now_ns() - start_ns)
+        if self._moves:
+            clock.let_move()
+
+    def _begin_push(self, shard: int, report: Report) -> None:
+        self._sent.append(self._wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report), self._gradients[shard]))
 
     def _delay(self, seq: int) -> None:
         """Be as late as this mini-batch is to be, by what it has computed so far."""
@@ -96,6 +102,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
         """Wait until the slices that were left have been sent; beginning to send them counts in `push_ns`, too."""
         wire = self._wire
+        wire.clock.hold()
         start_ns = self.now_ns()
         if meanwhile is not None:
             meanwhile()
@@ -125,24 +132,13 @@ class AheadChannel(PipelinedChannel):
         if vectors["held"] is None:  # what is rounded comes into memory of its own as it is
             vectors["weights"] = memory.another().weights
         self._come = vectors["weights"]
-        self._moves = memory.gradients.nbytes > STILL_NBYTES
         self._asked: dict[int, Any] = {}
         """What was asked for of each shard, and has not been taken."""
         super().__init__(wire, roles, learner_id, delays, **vectors)
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
-        clock = self._wire.clock
-        clock.hold()
-        super().leave(shard, seq, samples, loss, rounded, scale)
-        start_ns = self.now_ns()
+    def _begin_push(self, shard: int, report: Report) -> None:
+        super()._begin_push(shard, report)
         (self._asked[shard],) = super()._begin_ask([shard], self._next_clock(self._clocks[shard]))
-        self._pushed_for(self.now_ns() - start_ns)
-        if self._moves:
-            clock.let_move()
-
-    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        self._wire.clock.hold()
-        super().push(report, meanwhile)
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Take the weights that were asked for, and put them in their place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -14,7 +15,8 @@ _EVERY_S = 200e-6
 class Mover:
     """Calls MPI from time to time between `let_move` and `hold`, and never at the same time as the rank itself.
 
-    Where the library allows calls of one thread alone, nothing moves until the rank calls it again.
+    Where the library allows calls of one thread alone, nothing moves until the rank calls it again; nor once it says that
+    something has failed, which the rank's own calls will say to whom it concerns.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -37,7 +39,8 @@ class Mover:
             self._turn.acquire()
 
     def _run(self) -> None:
-        while True:
-            with self._turn:
-                self._look(self._rank, 0)  # for a message that nobody sends
-            time.sleep(_EVERY_S)
+        with contextlib.suppress(MPI.Exception):
+            while True:
+                with self._turn:
+                    self._look(self._rank, 0)  # for a message that nobody sends
+                time.sleep(_EVERY_S)
