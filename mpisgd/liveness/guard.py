@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import socket
 import sys
 import time
@@ -137,7 +138,7 @@ def failing_fast(
         status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED
         alone = ulfm.enabled() and expendable() and not is_of_others(error)
         if not (ulfm.enabled() and ulfm.is_revoked(error)):  # else the one that ended the job has said why
-            where = "" if isinstance(error, MpisgdError) or ulfm.is_failure(error) else traceback.format_exc()
+            where = "" if isinstance(error, MpisgdError) or _is_failure(comm, error) else traceback.format_exc()
             what = "the others go on without it" if alone else "the job is ended"
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
             lines = [where, text, _cause(comm, error), "" if alone else way_on()]
@@ -182,7 +183,13 @@ def is_of_others(error: BaseException) -> bool:
     return isinstance(error, PeerError) or ulfm.is_failure(error) or ulfm.is_revoked(error)
 
 
+def _is_failure(comm: MPI.Intracomm, error: BaseException) -> bool:
+    """Whether MPI says that a rank has failed; or what ranks say to all at once has been torn, since one has."""
+    torn = isinstance(error, pickle.UnpicklingError | EOFError)
+    return ulfm.is_failure(error) or (torn and ulfm.enabled() and len(ulfm.failed(comm)) > 0)
+
+
 def _cause(comm: MPI.Intracomm, error: BaseException) -> str:
-    if ulfm.enabled() and ulfm.is_failure(error):
+    if ulfm.enabled() and _is_failure(comm, error):
         return f"PeerError: rank {', '.join(map(str, ulfm.failed(comm)))} is lost, and this run goes on only with all ranks"
     return f"{type(error).__name__}: {error}"

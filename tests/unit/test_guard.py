@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import subprocess
 import sys
@@ -141,3 +142,18 @@ def test_a_process_leaves_in_time_whatever_hangs() -> None:
     """It sleeps with Python's global lock held, as a call of MPI may, so none of its threads can run."""
     script = "import ctypes; from mpisgd.liveness.guard import leave_within; leave_within(0.5); ctypes.PyDLL(None).sleep(1000)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == EXIT_FAILED
+
+
+@pytest.mark.parametrize("lost", [[4], []])
+def test_what_is_torn_by_a_death_names_the_dead(
+    lost: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that dies while all agree can leave the others with half of what was said; without a death it is a bug."""
+    monkeypatch.setattr(guard.ulfm, "enabled", lambda: True)
+    monkeypatch.setattr(guard.ulfm, "failed", lambda comm: lost)
+    monkeypatch.setattr(guard.ulfm, "end_job", lambda comm, status: sys.exit(status))
+    with pytest.raises(SystemExit), failing_fast(Threads(2), lambda: "starting"):  # type: ignore[arg-type]
+        pickle.loads(b"\xe4")
+    told = capsys.readouterr().err
+    assert ("PeerError: rank 4 is lost, and this run goes on only with all ranks" in told) is bool(lost)
+    assert ("UnpicklingError" in told) is not bool(lost)
