@@ -87,8 +87,8 @@ class Config:
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
     exchange: Literal["whole", "layerwise", "streamed", "duplex", "prefetch"] = "whole"
-    """Exchange vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers, and of
-    those larger than a share parts; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner
+    """Exchange vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers, or parts
+    of those that are large; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner
     pushes each as its backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole
     gradient. Of an allreduce, slices stay as they are, and parts of at least 4 MiB leave during the backward pass;
     same bits. streamed: whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links;

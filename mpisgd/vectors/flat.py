@@ -67,31 +67,34 @@ def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) ->
     return [list(layers[start:end]) for start, end in itertools.pairwise(reversed(edges))]
 
 
-def cut_large(layers: Sequence[Layer], shards: int, finer: int = 4) -> list[Layer]:
-    """Cut layers that are larger than a shard's share into even parts, each called as its layer: of about a `finer`-th of a share,
-    so that slices can be even. Raises ConfigError where there are more shards than parameters.
+def cut_large(layers: Sequence[Layer], shards: int) -> list[Layer]:
+    """Cut layers that are larger than a shard's share into even parts, each called as its layer.
+
+    Raises ConfigError where there are more shards than parameters.
     """
     size = sum(layer.size for layer in layers)
     if size < shards:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {size}")
     found = []
     for layer in layers:
-        count = min(-(-finer * layer.size * shards // size), layer.size) if layer.size * shards > size else 1
+        count = max(1, -(-layer.size * shards // size))
         base, longer = divmod(layer.size, count)
         found += [Layer(layer.name, base + (part < longer)) for part in range(count)]
     return found
 
 
 def cut_by_layers(layers: Sequence[Layer], shards: int, *, within: bool) -> list[tuple[int, int]]:
-    """Slices that end between layers, or `within` large ones; within those anyhow where shards are more than layers.
+    """Slices that end between layers; or in large ones, where shards are more than layers, or (`within`) where a slice would be
+    twice a share. Less is not worth it: the part above a layer waits for that layer's gradient, and nothing of it is hidden.
 
     Raises ConfigError where there are more shards than parameters.
     """
-    if within:
-        layers = cut_large(layers, shards)
-    elif len(layers) < shards:
-        layers = cut_large(layers, shards, finer=1)
-    return bounds_of(cut_between(layers, shards))
+    if len(layers) >= shards:
+        slices = bounds_of(cut_between(layers, shards))
+        most = max(end - start for start, end in slices)
+        if not within or most * shards <= 2 * slices[-1][1]:
+            return slices
+    return bounds_of(cut_between(cut_large(layers, shards), shards))
 
 
 def first_layers(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[int]:

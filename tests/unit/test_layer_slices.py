@@ -19,7 +19,6 @@ from mpisgd.config import (
     MlpOptions,
     MnistCnnOptions,
     ModelOptions,
-    SgdOptions,
     SmallCnnOptions,
     SoftmaxOptions,
     compatibility,
@@ -63,9 +62,7 @@ def test_slices_of_the_papers_networks_end_between_layers_or_within_large_ones(
         large = [layer.size > model.size / shards for layer in model.layers]
         cut_within = {end for _, end in bounds} - {end for _, end in bounds_of([[layer] for layer in model.layers])}
         assert all(large[first_layers(model.layers, [(end, end)])[0]] for end in cut_within)
-        assert max(end - start for start, end in bounds) < 1.75 * model.size / shards + 1, (
-            "of a share; layers that are not cut are less"
-        )
+        assert max(end - start for start, end in bounds) < 2 * model.size / shards + 1
     assert parts.bounds(Config(exchange="layerwise", shards=1), model) == [(0, model.size)]
 
 
@@ -76,29 +73,21 @@ def test_names_say_which_part_of_a_layer_a_slice_has() -> None:
     assert named(layers, [(0, 2), (2, 11), (11, 12)]) == [["a"], ["b"], ["(model)"]]
 
 
-def test_an_earlier_rule_cut_layers_only_for_more_shards() -> None:
-    model = FlatModel(models.make(MlpOptions((40, 20, 30)), input_shape=(8,), classes=10, seed=1))
-    assert [layer.size for layer in model.layers] == [360, 820, 630, 310]
-    config = Config(exchange="layerwise", shards=2)
-    assert parts.bounds(config, model, rules=2) == [(0, 1180), (1180, 2120)]
-    five = parts.bounds(replace(config, shards=5), model, rules=2)
-    assert five == [(0, 360), (360, 770), (770, 1180), (1180, 1495), (1495, 2120)]
-    assert parts.bounds(replace(config, shards=5), model) != five
-
-
-def test_layers_are_not_cut_for_ratios_of_whole_norms() -> None:
-    model = FlatModel(models.make(MlpOptions((40, 20, 30)), input_shape=(8,), classes=10, seed=1))
-    config = Config(exchange="layerwise", shards=3, optimizer=LambOptions())
-    assert (
-        parts.bounds(config, model)
-        == parts.bounds(config, model, rules=2)
-        != parts.bounds(replace(config, optimizer=SgdOptions()), model)
-    )
+def test_a_layer_is_cut_where_a_slice_would_be_twice_a_share_but_not_for_norms_nor_by_earlier_rules() -> None:
+    model = FlatModel(models.make(MlpOptions((40, 20, 30)), input_shape=(60,), classes=10, seed=1))
+    assert [layer.size for layer in model.layers] == [2440, 820, 630, 310]
+    config = Config(exchange="layerwise", shards=3)
+    assert parts.bounds(config, model) == [(0, 2440), (2440, 3260), (3260, 4200)], "1.75 of a share"
+    config = replace(config, shards=4)
+    whole = [(0, 2440), (2440, 3260), (3260, 3890), (3890, 4200)]
+    assert parts.bounds(config, model) == [(0, 814), (814, 2440), (2440, 3260), (3260, 4200)] != whole
+    assert parts.bounds(config, model, rules=2) == parts.bounds(replace(config, optimizer=LambOptions()), model) == whole
+    by_slice = replace(config, clip_average=1.0, clip_average_of="slice")
+    assert parts.bounds(by_slice, model) == whole
 
 
 def test_a_layer_without_elements_is_not_cut() -> None:
-    assert cut_large([Layer("a", 0), Layer("b", 5)], 3, finer=1) == [Layer("a", 0), Layer("b", 2), Layer("b", 2), Layer("b", 1)]
-    assert cut_large([Layer("a", 0), Layer("b", 5)], 3) == [Layer("a", 0), *[Layer("b", 1)] * 5]
+    assert cut_large([Layer("a", 0), Layer("b", 5)], 3) == [Layer("a", 0), Layer("b", 2), Layer("b", 2), Layer("b", 1)]
 
 
 def test_more_shards_than_parameters_are_refused() -> None:
