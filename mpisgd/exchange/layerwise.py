@@ -128,10 +128,11 @@ class AheadChannel(PipelinedChannel):
         **vectors: Any,
     ) -> None:
         self._next_clock = next_clock
-        self._into = memory.weights
-        if vectors["held"] is None:  # what is rounded comes into memory of its own as it is
-            vectors["weights"] = memory.another().weights
-        self._come = vectors["weights"]
+        self._copied: list[tuple[Any, Any]] = []
+        """For each shard, the slice that is computed from, and where it comes; none where what comes is rounded, and lies apart."""
+        if vectors["held"] is None:
+            vectors["weights"] = come = memory.another().weights
+            self._copied = [(memory.weights[start:end], come[start:end]) for start, end in vectors["bounds"]]
         self._asked: dict[int, Any] = {}
         """What was asked for of each shard, and has not been taken."""
         super().__init__(wire, roles, learner_id, delays, **vectors)
@@ -140,12 +141,13 @@ class AheadChannel(PipelinedChannel):
         super()._begin_push(shard, report)
         (self._asked[shard],) = super()._begin_ask([shard], self._next_clock(self._clocks[shard]))
 
-    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Take the weights that were asked for, and put them in their place."""
-        answers = super().pull(min_clock, meanwhile)
-        if self._come is not self._into and not answers.stop:
-            copy_into(self._into, self._come)
-        return self._begin(answers)
+    def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
+        """Put the weights in their place, too, which counts in the pull's seconds."""
+        told = super()._take_answers(shards, asked, min_clock)
+        if self._copied and not told[0]:
+            for shard in shards:
+                copy_into(*self._copied[shard])
+        return told
 
     def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
         """What was asked for ahead, the first time that it is looked for; else as ever."""

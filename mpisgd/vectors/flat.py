@@ -107,7 +107,8 @@ def named(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[li
     """The names of each slice's layers; of one in several slices also which of them it is: `1 2/3`."""
     names = [layer.name or "(model)" for layer in layers]
     begins = [start for start, _ in bounds_of([[layer] for layer in layers])]
-    has = [range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, end)) for start, end in slices]
+    firsts, ends = first_layers(layers, slices), (bisect.bisect_left(begins, end) for _, end in slices)
+    has = [range(first, end) for first, end in zip(firsts, ends, strict=True)]
     count = Counter(itertools.chain.from_iterable(has))
     seen = Counter[int]()
     found = []

@@ -100,7 +100,10 @@ class Hosts(Site):
         if "Open MPI" in version():
             where = ["--host", hosts, *(word for name in _FORWARDED if name in env for word in ("-x", name))]
         command = [launcher, *options, *where, *rest, sys.executable, *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(f"{' '.join(command)}: not at its end after {PATIENCE_S} s") from error
         if done.returncode != 0:
             raise ConfigError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout

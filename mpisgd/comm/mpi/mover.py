@@ -15,8 +15,8 @@ _EVERY_S = 200e-6
 class Mover:
     """Calls MPI from time to time between `let_move` and `hold`, and never at the same time as the rank itself.
 
-    Where the library allows calls of one thread alone, nothing moves until the rank calls it again; nor once it says that
-    something has failed, which the rank's own calls will say to whom it concerns.
+    Where the library allows calls of one thread alone, nothing moves until the rank calls it again. The thread ends where MPI says
+    that something has failed: the rank's own calls will say so, too.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
