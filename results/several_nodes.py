@@ -12,12 +12,14 @@ its learners push and pull at the same time (`duplex`).
 
 Told is what is applied per second, of what free learners compute: learners that wait for nobody, and whose messages take nothing.
 
-`python results/several_nodes.py`: hours of one core, most of them at 4,096 nodes; half an hour with `--most 1024`.
+`python results/several_nodes.py`: hours of one core, most of them at 4,096 nodes; half an hour with `--most 1024`. What was found lies
+in `bench/several-nodes.csv`; only what is not there is simulated, also by several processes at once, each with other `--ways`.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ ROUNDS = {64: 60, 256: 20, 1024: 6, 4096: 4}
 """Mini-batches of each learner."""
 RING = "ring"
 WAYS = ("hardsync", "backup", "softsync")
+KEPT = Path(__file__).parent / "bench/several-nodes.csv"
+COLUMNS = ("way", "nodes", "gbit_per_s", "share", "commit")
 
 
 def job(way: str, nodes: int, gbit: float) -> Job:
@@ -82,27 +86,55 @@ def ring(slowest_s: np.ndarray, nodes: int, gbit: float, mean_s: float) -> float
     return mean_s / (float(slowest_s.mean()) + exchange_s)
 
 
-def row(nodes: int, gbit: float) -> list[float]:
-    """Shares of the ring and of all ways."""
-    runs = {way: logged(job(way, nodes, gbit)) for way in WAYS}
-    rows = runs["hardsync"].pushes
-    rows = rows[rows["shard"] == 0]
+def found(way: str, nodes: int, gbit: float) -> tuple[dict[str, float], str]:
+    """Shares, by way: of hardsync also the ring's, from the same mini-batches; and the commit that ran."""
+    run = logged(job(way, nodes, gbit))
+    rows = run.pushes[run.pushes["shard"] == 0]
     mean_s = float(rows["compute_s"].mean())
-    slowest_s = np.array([rows["compute_s"][rows["clock"] == clock].max() for clock in np.unique(rows["clock"])])
-    return [ring(slowest_s, nodes, gbit, mean_s), *(share(run, mean_s) for run in runs.values())]
+    shares = {way: share(run, mean_s)}
+    if way == "hardsync":
+        slowest_s = np.array([rows["compute_s"][rows["clock"] == clock].max() for clock in np.unique(rows["clock"])])
+        shares[RING] = ring(slowest_s, nodes, gbit, mean_s)
+    return shares, str(run.environment["git_commit"])
+
+
+def kept() -> dict[tuple[str, int, int], float]:
+    if not KEPT.exists():
+        return {}
+    with KEPT.open(newline="") as file:
+        return {(each["way"], int(each["nodes"]), int(each["gbit_per_s"])): float(each["share"]) for each in csv.DictReader(file)}
+
+
+def keep(nodes: int, gbit: int, shares: dict[str, float], commit: str) -> None:
+    """Add rows, which a single write does, so that several processes may."""
+    head = "" if KEPT.exists() else ",".join(COLUMNS) + "\n"
+    lines = (f"{way},{nodes},{gbit},{value:.4f},{commit}\n" for way, value in shares.items())
+    with KEPT.open("a", newline="") as file:
+        file.write(head + "".join(lines))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
     parser.add_argument("--most", type=int, default=NODES[-1], help="nodes")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     options = parser.parse_args()
     sizes = [nodes for nodes in NODES if nodes <= options.most]
-    found = {}
     for nodes in sizes:
         for gbit in GBIT:
-            found[nodes, gbit] = row(nodes, gbit)
-            print(f"{nodes} nodes, {gbit} Gbit/s:", *(f"{each:.2f}" for each in found[nodes, gbit]), flush=True)
+            for way in options.ways:
+                if (way, nodes, gbit) not in kept():
+                    shares, commit = found(way, nodes, gbit)
+                    keep(nodes, gbit, shares, commit)
+                    print(f"{nodes} nodes, {gbit} Gbit/s:", *(f"{name} {value:.2f}" for name, value in shares.items()), flush=True)
+    if options.ways == WAYS:
+        draw(sizes, options.out)
+
+
+def draw(sizes: list[int], folder: Path) -> None:
+    """The table, and the figure of all ways."""
+    shares = kept()
+    found = {(nodes, gbit): [shares[way, nodes, gbit] for way in (RING, *WAYS)] for nodes in sizes for gbit in GBIT}
     rows: list[tuple[Cell, ...]] = [(gbit, nodes, *found[nodes, gbit]) for gbit in GBIT for nodes in sizes]
     columns = (Column("Gbit/s", spec="d"), Column("nodes", spec="d"), *(Column(name, spec=".2f") for name in (RING, *WAYS)))
     table = Table("several-nodes", "Applied gradients per second, of those of free learners", columns, tuple(rows))
@@ -115,7 +147,7 @@ def main() -> None:
         axes.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes])
         axes.set_ylim(0, 1.05)
     beside[0].legend(frameon=False)
-    show("several-nodes", options.out, [table], figure)
+    show("several-nodes", folder, [table], figure)
 
 
 if __name__ == "__main__":
