@@ -212,12 +212,19 @@ class Team(Group, Protocol):
     def share(self, own: Any, vector: Any) -> Any:
         """Begin an all-gather: the owners' slices, of which `own` is one, into `vector`; both must stay until `finish`."""
 
-    def open_shares(self, vector: Any) -> Any:
-        """Begin an all-gather as `share` does, of slices that are being made. Nor is this called where memory is shared."""
+    def open_shares(self, vector: Any, parts: Sequence[Part]) -> Any:
+        """Begin an all-gather as `share` does, of slices that are being made, and made up of these parts, for which `arrive` asks.
+
+        Nor is this called where memory is shared.
+        """
         return None
 
     def share_up_to(self, shared: Any, own: Any, stop: int) -> None:
         """The first `stop` elements of `own` are made, and may leave; `shared` is what `open_shares` gave."""
+        return
+
+    def arrive(self, shared: Any, number: int, arrived: Callable[[slice], None] | None = None) -> None:
+        """Wait until a part of what `open_shares` began is in place, as `finish` does for all of them."""
         return
 
     def finish(self, shared: Any, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:

@@ -90,8 +90,9 @@ class Config:
     """Exchange vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers, or parts
     of those that are large; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner
     pushes each as its backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole
-    gradient. Of an allreduce, slices stay as they are, and parts of at least 4 MiB leave during the backward pass;
-    same bits. streamed: whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links;
+    gradient. Of an allreduce, slices stay as they are; parts of at least 2 MiB leave during the backward pass and come back
+    during the next forward pass; same bits. streamed: whole vectors in chunks, of which a shard sends back the first while the
+    last come in, for slow links;
     hardsync, same bits. duplex: whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with
     one more of staleness. prefetch: both while the next gradient is computed, from weights two rounds older; a learner keeps two
     more vectors."""

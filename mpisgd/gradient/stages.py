@@ -1,7 +1,7 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
 
 compute    forward and backward pass, clipped (`gradient.py`); slice by slice, or by buckets, as layers are left
-           (`layerwise_gradient.py`); in micro-batches, and by the stages of a model that is cut (`pipeline/pieces.py`)
+           (`by_layers`); in micro-batches, and by the stages of a model that is cut (`pipeline/pieces.py`)
 accumulate the mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
@@ -80,9 +80,11 @@ def accumulated(config: Config, gradient: Travels) -> Travels:
     return Accumulated(gradient, config.accumulation, clip_norm=config.clip_norm, tell_nonfinite=config.nonfinite == "drop")
 
 
-def buckets_of(config: Config, layers: Sequence[Layer], bounds: Sequence[tuple[int, int]]) -> list[Bucket]:
-    """The parts in which gradients leave in an allreduce; none where they leave as a whole."""
-    return buckets(layers, bounds) if config.in_buckets else []
+def buckets_of(
+    config: Config, layers: Sequence[Layer], bounds: Sequence[tuple[int, int]], nbytes: int | None = None
+) -> list[Bucket]:
+    """The parts in which gradients leave in an allreduce, each of `nbytes`, if given; none where they leave as a whole."""
+    return buckets(layers, bounds, nbytes) if config.in_buckets else []
 
 
 def chain(

@@ -43,8 +43,8 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
     if (record.run.events["kind"] == Event.INTERRUPTED).any():
         proof.not_simulated = "a signal interrupted it, which is not in its configuration"
         return
-    if record.rules < 3 and record.config.by_layers:
-        proof.not_simulated = "an earlier mpisgd cut layers, and asked for their weights, otherwise"
+    if (record.rules < 3 and record.config.by_layers) or (record.rules < 4 and record.config.in_buckets):
+        proof.not_simulated = "an earlier mpisgd cut layers or buckets, and asked for their weights, otherwise"
         return
     compute = record.config.compute
     if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():

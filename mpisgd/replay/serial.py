@@ -31,6 +31,7 @@ from mpisgd.replay.checks.record import Record, Row
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind, Reason
 from mpisgd.update.slice_update import SliceUpdate, Step, agree
+from mpisgd.vectors import buckets
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.push_format import PushFormat
@@ -203,8 +204,9 @@ class Serial:
         in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
         cut = self.tensors.stages
-        buckets = [(bucket.start, bucket.end) for bucket in stages.buckets_of(self.config, self.model.layers, self.bounds)]
-        pieces = buckets if cut is None else cut.bounds
+        nbytes = buckets.OLDER_NBYTES if self.record.rules < 4 else None
+        cut_to = stages.buckets_of(self.config, self.model.layers, self.bounds, nbytes)
+        pieces = [(bucket.start, bucket.end) for bucket in cut_to] if cut is None else cut.bounds
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments, pieces)
 
     def _begin_anew(self, learner_id: int) -> None:

@@ -11,9 +11,13 @@ from typing import NamedTuple
 
 from mpisgd.vectors.flat import Layer, bounds_of
 
-BUCKET_NBYTES = 2**22
-"""Least bytes of float32 in one, but for the first of a slice, which comes last; none has twice as many. 34 ms at 1 Gbit/s, so that
-what each costs besides its bytes does not count, and what is left when the backward pass ends is little of a large model."""
+BUCKET_NBYTES = 2**21
+"""Least bytes of float32 in one, but for the first of a slice, which comes last; none has twice as many. 17 ms at 1 Gbit/s, so that
+what each costs besides its bytes does not count, and what is left when a pass ends is little of a large model. Twice as many take a
+twentieth more of a round in which computing is as long as the exchange; half as many gain nothing."""
+
+OLDER_NBYTES = 2**22
+"""In runs of rules before the fourth (`records/log/schema.py`)."""
 
 
 class Bucket(NamedTuple):
@@ -28,10 +32,10 @@ class Bucket(NamedTuple):
     first: int
 
 
-def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[Bucket]:
-    """Cut the slices of a vector of these layers, in the order of the vector."""
+def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]], nbytes: int | None = None) -> list[Bucket]:
+    """Cut the slices of a vector of these layers, in the order of the vector; `nbytes`: in the place of BUCKET_NBYTES."""
     ends = bounds_of([[layer] for layer in layers])
-    size = max(1, BUCKET_NBYTES // 4)
+    size = max(1, (nbytes or BUCKET_NBYTES) // 4)
     found = []
     for owner, (start, end) in reversed(list(enumerate(slices))):
         stop = end

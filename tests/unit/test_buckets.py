@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.gradient.layerwise_gradient import BucketedGradient
+from mpisgd.gradient.by_layers.buckets import BucketedGradient
 from mpisgd.vectors import buckets as module
 from mpisgd.vectors.buckets import Bucket, buckets
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
+from tests.effort import spread
+from tests.unit.test_layerwise import KINDS, Batch, Net, Shards, seeded
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 200))
@@ -45,7 +48,7 @@ def test_they_are_the_slices_cut_none_too_large_or_too_small_but_the_first(sizes
 def test_a_layer_larger_than_a_bucket_is_several() -> None:
     large = 2**22
     layers = [Layer("a", large), Layer("b", 2**19), Layer("c", 2**19), Layer("d", 2**19)]
-    found = buckets(layers, [(0, large // 2), (large // 2, large + 3 * 2**19)])
+    found = buckets(layers, [(0, large // 2), (large // 2, large + 3 * 2**19)], nbytes=2**22)
     assert found == [
         Bucket(0, 0, 2**20, 0),
         Bucket(0, 2**20, 2**21, 0),
@@ -62,6 +65,8 @@ class Heard:
         self.model, self.cut = model, cut
         self.left: list[tuple[int, bool]] = []
 
+    def need(self, shard: int) -> None: ...
+
     def leave(self, shard: int, *_: Any) -> None:
         bucket = self.cut[shard]
         self.left.append((shard, bool(self.model.gradients[bucket.start : bucket.end].any())))
@@ -76,10 +81,13 @@ class Passes(Travels):
         self.model, self.passes = model, passes
         self.memory = model.memory
 
+    def forward(self, seq: int) -> torch.Tensor:
+        return self.model.module(torch.ones(2, 4))  # type: ignore[no-any-return]
+
     def compute(self, seq: int) -> float:
         self.model.zero_gradients()
         for _ in range(self.passes):
-            self.model.module(torch.ones(2, 4)).square().sum().backward()
+            self.forward(seq).square().sum().backward()
         return 1.0
 
 
@@ -101,6 +109,37 @@ def bucketed(network: nn.Module, passes: int = 1, *, held: bool = False, own: in
     heard: Any = Heard(model, cut)
     gradient = Passes(model, passes)
     return BucketedGradient(gradient, gradient, model, cut, heard, held=held, own=own), heard
+
+
+@pytest.mark.parametrize("kind", spread(KINDS, 3))
+@pytest.mark.parametrize("held", [False, True])
+def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_whole(kind: str, held: bool) -> None:
+    """Weights are NaN until they are needed; what was left is bit for bit the gradient of the whole vector, or twice what is made
+    of it at the end."""
+    whole, model = Batch(FlatModel(seeded(kind))), FlatModel(seeded(kind))
+    cut = buckets(model.layers, slice_bounds(model.size, 2), nbytes=80)
+    exchange, batch = Shards(model, [(bucket.start, bucket.end) for bucket in cut]), Batch(model)
+    gradient = BucketedGradient(batch, batch, model, cut, exchange, held=held, own=-1)  # type: ignore[arg-type]
+    for seq in range(3):
+        whole.prepare(seq)
+        expected = whole.compute(seq)
+        exchange.take_back()
+        gradient.prepare(seq)
+        assert gradient.compute(seq) == expected
+        assert sorted(exchange.told) == [(what, number) for what in ("leave", "need") for number in range(len(cut))], "each once"
+        assert torch.equal(exchange.gradients * (1.0 if held else 0.5), whole.model.gradients)
+
+
+def test_weights_that_are_used_without_a_call_are_refused_by_name() -> None:
+    """Called in the first mini-batch, so that they may be waited for."""
+    calls = itertools.count()
+    model = FlatModel(Net(lambda net, x: net.a(x) if next(calls) == 0 else F.linear(x, net.a.weight), a=nn.Linear(6, 6)))
+    cut = buckets(model.layers, slice_bounds(model.size, 2), nbytes=80)
+    exchange, batch = Shards(model, [(bucket.start, bucket.end) for bucket in cut]), Batch(model)
+    gradient = BucketedGradient(batch, batch, model, cut, exchange, held=True, own=-1)  # type: ignore[arg-type]
+    gradient.prepare(0)
+    with pytest.raises(ConfigError, match=r"expected 'whole' for this model: its weights were used before .*: parameter a.weight"):
+        gradient.compute(0)
 
 
 def test_each_bucket_is_told_once_as_soon_as_its_gradient_is_there() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
+from mpisgd.gradient.by_layers.slices import LayerwiseGradient
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, bounds_of, cut_between
@@ -83,6 +83,8 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
         out=linear(),
     ),
     "parameters of its own": Scaled,
+    "used before it is called": lambda: Net(lambda net, x: net.b(torch.tanh(net.a(x @ net.b.weight.T))), a=linear(), b=linear()),
+    "used without a call": lambda: Net(lambda net, x: net.b(F.linear(x, net.a.weight, net.a.bias).tanh()), a=linear(), b=linear()),
     "checkpointed": lambda: Net(lambda net, x: two(net, x, use_reentrant=False), a=linear(), b=linear()),
     "checkpointed, reentrant": lambda: Net(lambda net, x: two(net, x.requires_grad_(), use_reentrant=True), a=linear(), b=linear()),
 }
@@ -196,6 +198,8 @@ ORDERS = {
     "entered three times": ([0, 1], [1, 0]),
     "weight norm": ([0, 1, 2], [2, 1, 0]),
     "weight norm of old": ([0, 1], [1, 0]),
+    "used before it is called": ([1, 0], [0, 1]),
+    "used without a call": ([0, 1], [1, 0]),
 }
 
 

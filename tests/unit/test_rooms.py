@@ -15,7 +15,7 @@ PACKAGE = Path(mpisgd.__file__).parent
 #: The rooms, from the bottom to the top; a module that is no package is a room of its own, "" is the package's `__init__`.
 ROOMS = [
     *("base", "rules", "protocols", "config", "vectors", "comm", "comm.mpi", "comm.virtual", "models", "data", "update"),
-    "gradient",
+    *("gradient", "gradient.by_layers"),
     *(
         "records.log",
         "records.checkpoint",

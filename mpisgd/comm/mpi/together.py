@@ -35,11 +35,15 @@ _WEIGHTS = 0
 """Tag of weights; that of part p of a gradient is p + 1."""
 
 
-def cut(vector: np.ndarray, start: int, end: int) -> Iterator[np.ndarray]:
-    """Elements `start` to `end`, piece by piece."""
-    size = PIECE_NBYTES // vector.itemsize
+def pieces(start: int, end: int, itemsize: int) -> Iterator[slice]:
+    """Elements `start` to `end` of a vector, piece by piece."""
+    size = PIECE_NBYTES // itemsize
     for at in range(start, end, size):
-        yield vector[at : min(at + size, end)]
+        yield slice(at, min(at + size, end))
+
+
+def cut(vector: np.ndarray, start: int, end: int) -> Iterator[np.ndarray]:
+    return (vector[piece] for piece in pieces(start, end, vector.itemsize))
 
 
 class Parts:
@@ -89,34 +93,51 @@ class Parts:
 
 
 class Shares:
-    """An all-gather of slices that are made from their first element on. The receives of the others' are posted at once."""
+    """An all-gather of slices that are made from their first element on. The receives of the others' are posted at once.
 
-    def __init__(self, comm: MPI.Intracomm, bounds: Sequence[tuple[int, int]], vector: np.ndarray, *, synchronous: bool) -> None:
+    Args:
+        parts: of the vector, in its order; what `coming` waits for is of one of them.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        bounds: Sequence[tuple[int, int]],
+        vector: np.ndarray,
+        parts: Sequence[Part],
+        *,
+        synchronous: bool,
+    ) -> None:
         place = comm.Get_rank()
         self._send = comm.Issend if synchronous else comm.Isend
         self._others = [(place + away) % len(bounds) for away in range(1, len(bounds))]
-        own = slice(*bounds[place])
-        self._mine = vector[own]
+        start, end = bounds[place]
+        self._mine = vector[start:end]
         self._made = 0
+        self._pieces: list[slice] = []
+        """Of this rank's slice, that are still to leave; the last one is next."""
         self.leaving: list[MPI.Request] = []
-        self.coming: list[tuple[slice, list[MPI.Request]]] = [(own, [])]
-        """Parts of the vector, and what is waited for until each is there."""
+        self.coming: list[list[tuple[slice, list[MPI.Request]]]] = [[] for _ in parts]
+        """Of each part, what is still to be waited for: elements of the vector, and until when."""
         size = _PIECES * (PIECE_NBYTES // vector.itemsize)
-        for source in self._others:
-            start, end = bounds[source]
-            for at in range(start, end, size):
-                part = slice(at, min(at + size, end))
-                pieces = cut(vector, part.start, part.stop)
-                self.coming.append((part, [comm.Irecv(piece, source, _WEIGHTS) for piece in pieces]))
+        for number, part in enumerate(parts):
+            if part.owner == place:
+                self.coming[number].append((slice(part.start, part.end), []))
+                self._pieces += pieces(part.start - start, part.end - start, vector.itemsize)
+                continue
+            for at in range(part.start, part.end, size):
+                some = slice(at, min(at + size, part.end))
+                requests = [comm.Irecv(piece, part.owner, _WEIGHTS) for piece in cut(vector, some.start, some.stop)]
+                self.coming[number].append((some, requests))
+        self._pieces.reverse()
 
     def up_to(self, own: np.ndarray, stop: int) -> None:
         """The first `stop` elements of this rank's slice are made: whole pieces leave, to all of the others in turn."""
-        size = PIECE_NBYTES // own.itemsize
-        whole = stop if stop == len(own) else stop // size * size
-        self._mine[self._made : whole] = own[self._made : whole]
-        for piece in cut(own, self._made, whole):
+        self._mine[self._made : stop] = own[self._made : stop]
+        self._made = stop
+        while self._pieces and self._pieces[-1].stop <= stop:
+            piece = own[self._pieces.pop()]
             self.leaving += [self._send(piece, dest, _WEIGHTS) for dest in self._others]
-        self._made = whole
 
 
 class Team:
@@ -182,9 +203,9 @@ class Team:
     def see_out(self, begun: Parts) -> None:
         self._wait_for_all(begun.leaving)
 
-    def open_shares(self, vector: np.ndarray) -> Shares:
+    def open_shares(self, vector: np.ndarray, parts: Sequence[Part]) -> Shares:
         self._printed.say("all", Tag.WEIGHTS, vector.nbytes)
-        return Shares(self._comm, self._bounds, vector, synchronous=self._synchronous)
+        return Shares(self._comm, self._bounds, vector, parts, synchronous=self._synchronous)
 
     def share_up_to(self, shared: Shares, own: np.ndarray, stop: int) -> None:
         shared.up_to(own, stop)
@@ -195,6 +216,10 @@ class Team:
         kind = _kind_of(vector)
         return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
 
+    def arrive(self, shared: Shares, number: int, arrived: Callable[[slice], None] | None = None) -> None:
+        coming, shared.coming[number] = shared.coming[number], []
+        self._take(coming, arrived)
+
     def finish(
         self,
         shared: MPI.Request | Shares,
@@ -202,12 +227,18 @@ class Team:
         arrived: Callable[[slice], None] | None = None,
     ) -> None:
         meanwhile()
-        coming, leaving = (shared.coming, shared.leaving) if isinstance(shared, Shares) else ([(slice(None), [shared])], [])
+        if not isinstance(shared, Shares):
+            self._take([(slice(None), [shared])], arrived)
+            return
+        for number in range(len(shared.coming)):
+            self.arrive(shared, number, arrived)
+        self._wait_for_all(shared.leaving)
+
+    def _take(self, coming: list[tuple[slice, list[MPI.Request]]], arrived: Callable[[slice], None] | None) -> None:
         for part, requests in coming:
             self._wait_for_all(requests)
             if arrived is not None:
                 arrived(part)
-        self._wait_for_all(leaving)
 
     def _wait_for_all(self, requests: list[MPI.Request]) -> None:
         """One after the other, so that a polite wait hardly sleeps before the last: each look at MPI moves but a few pieces."""

@@ -23,6 +23,25 @@ class Parts:
         self.sent: list[Any] = []
 
 
+class Shares:
+    """An all-gather of slices that are being made, part by part.
+
+    Args:
+        mine: this rank's slice of the gathered vector, which begins at element `start`.
+
+    Attributes:
+        own: its parts that are still to be made.
+        coming: by number, all that were not yet asked for, each with what it waits for; None: this rank's own.
+    """
+
+    def __init__(self, mine: Any, start: int) -> None:
+        self.mine = mine
+        self.start = start
+        self.own: list[Part] = []
+        self.coming: dict[int, tuple[Any, slice]] = {}
+        self.sent: list[Any] = []
+
+
 class VirtualTeam(Team):
     """Ranks that act together, by the messages that MPI's collectives are made of: so these cost what messages cost.
 
@@ -104,24 +123,53 @@ class VirtualTeam(Team):
         posted = self._posted(vector)
         return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
 
-    def open_shares(self, vector: Any) -> tuple[list[Any], list[Any], Any]:
-        """In virtual time a slice leaves when all of it is made."""
-        return self._posted(vector), [], self._slice(vector, self._place)
+    def open_shares(self, vector: Any, parts: Sequence[Part]) -> Shares:
+        start, _ = self._bounds[self._place]
+        shared = Shares(self._slice(vector, self._place), start)
+        for number, part in enumerate(parts):
+            room, posted = slice(part.start, part.end), None
+            if part.owner == self._place:
+                shared.own.append(part)
+            else:
+                posted = self._post(self._ranks[part.owner], Tag.WEIGHTS, (vector[room],))
+            shared.coming[number] = posted, room
+        return shared
 
-    def share_up_to(self, shared: tuple[list[Any], list[Any], Any], own: Any, stop: int) -> None:
-        if stop == own.size:
-            _copy(own, shared[2])
-            shared[1].extend(self._wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others)
+    def share_up_to(self, shared: Shares, own: Any, stop: int) -> None:
+        """In virtual time a part leaves when all of it is made."""
+        start = shared.start
+        while shared.own and shared.own[0].end - start <= stop:
+            part = shared.own.pop(0)
+            mine = slice(part.start - start, part.end - start)
+            _copy(own[mine], shared.mine[mine])
+            shared.sent.extend(self._wire.start(self._ranks[place], Tag.WEIGHTS, (), own[mine]) for place in self._others)
+
+    def arrive(self, shared: Shares, number: int, arrived: Callable[[slice], None] | None = None) -> None:
+        if number not in shared.coming:
+            return
+        posted, part = shared.coming.pop(number)
+        if posted is not None:
+            self._wait([posted], [])
+        if arrived is not None:
+            arrived(part)
 
     def _posted(self, vector: Any) -> list[Any]:
         return [self._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
 
     def finish(
-        self, shared: tuple[Any, ...], meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None
+        self,
+        shared: tuple[list[Any], list[Any]] | Shares,
+        meanwhile: Callable[[], None],
+        arrived: Callable[[slice], None] | None = None,
     ) -> None:
-        """In virtual time to go on with a part costs nothing: all are there when the last is."""
+        """In virtual time to go on with a part costs nothing."""
         meanwhile()
-        self._wait(*shared[:2])
+        if isinstance(shared, Shares):
+            for number in list(shared.coming):
+                self.arrive(shared, number, arrived)
+            self._wait([], shared.sent)
+            return
+        self._wait(*shared)
         if arrived is not None:
             arrived(slice(None))
 

@@ -6,13 +6,13 @@ buckets, d leaves, and is taken in, part by part, while the rest is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from mpisgd.comm.communicator import Team
+from mpisgd.comm.communicator import Part, Team
 from mpisgd.exchange.deltas import add_delta
 from mpisgd.vectors.memory import SizedVector
 
@@ -38,10 +38,14 @@ class Gathered:
             own = own.view(np.float32)
         return team.share(own, self._weights if self._whole else self._deltas)
 
-    def open(self, team: Team) -> Any:
+    def open(self, team: Team, parts: Sequence[Part]) -> Any:
         """Begin to gather the bits of d, while they are made."""
         self._whole = False
-        return team.open_shares(self._deltas)
+        return team.open_shares(self._deltas, parts)
+
+    def arrive(self, team: Team, shared: Any, number: int) -> None:
+        """Wait until the weights of a part of what `open` began are what is held now."""
+        team.arrive(shared, number, self._take)
 
     def finish(self, team: Team, shared: Any, meanwhile: Callable[[], None]) -> None:
         """Wait until the weights are what is held now."""

@@ -26,8 +26,9 @@ from mpisgd.exchange import links
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
+from mpisgd.gradient.by_layers.buckets import BucketedGradient
+from mpisgd.gradient.by_layers.slices import LayerwiseGradient
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.layerwise_gradient import BucketedGradient, LayerwiseGradient
 from mpisgd.job import interruption
 from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
