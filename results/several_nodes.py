@@ -29,7 +29,6 @@ from virtual_runs import Job, logged, panels, show
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.exchange.links import GIGABIT
 from mpisgd.plan.costs.observe import observe
-from mpisgd.records.log.reader import Run
 from mpisgd.report import style
 
 NODES = (64, 256, 1024, 4096)
@@ -73,13 +72,6 @@ def job(way: str, nodes: int, gbit: float) -> Job:
     }
 
 
-def share(run: Run, mean_s: float) -> float:
-    """Applied gradients per second, of those of free learners."""
-    found = observe(run)
-    assert found is not None
-    return found.gradients_per_s * mean_s / run.lambda_
-
-
 def ring(slowest_s: np.ndarray, nodes: int, gbit: float, mean_s: float) -> float:
     """The same of a ring's allreduce; `slowest_s`: of each round."""
     exchange_s = 2 * (nodes - 1) * (4 * PARAMETERS / nodes / (gbit * GIGABIT) + LATENCY_S)
@@ -91,9 +83,12 @@ def found(way: str, nodes: int, gbit: float) -> tuple[dict[str, float], str]:
     run = logged(job(way, nodes, gbit))
     rows = run.pushes[run.pushes["shard"] == 0]
     mean_s = float(rows["compute_s"].mean())
-    shares = {way: share(run, mean_s)}
+    settled = observe(run)
+    assert settled is not None
+    shares = {way: settled.gradients_per_s * mean_s / run.lambda_}
     if way == "hardsync":
-        slowest_s = np.array([rows["compute_s"][rows["clock"] == clock].max() for clock in np.unique(rows["clock"])])
+        rounds = np.unique(rows["clock"])[-settled.updates :]
+        slowest_s = np.array([rows["compute_s"][rows["clock"] == clock].max() for clock in rounds])
         shares[RING] = ring(slowest_s, nodes, gbit, mean_s)
     return shares, str(run.environment["git_commit"])
 
