@@ -48,7 +48,7 @@ def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: De
         try:
             loss = gradient.compute(seq)
             neighbour_ns = gradient.waited.ns - waited_ns
-            compute_ns = channel.now_ns() - start_ns - neighbour_ns - channel.leaving_ns
+            compute_ns = channel.now_ns() - start_ns - neighbour_ns - channel.exchanging_ns
             delay_s = delays.of(begun - 1, compute_ns * 1e-9)
             if delay_s > 0:
                 channel.sleep(delay_s)

@@ -53,9 +53,9 @@ class Exchange(Protocol):
         return False
 
     @property
-    def leaving_ns(self) -> int:
-        """Nanoseconds of this mini-batch in which parts of its gradient began to leave while it was computed; no part of what
-        computing took."""
+    def exchanging_ns(self) -> int:
+        """Nanoseconds of this mini-batch in which it waited for weights, or parts of its gradient began to leave, while it was
+        computed; no part of what computing took."""
         return 0
 
     def now_ns(self) -> int:

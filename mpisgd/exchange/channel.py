@@ -58,7 +58,7 @@ class LearnerChannel:
     """
 
     duplex = False
-    leaving_ns = 0
+    exchanging_ns = 0
 
     def __init__(
         self,

@@ -38,8 +38,8 @@ class Collective(Exchange):
         shard.answering.give_first(self._learners)
 
     @property
-    def leaving_ns(self) -> int:
-        return self._channel.leaving_ns
+    def exchanging_ns(self) -> int:
+        return self._channel.exchanging_ns
 
     def now_ns(self) -> int:
         return self._channel.now_ns()

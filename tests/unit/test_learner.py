@@ -19,7 +19,7 @@ class Told:
     """A channel and a gradient in one, that write down what they are told. The shards answer with `clocks`, then stop."""
 
     duplex = False
-    leaving_ns = 0
+    exchanging_ns = 0
 
     samples, rounded = 16, 0.25
     waited, scaled = Waited(), Scaled()

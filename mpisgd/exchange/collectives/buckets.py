@@ -43,12 +43,12 @@ class BucketChannel(TeamChannel, Exchanges):
         self._in_parts = False
         """Whether weights come bucket by bucket, and may yet be under way."""
         self._needed_ns = 0
-        """Of a mini-batch, spent on waiting for weights; `leaving_ns` has these and what it took to let gradients leave."""
-        self.leaving_ns = 0
+        """Of a mini-batch, in which it waited for weights: the part of `exchanging_ns` that is not the push's."""
+        self.exchanging_ns = 0
 
     def begin(self) -> None:
         """From now on the others' buckets may come."""
-        self.leaving_ns = self._needed_ns = 0
+        self.exchanging_ns = self._needed_ns = 0
         self._begun = self._team.begin_parts(self._gradients, self._received, self._buckets)
         self._let_move()
 
@@ -65,7 +65,7 @@ class BucketChannel(TeamChannel, Exchanges):
         self._let_move()
         ns = self.now_ns() - start_ns
         self._needed_ns += ns
-        self.leaving_ns += ns
+        self.exchanging_ns += ns
         self._pull_ns += ns
 
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
@@ -74,7 +74,7 @@ class BucketChannel(TeamChannel, Exchanges):
         self._wire.clock.hold()
         self._team.leave(self._begun, shard)
         self._let_move()
-        self.leaving_ns += self.now_ns() - start_ns
+        self.exchanging_ns += self.now_ns() - start_ns
 
     def _let_move(self) -> None:
         if self._gradients.nbytes > STILL_NBYTES:
@@ -84,7 +84,7 @@ class BucketChannel(TeamChannel, Exchanges):
         """What began to leave while the gradient was computed counts in the push's seconds, as does what they could not hide."""
         self._wire.clock.hold()
         pushes = super().exchange(report)
-        self._push_ns += self.leaving_ns - self._needed_ns
+        self._push_ns += self.exchanging_ns - self._needed_ns
         self._see_out_weights()
         return pushes
 

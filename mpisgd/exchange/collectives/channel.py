@@ -32,7 +32,7 @@ class TeamChannel(ShardChannel):
         held: of the weights, where what is gathered is rounded.
     """
 
-    leaving_ns = 0
+    exchanging_ns = 0
 
     def __init__(
         self,
