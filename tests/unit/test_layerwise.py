@@ -190,6 +190,37 @@ def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_who
     assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.model.module.named_buffers())
 
 
+def in_function() -> nn.Module:
+    compiled = torch.compile(lambda x, weight: torch.tanh(x @ weight), backend="eager")
+    return Net(lambda net, x: net.b(compiled(net.a(x), net.b.weight)), a=linear(), b=linear())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whole", "a layer", "a function"])
+def test_of_a_compiled_model_all_weights_come_first(kind: str) -> None:
+    """Compiled layers are entered without a hook that could wait; a function in a layer is found to use another's weights."""
+
+    def make() -> nn.Module:
+        module = in_function() if kind == "a function" else seeded("in order")
+        if kind == "a layer":
+            module[2].compile(backend="eager")
+        return torch.compile(module, backend="eager") if kind == "whole" else module
+
+    torch.manual_seed(0)
+    whole = Batch(FlatModel(make()))
+    torch.manual_seed(0)
+    gradient, exchange, _ = followed(make())
+    for seq in range(3):
+        whole.prepare(seq)
+        expected = whole.forward(seq)
+        expected.backward()
+        exchange.take_back()
+        gradient.prepare(seq)
+        assert gradient.compute(seq) == expected.item()
+        assert torch.equal(exchange.gradients, whole.model.gradients)
+        assert [what for what, _ in exchange.told] == ["need" for _ in exchange.bounds] + ["leave" for _ in exchange.bounds]
+
+
 ORDERS = {
     "in order": ([0, 1, 2], [2, 1, 0]),
     "out of order": ([1, 2, 0], [0, 2, 1]),

@@ -2,12 +2,17 @@
 
 A module uses its own parameters from when it is entered. One forward pass, computed before, shows where this is not so: of a module
 that is used without being called (attention's output projection, say) the nearest one around it that is called is the entrance; and
-parameters that something else uses before that, or that no module around them is called for, are needed from the beginning on.
+parameters that something else uses before that, or that no module around them is called for, are needed from the beginning on. So
+is all of a model that torch.compile has made, in whole or in part: what is compiled knows no modules.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -114,6 +119,31 @@ def _found(
     model: nn.Module, slices_of: Mapping[nn.Parameter, Sequence[int]], forward: Callable[[], object]
 ) -> tuple[dict[nn.Module, set[int]], set[int]]:
     """The modules at whose entrance slices are needed, and which; the slices that are needed before."""
+    compiler = sys.modules.get("torch._dynamo")  # not imported here: that takes as long as torch
+    if compiler is not None and any(_is_compiled(module, compiler) for module in model.modules()):
+        return {}, set(itertools.chain.from_iterable(slices_of.values()))
+    with nullcontext() if compiler is None else torch.compiler.set_stance("force_eager"):
+        entered, used = _seen(model, forward)
+    found, early = dict[nn.Module, set[int]](), set[int]()
+    asked: dict[nn.Parameter, int] = {}
+    for name, module in model.named_modules():
+        owned = [parameter for parameter in module.parameters(recurse=False) if parameter in slices_of]
+        around = name
+        while owned and module not in entered and around:
+            around = around.rpartition(".")[0]
+            module = model.get_submodule(around)  # noqa: PLW2901
+        for parameter in owned:
+            if module in entered:
+                asked[parameter] = min(entered[module], asked.get(parameter, entered[module]))
+                found.setdefault(module, set()).update(slices_of[parameter])
+    for parameter, numbers in slices_of.items():
+        if parameter not in asked or used.get(parameter, math.inf) <= asked[parameter]:
+            early.update(numbers)
+    return found, early
+
+
+def _seen(model: nn.Module, forward: Callable[[], object]) -> tuple[dict[nn.Module, int], dict[nn.Parameter, int]]:
+    """The modules that a forward pass enters, and the parameters that it uses: after which step, and in which, first."""
     uses, entered = _Uses(), dict[nn.Module, int]()
 
     def enter(module: nn.Module, _: object) -> None:
@@ -128,19 +158,8 @@ def _found(
             buffer.copy_(kept[name])
     for handle in handles:
         handle.remove()
-    found, early = dict[nn.Module, set[int]](), set[int]()
-    asked: dict[nn.Parameter, int] = {}
-    for name, module in model.named_modules():
-        owned = [parameter for parameter in module.parameters(recurse=False) if parameter in slices_of]
-        around = name
-        while owned and module not in entered and around:
-            around = around.rpartition(".")[0]
-            module = model.get_submodule(around)  # noqa: PLW2901
-        for parameter in owned:
-            if module in entered:
-                asked[parameter] = min(entered[module], asked.get(parameter, entered[module]))
-                found.setdefault(module, set()).update(slices_of[parameter])
-    for parameter, numbers in slices_of.items():
-        if parameter not in asked or uses.used.get(parameter, uses.steps + 1) <= asked[parameter]:
-            early.update(numbers)
-    return found, early
+    return entered, uses.used
+
+
+def _is_compiled(module: nn.Module, compiler: Any) -> bool:
+    return module._compiled_call_impl is not None or isinstance(module, compiler.OptimizedModule)
