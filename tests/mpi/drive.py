@@ -94,17 +94,16 @@ def held(most: int, until: str | None = None) -> Callable[[Tensor, Tensor], Tens
     """A loss in which a learner stays after so many mini-batches, for ever or until there is such a file: what is to be killed, or
     is sent a signal, before its end does not come to it.
 
-    It takes the place of torch's, so that the run's configuration names a loss that it can go on with; torch's own may call it,
-    with all that it takes.
+    It takes the place of torch's, so that the run's configuration names a loss that it can go on with.
     """
     computed, cross_entropy = 0, torch.nn.functional.cross_entropy
 
-    def loss(output: Tensor, target: Tensor, **how: Any) -> Tensor:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
         nonlocal computed
         computed += torch.is_grad_enabled()
         while computed > most and not (until and Path(until).exists()):
             time.sleep(0.1)
-        return cross_entropy(output, target, **how)
+        return cross_entropy(output, target)
 
     return loss
 

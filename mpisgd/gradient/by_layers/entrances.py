@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors.flat import FlatModel
@@ -95,24 +95,23 @@ def refused(name: str, *, unseen: bool) -> ConfigError:
     return ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
 
 
-class _Uses(TorchFunctionMode):
-    """Notes the first use of each parameter that some tensor is made from, and at which step of the pass that was."""
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first use of each parameter, and in which step of the pass that was: an operation of torch's own, whatever function
+    of Python's it was called by."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps = 0
         self.used: dict[nn.Parameter, int] = {}
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_dispatch__(
+        self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if any(isinstance(each, torch.Tensor) for each in _pytree.tree_leaves(made)):  # else it was asked for its size, say
-            self.steps += 1
-            for each in _pytree.tree_leaves((args, kwargs)):
-                if isinstance(each, nn.Parameter):
-                    self.used.setdefault(each, self.steps)
-        return made
+        self.steps += 1
+        for each in _pytree.tree_leaves((args, kwargs)):
+            if isinstance(each, nn.Parameter):
+                self.used.setdefault(each, self.steps)
+        return operation(*args, **(kwargs or {}))
 
 
 def _found(
