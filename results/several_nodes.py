@@ -12,7 +12,7 @@ its learners push and pull at the same time (`duplex`).
 
 Told is what is applied per second, of what free learners compute: learners that wait for nobody, and whose messages take nothing.
 
-`python results/several_nodes.py`: hours of one core, most of them at 4,096 nodes; half an hour with `--most 1024`. What was found
+`python results/several_nodes.py`: hours of one core and 8 GB, most at 4,096 nodes; an hour with `--most 1024`. What was found
 lies in `bench/several-nodes.csv`; only what is not there is simulated, also by several processes at once, each with other `--ways`.
 """
 
