@@ -161,6 +161,18 @@ def followed(module: nn.Module, shards: int | None = None, held: bool = False) -
     return LayerwiseGradient(batch, batch, model, bounds, exchange, held=held), exchange, batch  # type: ignore[arg-type]
 
 
+def computed_by_both(seq: int, whole: Batch, gradient: LayerwiseGradient, exchange: Shards) -> float:
+    """The loss of a mini-batch, which must be the same; so must be the bits of the gradient."""
+    whole.prepare(seq)
+    expected = whole.forward(seq)
+    expected.backward()  # type: ignore[no-untyped-call]
+    exchange.take_back()
+    gradient.prepare(seq)
+    assert gradient.compute(seq) == expected.item()
+    assert torch.equal(exchange.gradients, whole.model.gradients)
+    return expected.item()
+
+
 def seeded(kind: str) -> nn.Module:
     torch.manual_seed(0)
     return KINDS[kind]()
@@ -175,17 +187,11 @@ def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_who
     whole = Batch(FlatModel(seeded(kind)))
     gradient, exchange, _ = followed(seeded(kind), shards)
     for seq in range(3):
-        whole.prepare(seq)
-        expected = whole.forward(seq)
-        expected.backward()
-        exchange.take_back()
-        gradient.prepare(seq)
-        assert gradient.compute(seq) == expected.item()
-        assert torch.equal(exchange.gradients, whole.model.gradients)
+        expected = computed_by_both(seq, whole, gradient, exchange)
         slices = range(len(exchange.bounds))
         assert sorted(exchange.told) == [(what, shard) for what in ("leave", "need") for shard in slices], "each once"
         assert [what for what, _ in exchange.told] == ["need" for _ in slices] + ["leave" for _ in slices]
-        assert exchange.seen == {(seq, 5, expected.item())}
+        assert exchange.seen == {(seq, 5, expected)}
     buffers = dict(exchange.model.module.named_buffers())
     assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.model.module.named_buffers())
 
@@ -211,13 +217,7 @@ def test_of_a_compiled_model_all_weights_come_first(kind: str) -> None:
     torch.manual_seed(0)
     gradient, exchange, _ = followed(make())
     for seq in range(3):
-        whole.prepare(seq)
-        expected = whole.forward(seq)
-        expected.backward()
-        exchange.take_back()
-        gradient.prepare(seq)
-        assert gradient.compute(seq) == expected.item()
-        assert torch.equal(exchange.gradients, whole.model.gradients)
+        computed_by_both(seq, whole, gradient, exchange)
         assert [what for what, _ in exchange.told] == ["need" for _ in exchange.bounds] + ["leave" for _ in exchange.bounds]
 
 

@@ -43,6 +43,7 @@ def pieces(start: int, end: int, itemsize: int) -> Iterator[slice]:
 
 
 def cut(vector: np.ndarray, start: int, end: int) -> Iterator[np.ndarray]:
+    """The same, as views of that vector."""
     return (vector[piece] for piece in pieces(start, end, vector.itemsize))
 
 
