@@ -26,7 +26,7 @@ def examples(most: int, of: int = 24) -> int:
 
 def thinned(items: Iterable[Item], step: int) -> Iterable[Item]:
     """All of what a test goes through, or each `step`-th: to be odd to what comes in turn."""
-    return items if EVERYTHING else islice(items, 0, None, step)
+    return items if EVERYTHING else list(islice(items, 0, None, step))
 
 
 def spread(cases: Iterable[Any], step: int, unpack: bool = False) -> list[Any]:

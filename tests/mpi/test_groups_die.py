@@ -12,6 +12,7 @@ import pytest
 from mpisgd import replay
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
+from tests.effort import REST
 from tests.faults import dying
 from tests.faults.job import Job
 
@@ -75,7 +76,7 @@ HANGS = [
     ("in a call", 4, "softsync", (*TWO, *PIECES), 8),
     ("agreeing", 7, "hardsync", THREE, 9),
     ("pushing", 3, "hardsync", TWO, 8),
-]
+][:: 2 if REST else 1]
 
 
 @pytest.mark.alone

@@ -98,9 +98,16 @@ def test_launch(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(PARENT)
     mark = uuid.uuid4().hex
     command = [sys.executable, "parent.py"]
-    env = {**environment(), "MARK": mark}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("the parent lives on\n")
-    assert all(f"heard from rank {rank}\n" in done.stdout for rank in range(3))
+    env = {**environment(), "MARK": mark, "MPISGD_HANG_S": "60"}
+    with (tmp_path / "said").open("w+") as said:
+        parent = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            status = parent.wait(200)
+        except subprocess.TimeoutExpired:
+            parent.kill()
+            status = None
+        text = (tmp_path / "said").read_text()
+    assert status == 0, text
+    assert text.endswith("the parent lives on\n")
+    assert all(f"heard from rank {rank}\n" in text for rank in range(3))
     assert marked(mark) == []

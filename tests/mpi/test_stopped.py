@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd.comm.mpi.launch import mpirun
+from tests.effort import thinned
 from tests.faults import dying
 from tests.faults.job import Job
 
@@ -58,19 +59,22 @@ def ended(job: Job, out: Path) -> str:
 
 @pytest.mark.parametrize(
     ("victim", "point", "words", "named", "by"),
-    [
-        (2, "training", (), r"learner 1 \(rank 2 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
-        (0, "serving", ("--shards", "2"), r"shard 0 \(rank 0 on \S+\)", r"(shard 1|learner \d) \(rank \d on \S+\)"),
-        (3, "evaluation", ("--evaluator",), r"evaluator \(rank 3 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
-        (
-            1,
-            "training",
-            ("--protocol", "allreduce"),
-            r"learner and shard 1 \(rank 1 on \S+\)",
-            r"learner and shard 0 \(rank 0 on \S+\)",
-        ),
-    ],
-    ids=["learner", "shard", "evaluator", "allreduce"],
+    thinned(
+        [
+            (2, "training", (), r"learner 1 \(rank 2 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
+            (0, "serving", ("--shards", "2"), r"shard 0 \(rank 0 on \S+\)", r"(shard 1|learner \d) \(rank \d on \S+\)"),
+            (3, "evaluation", ("--evaluator",), r"evaluator \(rank 3 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
+            (
+                1,
+                "training",
+                ("--protocol", "allreduce"),
+                r"learner and shard 1 \(rank 1 on \S+\)",
+                r"learner and shard 0 \(rank 0 on \S+\)",
+            ),
+        ],
+        3,
+    ),
+    ids=thinned(["learner", "shard", "evaluator", "allreduce"], 3),
 )
 def test_a_rank_that_is_stopped_ends_the_job(
     begin: Begin, tmp_path: Path, victim: int, point: str, words: tuple[str, ...], named: str, by: str
@@ -101,7 +105,7 @@ def test_where_mpi_tells_of_the_dead_too(begin: Begin, tmp_path: Path, mode: str
     assert re.search(r"shard 0 \(rank 0 on \S+\) has heard nothing of learner 1 \(rank 2 on \S+\) for \d+ s, ", text), text
 
 
-@pytest.mark.parametrize("point", ["data", "training"])
+@pytest.mark.parametrize("point", thinned(["training", "data"], 2))
 def test_one_that_is_late_is_waited_for(begin: Begin, tmp_path: Path, point: str) -> None:
     job = begin(3, "--epochs", "1", DIE_AT=point, DIE_RANK="2", DIE_BY=str(LONG_S))
     job.wait_for(dying.SAID)
