@@ -7,8 +7,11 @@ proves every run that is DONE.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -18,10 +21,22 @@ from tests.faults.campaign import Found, main
 from tests.virtual.storm import aftermath
 from tests.virtual.storm.draw import Draw, draw
 
+EACH = 100
+"""Schedules of one process: ranks that have died keep their memory, for theirs are greenlets that nobody goes on with."""
+
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    return apart(draw(generator, number), directory, number)
+
+
+def apart(drawn: Draw, directory: Path, number: int) -> Found:
     """One schedule, and all that must be true after it."""
-    return weather_of(draw(generator, number), directory)
+    return _process(number // EACH).submit(weather_of, drawn, directory).result()
+
+
+@lru_cache(maxsize=1)
+def _process(_: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("fork"))
 
 
 def weather_of(drawn: Draw, directory: Path) -> Found:

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 from tests.faults.campaign import Found, main
-from tests.faults.virtual import weather_of
+from tests.faults.virtual import apart
 from tests.virtual.storm.draw import draw_batch
 
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
     """One schedule, and all that must be true after it."""
-    return weather_of(draw_batch(generator, number, small=True), directory)
+    return apart(draw_batch(generator, number, small=True), directory, number)
 
 
 if __name__ == "__main__":

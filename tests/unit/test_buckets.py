@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mpisgd.base.errors import ConfigError
-from mpisgd.gradient.by_layers.buckets import BucketedGradient
+from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.vectors import buckets as module
 from mpisgd.vectors.buckets import Bucket, buckets
-from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
-from tests.effort import spread
-from tests.unit.test_layerwise import KINDS, Batch, Net, Shards, seeded
+from tests.unit.test_layerwise import Batch, Shards
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 200))
@@ -58,37 +52,15 @@ def test_a_layer_larger_than_a_bucket_is_several() -> None:
     ]
 
 
-class Heard:
-    """Notes which bucket is left, and whether its gradient was there."""
-
-    def __init__(self, model: FlatModel, cut: Sequence[Bucket]) -> None:
-        self.model, self.cut = model, cut
-        self.left: list[tuple[int, bool]] = []
-
-    def need(self, shard: int) -> None: ...
-
-    def leave(self, shard: int, *_: Any) -> None:
-        bucket = self.cut[shard]
-        self.left.append((shard, bool(self.model.gradients[bucket.start : bucket.end].any())))
-
-
-class Passes(Travels):
-    """Both passes over ones."""
-
-    samples = 1
-
-    def __init__(self, model: FlatModel, passes: int = 1) -> None:
-        self.model, self.passes = model, passes
-        self.memory = model.memory
-
-    def forward(self, seq: int) -> torch.Tensor:
-        return self.model.module(torch.ones(2, 4))  # type: ignore[no-any-return]
+class Ones(Batch):
+    """Both passes over ones, whose gradients are 0 nowhere but in layers that have no part in the output."""
 
     def compute(self, seq: int) -> float:
-        self.model.zero_gradients()
-        for _ in range(self.passes):
-            self.forward(seq).square().sum().backward()
+        self.forward(seq).backward()  # type: ignore[no-untyped-call]
         return 1.0
+
+    def forward(self, seq: int) -> torch.Tensor:
+        return self.model.module(torch.ones(2, 4)).square().sum()  # type: ignore[no-any-return]
 
 
 class Partly(nn.Sequential):
@@ -100,82 +72,45 @@ class Partly(nn.Sequential):
         return inputs
 
 
-def bucketed(network: nn.Module, passes: int = 1, *, held: bool = False, own: int = -1) -> tuple[BucketedGradient, Heard]:
+def left(network: nn.Module, *, held: bool = False, own: int = -1) -> list[tuple[int, bool]]:
+    """The buckets that are left in a mini-batch, in turn, and whether a gradient was there."""
     torch.manual_seed(1)
     model = FlatModel(network)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module, "BUCKET_NBYTES", 80)
-        cut = buckets(model.layers, slice_bounds(model.size, 2))
-    heard: Any = Heard(model, cut)
-    gradient = Passes(model, passes)
-    return BucketedGradient(gradient, gradient, model, cut, heard, held=held, own=own), heard
-
-
-@pytest.mark.parametrize("kind", spread(KINDS, 3))
-@pytest.mark.parametrize("held", [False, True])
-def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_whole(kind: str, held: bool) -> None:
-    """Weights are NaN until they are needed; what was left is bit for bit the gradient of the whole vector, or twice what is made
-    of it at the end."""
-    whole, model = Batch(FlatModel(seeded(kind))), FlatModel(seeded(kind))
     cut = buckets(model.layers, slice_bounds(model.size, 2), nbytes=80)
-    exchange, batch = Shards(model, [(bucket.start, bucket.end) for bucket in cut]), Batch(model)
-    gradient = BucketedGradient(batch, batch, model, cut, exchange, held=held, own=-1)  # type: ignore[arg-type]
-    for seq in range(3):
-        whole.prepare(seq)
-        expected = whole.compute(seq)
+    bounds = [(bucket.start, bucket.end) for bucket in cut]
+    exchange, batch = Shards(model, bounds), Ones(model)
+    mine = [number for number, bucket in enumerate(cut) if bucket.owner == own]
+    gradient = GradientInParts(batch, batch, model, bounds, exchange, held=held, own=mine)  # type: ignore[arg-type]
+    for seq in range(2):
         exchange.take_back()
         gradient.prepare(seq)
-        assert gradient.compute(seq) == expected
-        assert sorted(exchange.told) == [(what, number) for what in ("leave", "need") for number in range(len(cut))], "each once"
-        assert torch.equal(exchange.gradients * (1.0 if held else 0.5), whole.model.gradients)
+        gradient.compute(seq)
+    assert sorted(number for what, number in exchange.told if what == "need") == list(range(len(cut)))
+    numbers = [number for what, number in exchange.told if what == "leave"]
+    assert sorted(numbers) == list(range(len(cut))), "each once"
+    return [(number, bool(exchange.gradients[slice(*bounds[number])].any())) for number in numbers]
 
 
-def test_weights_that_are_used_without_a_call_are_refused_by_name() -> None:
-    """Called in the first mini-batch, so that they may be waited for."""
-    calls = itertools.count()
-    model = FlatModel(Net(lambda net, x: net.a(x) if next(calls) == 0 else F.linear(x, net.a.weight), a=nn.Linear(6, 6)))
-    cut = buckets(model.layers, slice_bounds(model.size, 2), nbytes=80)
-    exchange, batch = Shards(model, [(bucket.start, bucket.end) for bucket in cut]), Batch(model)
-    gradient = BucketedGradient(batch, batch, model, cut, exchange, held=True, own=-1)  # type: ignore[arg-type]
-    gradient.prepare(0)
-    with pytest.raises(ConfigError, match=r"expected 'whole' for this model: its weights were used before .*: parameter a.weight"):
-        gradient.compute(0)
+def linear(number: int) -> list[nn.Linear]:
+    return [nn.Linear(4, 4) for _ in range(number)]
 
 
 def test_each_bucket_is_told_once_as_soon_as_its_gradient_is_there() -> None:
-    gradient, heard = bucketed(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))))
-    for seq in range(2):
-        assert gradient.compute(seq) == 1.0
-        assert heard.left == [(3, True), (2, True), (1, True), (0, True)]
-        heard.left.clear()
+    assert left(nn.Sequential(*linear(4))) == [(3, True), (2, True), (1, True), (0, True)]
 
 
 def test_own_buckets_are_left_when_all_others_are() -> None:
-    gradient, heard = bucketed(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), own=1)
-    gradient.compute(0)
-    assert heard.left == [(1, True), (0, True), (3, True), (2, True)]
+    assert left(nn.Sequential(*linear(4)), own=1) == [(1, True), (0, True), (3, True), (2, True)]
 
 
 def test_what_the_backward_pass_never_comes_to_is_told_at_its_end() -> None:
-    gradient, heard = bucketed(Partly(*(nn.Linear(4, 4) for _ in range(4))))
-    gradient.compute(0)
-    assert heard.left == [(2, True), (1, True), (0, True), (3, False)]
+    assert left(Partly(*linear(4))) == [(2, True), (1, True), (0, True), (3, False)]
 
 
 def test_a_layer_that_is_used_twice_is_there_once() -> None:
-    shared = nn.Linear(4, 4)
-    gradient, heard = bucketed(nn.Sequential(shared, nn.Linear(4, 4), shared, nn.Linear(4, 4)))
-    gradient.compute(0)
-    assert sorted(number for number, _ in heard.left) == list(range(len(heard.cut)))
+    shared, between, last = linear(3)
+    assert all(there for _, there in left(nn.Sequential(shared, between, shared, last)))
 
 
 def test_held_all_are_told_after_the_last_pass() -> None:
-    gradient, heard = bucketed(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), passes=2, held=True)
-    gradient.compute(0)
-    assert heard.left == [(1, True), (0, True)]
-
-
-def test_gradients_that_come_in_parts_are_refused_by_name() -> None:
-    gradient, _ = bucketed(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), passes=2)
-    with pytest.raises(ConfigError, match=r"expected 'whole' .*: its gradient came in parts: parameter 1\.(weight|bias)"):
-        gradient.compute(0)
+    assert left(nn.Sequential(*linear(2)), held=True) == [(1, True), (0, True)]

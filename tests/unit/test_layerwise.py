@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.gradient.by_layers.slices import LayerwiseGradient
+from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, bounds_of, cut_between
@@ -154,14 +154,14 @@ class Shards:
         self.gradients[start:end] = self.model.gradients[start:end]
 
 
-def followed(module: nn.Module, shards: int | None = None, held: bool = False) -> tuple[LayerwiseGradient, Shards, Batch]:
+def followed(module: nn.Module, shards: int | None = None, held: bool = False) -> tuple[GradientInParts, Shards, Batch]:
     model = FlatModel(module)
     bounds = bounds_of(cut_between(model.layers, shards or len(model.layers)))
     exchange, batch = Shards(model, bounds), Batch(model)
-    return LayerwiseGradient(batch, batch, model, bounds, exchange, held=held), exchange, batch  # type: ignore[arg-type]
+    return GradientInParts(batch, batch, model, bounds, exchange, held=held), exchange, batch  # type: ignore[arg-type]
 
 
-def computed_by_both(seq: int, whole: Batch, gradient: LayerwiseGradient, exchange: Shards) -> float:
+def computed_by_both(seq: int, whole: Batch, gradient: GradientInParts, exchange: Shards) -> float:
     """The loss of a mini-batch, which must be the same; so must be the bits of the gradient."""
     whole.prepare(seq)
     expected = whole.forward(seq)
@@ -300,11 +300,12 @@ def test_a_pull_may_end_the_mini_batch_and_after_it_nobody_is_told() -> None:
     assert exchange.told == [], "the model goes on being used, for evaluation"
 
 
-def test_layers_that_do_not_show_when_they_are_used_are_refused() -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_layers_that_do_not_show_when_they_are_used_are_refused(held: bool) -> None:
     """Called in the first mini-batch, so that it may be waited for; later its weights are used without a call."""
     calls = itertools.count()
     net = Net(lambda net, x: net.a(x) if next(calls) == 0 else F.linear(x, net.a.weight), a=linear(), b=linear())
-    gradient, _, _ = followed(net)
+    gradient, _, _ = followed(net, held=held)
     gradient.prepare(0)
     with pytest.raises(ConfigError, match=r"expected 'whole' for this model: its weights were used before .*: parameter a.weight"):
         gradient.compute(0)

@@ -26,8 +26,7 @@ from mpisgd.exchange import links
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
-from mpisgd.gradient.by_layers.buckets import BucketedGradient
-from mpisgd.gradient.by_layers.slices import LayerwiseGradient
+from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import interruption
 from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of, refusals
@@ -352,11 +351,12 @@ class MpiWorld(World):
         return stages.buckets_of(self._config, self.tensors.model.layers, self._setup.bounds)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
-        bounds, held = self._setup.bounds, stages.held(self._config)
+        bounds, own = self._setup.bounds, list[int]()
         if buckets := self.buckets():
-            own = self._setup.roles.learner_ranks.index(rank)
-            return BucketedGradient(computed, pushed, self.tensors.model, buckets, channel, held=held, own=own)
-        return LayerwiseGradient(computed, pushed, self.tensors.model, bounds, channel, held=held)
+            place = self._setup.roles.learner_ranks.index(rank)
+            bounds = [(bucket.start, bucket.end) for bucket in buckets]
+            own = [number for number, bucket in enumerate(buckets) if bucket.owner == place]
+        return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self._config), own=own)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         """A rank that is nothing but a shard has no further use for the model."""
