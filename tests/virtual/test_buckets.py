@@ -22,6 +22,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from mpisgd.vectors import buckets, chunks
 from tests.effort import examples
+from tests.forge import rewrite
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated
 from tests.virtual.test_allreduce import SLICE_S, SLOW
 from tests.virtual.test_laws import COMMON
@@ -102,6 +103,21 @@ def test_the_bits_of_whole_vectors_and_of_replay() -> None:
             assert replay.check(runs[1].path) == ""
 
     one()
+
+
+@pytest.mark.parametrize(("shard", "why"), [(1, "simulated again"), (0, "s of computing and delay, but it came")])
+def test_a_learner_goes_on_when_its_own_shard_has_made_its_weights_not_that_of_another(
+    tmp_path: Path, shard: int, why: str
+) -> None:
+    """Rank 1 was slow to update: learner 0 was computing by then, layers that rank 0 owns. Of real ranks that may be."""
+    simulated(tmp_path / "run", TENSORS, **ALLREDUCE, virtual={"learners": 2})
+
+    def later(rows: np.ndarray) -> None:
+        one, after = np.flatnonzero(rows["learner_id"] == 0)[3:5]
+        rows["answer_s"][one] = rows["arrival_s"][after] - rows["compute_s"][after] / 2
+
+    rewrite(tmp_path / "run" / schema.shard_file(shard), "pushes", later)
+    assert why in replay.check(tmp_path / "run")
 
 
 def same(whole: Run, parts: Run) -> None:

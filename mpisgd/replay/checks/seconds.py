@@ -29,7 +29,7 @@ def check_seconds(record: Record, shard: ShardRecord) -> None:
     for learner_id, numbers in enumerate(shard.rows_of):
         rows = numbers[~np.isin(numbers, list(shard.inserted))] if shard.inserted else numbers
         if len(rows):
-            _check_spent(shard, rows)
+            _check_spent(shard, rows, ahead=record.config.in_buckets and learner_id != shard.shard)
             _check_delays(record, shard, learner_id, rows)
 
 
@@ -64,12 +64,16 @@ def _spent(pushes: np.ndarray) -> tuple[str, ...]:
     return (*_SPENT, _NEIGHBOURS) if _NEIGHBOURS in (pushes.dtype.names or ()) else _SPENT
 
 
-def _check_spent(shard: ShardRecord, rows: np.ndarray) -> None:
-    """Between an answer and the next arrival there is the computing; between the start and an arrival all that was spent."""
+def _check_spent(shard: ShardRecord, rows: np.ndarray, *, ahead: bool) -> None:
+    """Between an answer and the next arrival there is the computing; between the start and an arrival all that was spent.
+
+    `ahead`: the learner may begin to compute before this shard has made its weights: of an allreduce in buckets it goes on when its
+    own shard has, and waits for those of others where it first uses them.
+    """
     pushes = shard.pushes[rows]
     computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
     since_answer = pushes["arrival_s"][1:] - pushes["answer_s"][:-1]
-    for at in np.flatnonzero(computed[1:] > _most(since_answer))[:1] + 1:
+    for at in np.flatnonzero((computed[1:] > _most(since_answer)) & (not ahead))[:1] + 1:
         why = f"{computed[at]} s of computing and delay, but it came {since_answer[at - 1]} s after its weights were given"
         _refuse(shard, int(rows[at]), why)
     spent = np.cumsum(sum(pushes[name] for name in _spent(pushes))) - pushes["wait_s"][0] - pushes["pull_s"][0]
