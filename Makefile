@@ -49,7 +49,7 @@ test-all: check  ## lint, types and all tests, with all the examples that are dr
 # A session of its own, since Linux shares cores among sessions first.
 ASIDE := $(shell command -v setsid) bash -c '{ echo 19 > /proc/self/autogroup; } 2> /dev/null || true; exec nice -n 19 "$$@"' aside
 
-# MPISGD_TESTS=all: every test but those of `make faults`; rest: of these, what `make test` has not run just so, with a third of the examples;
+# MPISGD_TESTS=all: every test but those of `make faults`; rest: of these, what `make test` has not run just so, with a sixth of the examples;
 # patterns: every test of real ranks, but of runs that share a launch one per pattern of messages; else those marked `slow` and `alone` are
 # left out, and properties draw fewer examples.
 export MPISGD_TESTS ?= some

@@ -1,5 +1,5 @@
 """How much is tested: some by `make test`, all by `make test-all` (MPISGD_TESTS=all), of that what the first has not run, with a
-third of the examples (rest), and, under a second MPI, all tests, but of runs that share a launch one per pattern of messages
+sixth of the examples (rest), and, under a second MPI, all tests, but of runs that share a launch one per pattern of messages
 (patterns)."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PATTERNS = os.environ.get("MPISGD_TESTS") == "patterns"
 
 
 def examples(most: int, of: int = 24) -> int:
-    """How many examples hypothesis draws of a property that takes long: all, a third (rest), or one in `of`."""
-    return max(2, most // (3 if REST else 1 if EVERYTHING else of))
+    """How many examples hypothesis draws of a property that takes long: all, a sixth (rest), or one in `of`."""
+    return max(2, most // (6 if REST else 1 if EVERYTHING else of))
 
 
 def thinned(items: Iterable[Item], step: int) -> Iterable[Item]:
