@@ -18,7 +18,7 @@ before it was asked for them: by learners that wait inside MPI, which moves what
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
 from mpisgd.base.errors import PeerError
@@ -49,6 +49,8 @@ class GatheringShardChannel(ShardChannel):
         """Lent for the push that has come last; None: its gradient was taken as it came."""
         self._begun: list[_Begun] = []
         """In the order of their headers, as `_coming`."""
+        self._begun_by: defaultdict[int, int] = defaultdict(int)
+        """How many of them are of each learner."""
         self._behind: deque[tuple[int, Message]] = deque()
         """What learners have said whose pushes are still coming."""
         self._older: list[list[Any]] = []
@@ -75,6 +77,7 @@ class GatheringShardChannel(ShardChannel):
                     return None
             elif isinstance(said, Push) and self._room is not None:
                 self._begun.append(_Begun(said, self._room))
+                self._begun_by[said.learner_id] += 1
             elif not self._put_behind(said):
                 return said
 
@@ -100,6 +103,7 @@ class GatheringShardChannel(ShardChannel):
             if push.learner_id not in earlier and self._coming[at].is_whole():
                 coming = self._coming.pop(at)
                 del self._begun[at]
+                self._begun_by[push.learner_id] -= 1
                 self._rooms.take_back(room)
                 try:
                     coming.check()
@@ -124,7 +128,7 @@ class GatheringShardChannel(ShardChannel):
         return True
 
     def _is_coming(self, learner_id: int) -> bool:
-        return any(begun.push.learner_id == learner_id for begun in self._begun)
+        return self._begun_by[learner_id] > 0
 
     def finish_answers(self) -> bool:
         """Whether all answers have left. Else those that have not go on, from weights that must stay as they are."""

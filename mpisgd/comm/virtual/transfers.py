@@ -40,17 +40,23 @@ class Receiving(Awaited):
 class Coming:
     """A body that is received while other messages are taken; whole at nanosecond `end`."""
 
-    __slots__ = ("_wire", "end")
+    __slots__ = ("_wire", "checked", "end")
 
     def __init__(self, wire: VirtualWire, end: int) -> None:
         self._wire = wire
         self.end = end
+        self.checked = False
+
+    def __lt__(self, other: Coming) -> bool:
+        """Whether it is whole before another."""
+        return self.end < other.end
 
     def is_whole(self) -> bool:
         return self.end <= self._wire.now
 
     def check(self) -> None:
-        """It is as it should be."""
+        """It is as it should be, and nobody waits for it any more."""
+        self.checked = True
 
 
 class Opened:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from heapq import heappush
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     __slots__ = (
         "_arrived",
+        "_coming",
         "_handed",
         "_heap",
         "_latency_ns",
@@ -154,6 +155,8 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = defaultdict(deque)
         self._waiting = 0
+        self._coming: list[Coming] = []
+        """A heap: the first that is whole comes first, but for those that were checked since."""
         self._posted: list[Receiving] = []
         """A handful: searching it is faster than a key for each."""
         self._patterns: tuple[Pattern, ...] | None = None
@@ -216,7 +219,9 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         if tag in LAYOUTS:
             return self._post(source, tag, bodies)
-        return Coming(self, self._begin_taken(bodies))
+        coming = Coming(self, self._begin_taken(bodies))
+        heappush(self._coming, coming)
+        return coming
 
     def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
         receiving = Receiving(self, source, tag, bodies)
@@ -251,7 +256,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
         if coming:
-            first_ns = min(each.end for each in coming)
+            first_ns = self._first_whole_ns()
             until_ns = first_ns if until_ns is None else min(until_ns, first_ns)
         message: Sending | None = None
         alarm: Alarm | None = None
@@ -277,6 +282,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
             if source.waiting is message:
                 self._ready.append(source)
         return source.rank, message.tag, message.fields
+
+    def _first_whole_ns(self) -> int:
+        """When the first body is whole that was begun and not yet waited for."""
+        while self._coming[0].checked:
+            heappop(self._coming)
+        return self._coming[0].end
 
     def _goes_on(self, now_ns: int) -> None:
         """What it waited for has come, or nothing has in time."""
