@@ -46,6 +46,8 @@ class TolerantShardChannel(ShardChannel):
         if not self._of_first_stage:
             self._parted.update(roles.learner_ranks)
         self._given_up = set[int]()
+        self._followed = set[int]()
+        """Ranks that have evaluated, and another has followed."""
         self._told: list[Any] = []
         """What other shards and spares were told, and need not take."""
         self.spare_ranks = roles.spare_ranks
@@ -87,7 +89,7 @@ class TolerantShardChannel(ShardChannel):
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what comes once in a run. Snapshots are pulled by who may evaluate; only shard 0 says that nothing more will be."""
         if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0]):
-            if source in self._given_up:  # it does not know
+            if source in self._given_up | self._followed:  # it does not know
                 return Lost(source, self._learner_of_rank[source])
             what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
             raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
@@ -101,11 +103,15 @@ class TolerantShardChannel(ShardChannel):
             return source == self._evaluator_rank and source not in self._given_up
         if number == NOTHING_MORE:
             return source == self._shard_ranks[0]
-        return source == self._dedicated or source in self._parted
+        return (source == self._dedicated or source in self._parted) and source not in self._followed
 
     def _succeeds(self, rank: int) -> None:
-        """Whoever shard 0 has appointed; or shard 0 itself, which passes on that nothing more will be asked for."""
+        """Whoever shard 0 has appointed; or shard 0 itself, which passes on that nothing more will be asked for.
+
+        What the one before has asked may come here later, for it need not be dead: it must not take the place back.
+        """
         if rank != self._shard_ranks[0]:
+            self._followed.add(self._evaluator_rank)
             self._evaluator_rank = rank
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:

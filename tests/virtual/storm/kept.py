@@ -309,5 +309,18 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "the evaluator hangs, and shard 0 has a learner follow it; what it had asked came late and took the place back": Draw(
+        way="hardsync", shards=3, learners=2, evaluator=True, tolerant=True, seed=580762183, every_updates=3,
+        latency_ns=50000, eager_nbytes=0, reorders=True, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="stop", rank=6, at_call=71, lasts_s=0.5922495491562305, both=False),
+                Fault(what="kill", rank=4, at_call=117, both=False),
+                Fault(what="stop", rank=9, at_call=26, lasts_s=0.5488429854782098),
+                Fault(what="stop", rank=6, at_s=0.2835813824003063, lasts_s=0.40117276133986896),
+            ),
+        ),
+        again=(3, 3), group_size=3, micro_batches=4,
+    ),
 }
 # fmt: on
