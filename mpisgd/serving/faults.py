@@ -289,8 +289,14 @@ class Faults:
             self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
             if self._may_miss():
                 self._miss(learner_id)
-        elif learner_id not in self._rules.absent:  # it has said goodbye, or is no learner: it was to be told, or to evaluate
-            self._lose_for_good(rank, learner_id)
+        elif learner_id not in self._rules.absent and not self._evaluates_last(rank):
+            self._lose_for_good(rank, learner_id)  # it has said goodbye, or is no learner: it was to be told, or to evaluate
+
+    def _evaluates_last(self, rank: int) -> bool:
+        """Whether a rank evaluates, and nobody is left who could follow it: it is waited for, as the last learner is."""
+        if self._succession is None or rank != self._channel.evaluator_rank:
+            return False
+        return self._rules.attendance.deserted and not (self._succession.free or self._spares.expected)
 
     def _lose_for_good(self, rank: int, learner_id: int) -> None:
         """Nobody waits for a rank any more, whether it is dead or not."""

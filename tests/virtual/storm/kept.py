@@ -322,5 +322,18 @@ KEPT: dict[str, Draw] = {
         ),
         again=(3, 3), group_size=3, micro_batches=4,
     ),
+    "shard 0 behind a slow link gave up all who could evaluate, one after the other, and ended the job": Draw(
+        way="async-rounded", shards=1, learners=3, evaluator=False, tolerant=True, seed=219635494, every_updates=2,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="stop", rank=2, at_s=0.2668543089851262, lasts_s=0.16659473729606872, both=False),
+                Fault(what="stop", rank=0, at_call=112, lasts_s=0.7346902224887105),
+                Fault(what="slow", rank=0, at_s=0.1204956924716113, lasts_s=12.0),
+                Fault(what="stop", rank=1, at_call=15, lasts_s=0.8837327262296371, both=False),
+                Fault(what="kill", rank=2, at_s=0.1121762087947883),
+            ),
+        ),
+    ),
 }
 # fmt: on
