@@ -183,7 +183,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
     Tag.DEAL: Layout("clock", "portion", "counts"),
     Tag.TAKEN: Layout("shard", "seq", "whole"),
-    Tag.SNAPSHOT_PULL: Layout("number", "enough"),
+    Tag.SNAPSHOT_PULL: Layout("number", "enough", "appointed"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
 
@@ -311,10 +311,12 @@ class SnapshotPull(NamedTuple):
     """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE).
 
     `enough`: 1 + the snapshot at which it has seen enough, and training is to end; 0 = it has not.
+    `appointed`: as the how-manieth it evaluates, where that may change (`succession.py`).
     """
 
     number: int
     enough: int = 0
+    appointed: int = 0
 
 
 class Command(NamedTuple):

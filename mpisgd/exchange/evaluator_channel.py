@@ -32,6 +32,7 @@ class EvaluatorChannel:
         bounds: the slice of each shard.
         serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
         to_first: say goodbye to shard 0 alone, which passes it on.
+        appointed: as the how-manieth this one evaluates, where that may change.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class EvaluatorChannel:
         bounds: list[tuple[int, int]],
         serve_here: Callable[[], None] | None = None,
         to_first: bool = False,
+        appointed: int = 0,
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
@@ -54,6 +56,7 @@ class EvaluatorChannel:
         self._bounds = bounds
         self._signal_told = False
         self._enough = 0
+        self._appointed = appointed
 
     def now_s(self) -> float:
         return self._wire.clock.now_ns() * 1e-9
@@ -105,7 +108,7 @@ class EvaluatorChannel:
     def _ask(self, number: int, shard: int, vectors: Sequence[np.ndarray], origin: int) -> Any:
         rank, (start, end) = self._ranks[shard], self._bounds[shard]
         slices = (vector[start - origin : end - origin] for vector in vectors)
-        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number, self._enough), Tag.SNAPSHOT_ANSWER, tuple(slices))
+        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number, self._enough, self._appointed), Tag.SNAPSHOT_ANSWER, tuple(slices))
         self._let_serve(rank)
         return asked
 
@@ -122,7 +125,7 @@ class EvaluatorChannel:
         return bool(there), clock, samples, taken_ns * 1e-9
 
     def goodbye(self) -> None:
-        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE, 0)
+        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE, 0, self._appointed)
 
     def _let_serve(self, rank: int) -> None:
         if rank == self._wire.rank and self._serve_here is not None:

@@ -176,7 +176,7 @@ class ShardChannel:
             if fields[1] < 0:
                 raise PeerError(f"rank {source} has seen enough at snapshot {fields[1] - 1}: expected 0 or more", source)
             if source != self._evaluator_rank:
-                self._succeeds(source)
+                self._succeeds(source, fields[2])
             return SnapshotPull(*fields)
         if tag == Tag.INTERRUPT:
             if sender not in HEARD:
@@ -184,7 +184,7 @@ class ShardChannel:
             return Interrupt(sender)
         raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
 
-    def _succeeds(self, rank: int) -> None:
+    def _succeeds(self, rank: int, appointed: int) -> None:
         """Another rank asks for snapshots than did before. Raises PeerError."""
         raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may", rank)
 

@@ -46,8 +46,8 @@ class TolerantShardChannel(ShardChannel):
         if not self._of_first_stage:
             self._parted.update(roles.learner_ranks)
         self._given_up = set[int]()
-        self._followed = set[int]()
-        """Ranks that have evaluated, and another has followed."""
+        self._appointed = 0
+        """As the how-manieth the evaluator was appointed, as far as is known here."""
         self._told: list[Any] = []
         """What other shards and spares were told, and need not take."""
         self.spare_ranks = roles.spare_ranks
@@ -88,8 +88,8 @@ class TolerantShardChannel(ShardChannel):
 
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what comes once in a run. Snapshots are pulled by who may evaluate; only shard 0 says that nothing more will be."""
-        if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0]):
-            if source in self._given_up | self._followed:  # it does not know
+        if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0], fields[2]):
+            if source in self._given_up or fields[2] < self._appointed:  # it does not know
                 return Lost(source, self._learner_of_rank[source])
             what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
             raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
@@ -98,21 +98,19 @@ class TolerantShardChannel(ShardChannel):
             return message._replace(pushed=message.pushed + self._pushed_before[message.learner_id])
         return message
 
-    def _may_pull(self, source: int, number: int) -> bool:
+    def _may_pull(self, source: int, number: int, appointed: int) -> bool:
+        """Whether it is the evaluator's to ask. What one that another follows has asked may come later than what that one asks, for
+        it need not be dead: it must not take the place back."""
         if self._shard == 0:  # which has another evaluate in the place of one that it has given up
             return source == self._evaluator_rank and source not in self._given_up
         if number == NOTHING_MORE:
             return source == self._shard_ranks[0]
-        return (source == self._dedicated or source in self._parted) and source not in self._followed
+        return (source == self._dedicated or source in self._parted) and appointed >= self._appointed
 
-    def _succeeds(self, rank: int) -> None:
-        """Whoever shard 0 has appointed; or shard 0 itself, which passes on that nothing more will be asked for.
-
-        What the one before has asked may come here later, for it need not be dead: it must not take the place back.
-        """
+    def _succeeds(self, rank: int, appointed: int) -> None:
+        """Whoever shard 0 has appointed; or shard 0 itself, which passes on that nothing more will be asked for."""
         if rank != self._shard_ranks[0]:
-            self._followed.add(self._evaluator_rank)
-            self._evaluator_rank = rank
+            self._evaluator_rank, self._appointed = rank, appointed
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         """Patterns of what may come meanwhile; who evaluates is known only when it asks."""
@@ -130,13 +128,13 @@ class TolerantShardChannel(ShardChannel):
     def answer_goodbye(self, learner_id: int, appointed: int) -> None:
         """Tell a learner that has said goodbye as the how-manieth it is to evaluate; 0: it is not."""
         if appointed:
-            self._evaluator_rank = self._learner_ranks[learner_id]
+            self._evaluator_rank, self._appointed = self._learner_ranks[learner_id], appointed
         self._wire.finish(self._wire.start(self._learner_ranks[learner_id], Tag.DUTY, (appointed,)))
 
     def pass_on_nothing_more(self) -> None:
         """Tell all other shards that evaluation is over; they take whatever comes."""
         for rank in self._shard_ranks[1:]:
-            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE, 0)))
+            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE, 0, 0)))
 
     def give_up_learner(self, learner_id: int) -> None:
         """Wait no more for this learner, nor for the ranks of its group that wait for the one that hangs."""

@@ -77,10 +77,10 @@ def tolerant_door(shard: int, evaluator: bool) -> Door:
     return door
 
 
-def pulls_a_snapshot(door: Door, source: int, number: int) -> bool:
+def pulls_a_snapshot(door: Door, source: int, number: int, appointed: int = 0) -> bool:
     """Whether it is believed."""
-    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number, 0))
-    return door.receive() == SnapshotPull(number)
+    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number, 0, appointed))
+    return door.receive() == SnapshotPull(number, 0, appointed)
 
 
 @pytest.mark.parametrize("shard", [0, 1])
@@ -106,3 +106,16 @@ def test_snapshots_are_of_whom_shard_0_has_appointed() -> None:
     assert pulls_a_snapshot(first, 3, NOTHING_MORE)
     assert not pulls_a_snapshot(other, 3, NOTHING_MORE), "shard 0 passes it on"
     assert pulls_a_snapshot(other, 0, NOTHING_MORE)
+
+
+def test_who_was_appointed_earlier_and_asks_later_is_followed_already() -> None:
+    """By another shard than shard 0, which hears of both by what they ask alone."""
+    door = tolerant_door(1, evaluator=True)
+    assert pulls_a_snapshot(door, 4, 0)
+    for learner_id in (0, 1):
+        door.shard.has_parted(learner_id)
+    assert pulls_a_snapshot(door, 3, 0, appointed=2)
+    for source, number in ((2, 0), (4, 1)):
+        assert not pulls_a_snapshot(door, source, number, appointed=int(source == 2))
+        assert door.shard.evaluator_rank == 3
+    assert pulls_a_snapshot(door, 3, 1, appointed=2)

@@ -83,7 +83,7 @@ class Built:
         `Tensors.evaluate`, with others, of whom the evaluator's rank alone keeps the log, and tells people."""
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
         roles, bounds = (setup.roles, setup.bounds) if of_piece is None else setup.seen_by(self.rank)[:2]
-        fields: dict[str, Any] = {"bounds": bounds, "serve_here": serve_here, "to_first": setup.tolerant}
+        fields: dict[str, Any] = {"bounds": bounds, "serve_here": serve_here, "to_first": setup.tolerant, "appointed": appointed}
         channel = functools.partial(EvaluatorChannel, self.wire, roles, **fields)
         follows = of_piece is not None and self.rank != setup.roles.evaluator_rank
         first, before = 0, list[list[int]]()
