@@ -112,7 +112,9 @@ def test_what_a_sample_raises_in_a_worker_is_raised_here() -> None:
 
 
 SCRIPT = """
-import os, signal, sys
+import faulthandler, os, signal, sys
+if __name__ != "__main__":  # a worker
+    faulthandler.dump_traceback_later(100)
 from multiprocessing import active_children
 from tests.unit.test_loader import ReadAhead, named, split_of
 
@@ -126,12 +128,14 @@ if __name__ == "__main__":
 
 
 def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script that lies outside the checkout and imports its tests, which nothing has installed."""
+    """Run a script outside the checkout, which imports its tests, and which its workers may outlive."""
     checkout = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": checkout}
-    return subprocess.run(
-        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    out, err = path.with_suffix(".out"), path.with_suffix(".err")
+    with out.open("w") as stdout, err.open("w") as stderr:
+        command = [sys.executable, path, *arguments]
+        ran = subprocess.run(command, env=environment, stdout=stdout, stderr=stderr, timeout=300, check=False)
+    return subprocess.CompletedProcess(ran.args, ran.returncode, out.read_text(), err.read_text())
 
 
 def _lives(pid: int) -> bool:
@@ -150,9 +154,10 @@ def test_workers_end_with_the_rank_however_that_ends(how: str, tmp_path: Path) -
     ran = run_script(tmp_path / "script.py", how)
     pids = [int(pid) for pid in ran.stdout.split()]
     assert len(pids) == 2, ran.stderr
-    until_s = time.monotonic() + 60
-    while any(map(_lives, pids)):
-        assert time.monotonic() < until_s, "workers are left"
+    until_s = time.monotonic() + 150
+    while left := [pid for pid in pids if _lives(pid)]:
+        states = [Path(f"/proc/{pid}/status").read_text() for pid in left] if time.monotonic() > until_s else []
+        assert not states, f"workers are left:\n{states}\n{(tmp_path / 'script.err').read_text()}"
         time.sleep(0.05)
 
 
