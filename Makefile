@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release containers clean
+.PHONY: help demo test test-all aside check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release containers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,11 +40,13 @@ demo: $(READY)  ## train on real digits with real ranks on this machine, and sho
 
 test: check test-unit test-mpi  ## lint, types and the tests that take six minutes on two cores, some on real ranks
 test-all: export MPISGD_TESTS := all
-# Tests without ranks begin beside those that measure seconds, at the lowest priority: they take the cores where those wait.
+# Tests without ranks run beside those with, at the lowest priority: they take the cores where those wait.
 test-all: check  ## lint, types and all tests, with all the examples that are drawn
 	mkdir -p build; $(ASIDE) $(MAKE) test-unit > build/test-unit.log 2>&1 & aside=$$!; trap 'kill -- -$$aside 2> /dev/null || true' EXIT; \
-	  $(MAKE) test-mpi PARTS=alone; status=0; wait $$aside || status=$$?; cat build/test-unit.log; [[ $$status == 0 ]]
-	$(MAKE) test-mpi PARTS=together
+	  status=0; $(MAKE) test-mpi || status=$$?; wait $$aside || status=$$?; cat build/test-unit.log; [[ $$status == 0 ]]
+
+aside:  ## make TARGETS at the lowest priority
+	$(ASIDE) $(MAKE) $(TARGETS)
 
 # A session of its own, since Linux shares cores among sessions first.
 ASIDE := $(shell command -v setsid) bash -c '{ echo 19 > /proc/self/autogroup; } 2> /dev/null || true; exec nice -n 19 "$$@"' aside
