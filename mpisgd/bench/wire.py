@@ -39,7 +39,7 @@ from mpisgd.config import (
     SgdOptions,
 )
 from mpisgd.exchange.base import Report
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.liveness.ranks import look_around
@@ -232,15 +232,8 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options:
         server.serve()
         return 0.0
     gradients = np.zeros(size, np.float32)
-    channel = LearnerChannel(
-        wire,
-        roles,
-        rank - layout.shards,
-        weights=np.zeros(size, np.float32),
-        gradients=gradients,
-        bounds=slice_bounds(size, layout.shards),
-        consistent=False,
-    )
+    slices = Slices(np.zeros(size, np.float32), gradients, slice_bounds(size, layout.shards))
+    channel = LearnerChannel(wire, roles, rank - layout.shards, slices, consistent=False)
     answers = channel.pull(0)
     seconds, seq = [], 0
     while not answers.stop:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,17 +45,31 @@ _LAST_ENDING: int = Ending.INTERRUPTED
 _REJECT: int = Kind.REJECT
 
 
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A learner's memory as its shards see it.
+
+    Attributes:
+        weights: (parameters,) float32 host memory that pulled slices are received into.
+        gradients: (parameters,) float32 host memory that pushed slices are sent from; or words of `push_format.py`.
+        bounds: the slice of each shard, `flat.slice_bounds`.
+        cuts: each shard's slice in `gradients`, where that is not `bounds`.
+        held: of `weights`, where what is pulled is rounded (`deltas.py`).
+    """
+
+    weights: np.ndarray
+    gradients: np.ndarray
+    bounds: list[tuple[int, int]]
+    cuts: Sequence[tuple[int, int]] = ()
+    held: Held | None = None
+
+
 class LearnerChannel:
     """A learner's end: pushes slices of its gradient to all shards, pulls slices of the weights from all shards.
 
     Args:
-        weights: (parameters,) float32 host memory that pulled slices are received into.
-        gradients: (parameters,) float32 host memory that pushed slices are sent from; or words of `push_format.py`.
-        bounds: the slice of each shard, `flat.slice_bounds`.
         consistent: pull until all slices have one clock.
         interruptible: the shards may tell this learner that its gradient comes too late.
-        held: of `weights`, where what is pulled is rounded (`deltas.py`).
-        cuts: each shard's slice in `gradients`, where that is not `bounds`.
     """
 
     duplex = False
@@ -65,15 +80,12 @@ class LearnerChannel:
         wire: Communicator,
         roles: Roles,
         learner_id: int,
+        slices: Slices,
         *,
-        weights: np.ndarray,
-        gradients: np.ndarray,
-        bounds: list[tuple[int, int]],
         consistent: bool,
         interruptible: bool = False,
-        held: Held | None = None,
-        cuts: Sequence[tuple[int, int]] = (),
     ) -> None:
+        weights, gradients, bounds = slices.weights, slices.gradients, slices.bounds
         self._wire = wire
         self.now_ns = wire.clock.now_ns
         self.sleep = wire.clock.sleep
@@ -83,10 +95,10 @@ class LearnerChannel:
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
-        self._held = held
+        self._held = held = slices.held
         rooms = [chunks_of(weights[start:end]) for start, end in bounds] if held is None else [[room] for room in held.rooms]
         self._weights = [tuple(each) for each in rooms]
-        self._gradients = [gradients[start:end] for start, end in cuts or bounds]
+        self._gradients = [gradients[start:end] for start, end in slices.cuts or bounds]
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))

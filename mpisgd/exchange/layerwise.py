@@ -24,12 +24,13 @@ has pushed nothing of that mini-batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mpisgd.comm.communicator import STILL_NBYTES, Communicator
 from mpisgd.comm.messages import Ending, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Exchanges
@@ -37,15 +38,17 @@ from mpisgd.vectors.memory import Memory, copy_into
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
-    """A learner's end that pushes each slice when it is left; `vectors` and what else there is are as in `LearnerChannel`.
+    """A learner's end that pushes each slice when it is left; the rest is as in `LearnerChannel`.
 
     What a push tells of seconds is its own slice's: computing from its weights to its gradient, and how long it was delayed on
     purpose until then. `push_ns` is what the learner spent on its last push, not what was hidden behind its backward pass.
     """
 
-    def __init__(self, wire: Communicator, roles: Roles, learner_id: int, delays: Delays, **vectors: Any) -> None:
-        super().__init__(wire, roles, learner_id, **vectors)
-        self._moves = vectors["gradients"].nbytes > STILL_NBYTES
+    def __init__(
+        self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, delays: Delays, *, consistent: bool
+    ) -> None:
+        super().__init__(wire, roles, learner_id, slices, consistent=consistent)
+        self._moves = slices.gradients.nbytes > STILL_NBYTES
         self._delays = delays
         self._sent: list[Any] = []
         self._began_ns = 0
@@ -115,27 +118,30 @@ class PipelinedChannel(LearnerChannel, Exchanges):
 
 
 class AheadChannel(PipelinedChannel):
-    """A learner's end; `next_clock` is the protocol's, `memory` that in which it computes, `vectors` as in `LearnerChannel`."""
+    """A learner's end; `next_clock` is the protocol's, `memory` that in which it computes."""
 
     def __init__(
         self,
         wire: Communicator,
         roles: Roles,
         learner_id: int,
+        slices: Slices,
         delays: Delays,
         next_clock: Callable[[int], int],
         memory: Memory,
-        **vectors: Any,
+        *,
+        consistent: bool,
     ) -> None:
         self._next_clock = next_clock
         self._copied: list[tuple[Any, Any]] = []
         """For each shard, the slice that is computed from, and where it comes; none where what comes is rounded, and lies apart."""
-        if vectors["held"] is None:
-            vectors["weights"] = come = memory.another().weights
-            self._copied = [(memory.weights[start:end], come[start:end]) for start, end in vectors["bounds"]]
+        if slices.held is None:
+            come = memory.another().weights
+            self._copied = [(memory.weights[start:end], come[start:end]) for start, end in slices.bounds]
+            slices = replace(slices, weights=come)
         self._asked: dict[int, Any] = {}
         """What was asked for of each shard, and has not been taken."""
-        super().__init__(wire, roles, learner_id, delays, **vectors)
+        super().__init__(wire, roles, learner_id, slices, delays, consistent=consistent)
 
     def _begin_push(self, shard: int, report: Report) -> None:
         super()._begin_push(shard, report)

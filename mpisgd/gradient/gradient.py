@@ -34,7 +34,7 @@ class Gradient(Travels):
             own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         model: FlatModel,
         loss: Objective,

@@ -19,17 +19,16 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import Ending, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Left, Report
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 
 
 class GroupChannel(LearnerChannel):
-    """A stage's end; `roles` and `vectors` are what the stage sees of them.
+    """A stage's end; `roles` and `slices` are what the stage sees of them.
 
     Args:
         group: the ranks of all stages of this learner.
@@ -37,20 +36,20 @@ class GroupChannel(LearnerChannel):
         leaves: tells whether this rank's stage is no more, and the learner leaves; None where nobody may.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         wire: Communicator,
         roles: Roles,
         learner_id: int,
+        slices: Slices,
         group: Group,
         *,
         consistent: bool,
         drops: bool = False,
         leaves: Callable[[], bool] | None = None,
         interruptible: bool = False,
-        **vectors: Any,
     ) -> None:
-        super().__init__(wire, roles, learner_id, consistent=consistent, interruptible=interruptible, **vectors)
+        super().__init__(wire, roles, learner_id, slices, consistent=consistent, interruptible=interruptible)
         self._one_clock = consistent
         self._group = group
         self._leaves = leaves or _never

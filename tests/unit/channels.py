@@ -15,7 +15,7 @@ from mpisgd.comm.messages import (
 )
 from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.exchange.base import Answers, Report
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.vectors.flat import slice_bounds
 from tests.unit.fakes import Comm, Envelope, wire_without_mpi
@@ -53,9 +53,7 @@ class Job:
                 self.wires[rank],
                 self.roles,
                 learner_id,
-                weights=self.weights[learner_id],
-                gradients=self.gradients[learner_id],
-                bounds=self.bounds,
+                Slices(self.weights[learner_id], self.gradients[learner_id], self.bounds),
                 consistent=consistent,
                 interruptible=interruptible,
             )

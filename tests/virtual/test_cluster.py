@@ -15,7 +15,7 @@ from mpisgd.base.errors import DeadlockError
 from mpisgd.comm.messages import Ending, Goodbye, Pull, Tag
 from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.exchange.base import Report
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.shard_channel import ShardChannel
 from tests.virtual.scene import Scene, WatchedWire, packed
 
@@ -252,9 +252,7 @@ def the_projects_channel(schedule: Schedule) -> None:
     def learner(learner_id: int) -> None:
         wire = scene.wires[SHARDS + learner_id]
         weights = np.zeros(10, np.float32)
-        channel = LearnerChannel(
-            wire, roles, learner_id, weights=weights, gradients=schedule.gradient, bounds=bounds, consistent=False
-        )
+        channel = LearnerChannel(wire, roles, learner_id, Slices(weights, schedule.gradient, bounds), consistent=False)
         channel.pull(0)
         for seq in range(BATCHES):
             wire.clock.sleep(schedule.seconds())

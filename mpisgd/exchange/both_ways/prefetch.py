@@ -23,7 +23,7 @@ from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import PushFields, Tag
 from mpisgd.exchange.base import Answers, Report
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.roles import Roles
 from mpisgd.vectors.memory import Memory, copy_into
@@ -48,10 +48,9 @@ class PrefetchChannel(LearnerChannel):
         rounded: bool = False,
     ) -> None:
         self._memory, self._travels = memory, memory.another()
-        vectors: dict[str, Any] = {"weights": self._travels.weights, "gradients": self._travels.gradients, "cuts": memory.cuts}
-        if rounded:
-            vectors["held"] = Held(self._travels.weights, bounds, apart=False)
-        super().__init__(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
+        held = Held(self._travels.weights, bounds, apart=False) if rounded else None
+        slices = Slices(self._travels.weights, self._travels.gradients, bounds, memory.cuts, held)
+        super().__init__(wire, roles, learner_id, slices, consistent=False)
         self._asked: list[Any] = []
         self._least = 0
         """What the weights that are asked for must have as their clock, at least."""

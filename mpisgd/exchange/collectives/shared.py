@@ -81,7 +81,7 @@ class SharedTeam(Team):
         self._node.disband()
 
 
-def team_channel(
+def team_channel(  # noqa: PLR0913 - each by name
     wire: Communicator,
     roles: Roles,
     learner_id: int,

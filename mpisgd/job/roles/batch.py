@@ -11,6 +11,7 @@ import numpy as np
 
 from mpisgd.base.speech import say, warn
 from mpisgd.data.sampling import PortionSampling
+from mpisgd.exchange.channel import Slices
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
@@ -174,9 +175,8 @@ class BuiltBatchLearner(Built):
         self._gradient = self._gradient_of()
         self._sum = Sum(self._gradient, alone=options_of(setup).push_every == 1)
         self._desk = Desk(self.wire, setup.roles, self.index)
-        weights, gradients = self._gradient.memory.weights, self._sum.vector
-        fields = {"weights": weights, "gradients": gradients, "bounds": setup.bounds}
-        self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, **fields, consistent=False)
+        slices = Slices(self._gradient.memory.weights, self._sum.vector, setup.bounds)
+        self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, slices, consistent=False)
         self._channel.acknowledged = setup.tolerant
         if setup.tolerant:
             self._channel.ask_for_duty()

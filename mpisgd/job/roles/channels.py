@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.gathering import GatheringShardChannel
 from mpisgd.exchange.layerwise import AheadChannel, LayerwiseChannel, PipelinedChannel
@@ -23,10 +21,10 @@ from mpisgd.vectors.computing import Rooms
 from mpisgd.vectors.memory import Memory
 
 
-def vectors_of(config: Config, memory: Memory, bounds: list[tuple[int, int]]) -> dict[str, Any]:
-    """What a learner's end is given of its memory, as both formats say."""
+def slices_of(config: Config, memory: Memory, bounds: list[tuple[int, int]]) -> Slices:
+    """A learner's memory, as both formats say that it travels."""
     held = Held(memory.weights, bounds, apart=stages.moves_weights(config)) if config.pull_format == "bfloat16" else None
-    return {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts, "held": held}
+    return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held)
 
 
 def learner_channel(
@@ -47,22 +45,22 @@ def learner_channel(
     """
     if config.exchange == "prefetch":
         return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=config.pull_format == "bfloat16")
-    vectors, consistent = vectors_of(config, memory, bounds), protocol.consistent
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds)
+    consistent = protocol.consistent
     if config.exchange == "duplex":
-        return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
+        return DuplexChannel(*ends, consistent=False)
     if config.exchange == "streamed":
-        return StreamedChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent)
+        return StreamedChannel(*ends, consistent=consistent)
     if config.exchange == "whole":
         whole = AgreeingChannel if config.agrees else LearnerChannel
-        return whole(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
+        return whole(*ends, consistent=consistent, interruptible=protocol.aborts)
     delays = Delays(config.straggler, config.seed, learner_id)
     if config.protocol.alike and not (config.agrees or tolerant):
-        ends = wire, roles, learner_id, delays
-        return AheadChannel(*ends, protocol.next_clock, memory, **vectors, bounds=bounds, consistent=consistent)
+        return AheadChannel(*ends, delays, protocol.next_clock, memory, consistent=consistent)
     kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
     if config.agrees:
         kind = AgreeingPipelinedChannel
-    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
+    return kind(*ends, delays, consistent=consistent)
 
 
 def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, rooms: Rooms) -> ShardChannel:

@@ -21,7 +21,7 @@ from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles import agreement, evaluating
 from mpisgd.job.roles.base import Built
-from mpisgd.job.roles.channels import learner_channel, shard_channel, vectors_of
+from mpisgd.job.roles.channels import learner_channel, shard_channel, slices_of
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
@@ -172,9 +172,7 @@ class BuiltLearner(Built):
         self._channel: LearnerChannel
         if group is not None:
             self._channel = GroupChannel(
-                *(self.wire, seen.roles, self.index, group),
-                **vectors_of(config, memory, seen.bounds),
-                bounds=seen.bounds,
+                *(self.wire, seen.roles, self.index, slices_of(config, memory, seen.bounds), group),
                 consistent=protocol.consistent,
                 drops=config.nonfinite == "drop",
                 leaves=(lambda: computed.leaves) if world.may_leave else None,
