@@ -30,6 +30,7 @@ from mpisgd.comm.communicator import Buffer, Communicator, Pattern
 from mpisgd.comm.messages import Message, Push, Refused, Tag
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
+from mpisgd.exchange.channel import Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.rules.portions import NO_PORTION
@@ -40,14 +41,11 @@ from mpisgd.vectors.inflow import Incoming, Inflow, Stream
 class StreamedChannel(DuplexChannel):
     """A learner's end."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
+        super().__init__(wire, roles, learner_id, slices, consistent=consistent)
         self._pieces = [list(cuts(nbytes)) for nbytes in self._weights_nbytes]
-        self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(self._slices_of(named), self._pieces, strict=True)]
-
-    @staticmethod
-    def _slices_of(named: dict[str, Any]) -> list[Any]:
-        return [named["weights"][start:end] for start, end in named["bounds"]]
+        whole = [slices.weights[start:end] for start, end in slices.bounds]
+        self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
 
     def _send(self, report: Report) -> list[Any]:
         """Begin to send the slices, chunk by chunk, those of all shards in turn."""
