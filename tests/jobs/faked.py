@@ -158,7 +158,7 @@ def submit(tmp_path: Path) -> Any:
         for number in signals:
             slurm.wait_for((fake / "waiting").exists, 20, "launcher")
             process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=300)
         argv = (fake / "argv").read_text().splitlines() if (fake / "argv").exists() else []
         return Outcome(process.returncode, stdout, stderr, argv, fake)
 

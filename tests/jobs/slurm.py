@@ -107,7 +107,7 @@ class Slurm:
     def call(self, *words: str, **more: Any) -> str:
         """Run a client; what it printed."""
         done: subprocess.CompletedProcess[str] = subprocess.run(
-            words, env=os.environ | self.environment, capture_output=True, text=True, timeout=60, check=False, **more
+            words, env=os.environ | self.environment, capture_output=True, text=True, timeout=300, check=False, **more
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}{self.told()}"
         return done.stdout

@@ -41,14 +41,14 @@ class Submitting(Checkout):
         """`sbatch`; the job's number."""
         words = ["sbatch", "--parsable", f"jobs/{script}"]
         return subprocess.run(
-            words, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True, timeout=30
+            words, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True, timeout=300
         ).stdout.strip()
 
     def mpisgd(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """A command of the user's, on the cluster's login node."""
         env = self.environment | {"PYTHONPATH": str(JOBS.parent)}
         command = [sys.executable, "-m", "mpisgd", *words]
-        done = subprocess.run(command, cwd=self.directory, env=env, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, cwd=self.directory, env=env, capture_output=True, text=True, check=False, timeout=3000)
         assert done.returncode == status, done.stdout + done.stderr
         return done
 

@@ -53,7 +53,7 @@ def test_a_run_on_two_hosts(tmp_path: Path, mpi: str) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

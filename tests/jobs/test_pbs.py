@@ -51,7 +51,7 @@ def test_a_run_on_two_hosts(tmp_path: Path, mpi: str) -> None:
         "PATH": f"{os.environ['PATH']}:/usr/bin:/bin",
     }
     command = [*slurm.apart("hostA"), f"mount --bind {tmp_path / 'names'} /etc/hosts && bash {tmp_path / 'jobs' / 'pbs-cpu.pbs'}"]
-    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done; look at it with: mpisgd report results/mpisgd-4711" in done.stdout
     assert (tmp_path / "asked").read_text().split()[-1] == "hostB"

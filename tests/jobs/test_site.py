@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not (PYTHON and MPIRUN), reason="no environment 
 def said(*command: str) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_MCA", "PRTE_MCA"))}
     env |= {"PYTHONPATH": str(REPOSITORY), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -96,7 +96,7 @@ def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_thei
     if checkout.mpi != "openmpi":
         pytest.skip("this MPICH is built for PMI-1 and PMI-2")
     asked = ["srun", "--mpi=pmix", "true"]
-    tried = subprocess.run(asked, env=checkout.environment, capture_output=True, text=True, check=False, timeout=60)
+    tried = subprocess.run(asked, env=checkout.environment, capture_output=True, text=True, check=False, timeout=300)
     if tried.returncode != 0:
         pytest.skip(f"srun has no PMIx here (Debian: libpmix-dev): {tried.stderr.splitlines()[0]}")
     checkout.configure("epochs = 0.2")

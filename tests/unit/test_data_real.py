@@ -104,7 +104,7 @@ def test_digits_do_not_import_scikit_learn() -> None:
         "import sys; from mpisgd.config import DigitsOptions; from mpisgd.data import load\n"
         "assert 'h5py' not in sys.modules; load(DigitsOptions(), seed=1); assert 'sklearn' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
 def test_digits_without_scikit_learn_or_with_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     script = [sys.executable, str(ROOT / "results" / "speed.py"), "--out", str(tmp_path_factory.mktemp("figures"))]
-    return subprocess.run(script, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(script, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def rows_in(text: str) -> list[list[str]]:

@@ -106,7 +106,7 @@ except ConfigError as error:
     print("refused")
 """
     words = [*unshared(space), sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=3000)
     assert done.stdout.splitlines() == ["held", "refused"], done.stderr
 
 

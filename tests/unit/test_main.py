@@ -138,7 +138,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, action: Callable[[list[str]], int]) ->
 
 def test_python_dash_m_is_the_same_program() -> None:
     command = [sys.executable, "-m", "mpisgd", "trian"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "mpisgd: unknown command 'trian'; did you mean 'train'?\n"
 
@@ -164,5 +164,5 @@ sys.exit(main(["demo"]))
 
 
 def test_ctrl_c_is_heard_that_comes_in_a_destructor() -> None:
-    ended = subprocess.run([sys.executable, "-c", IN_A_DESTRUCTOR], check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", IN_A_DESTRUCTOR], check=False, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr.strip()) == (130, "mpisgd demo: stopped by Ctrl-C")

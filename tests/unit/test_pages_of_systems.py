@@ -38,7 +38,7 @@ def test_commands_that_need_the_system(system: str, tmp_path: Path) -> None:
     env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(pages.ROOT), "PYTHONUTF8": "1"}
     env |= {"FAKE": str(tmp_path), "SUBMITS": submits, "ANSWER": answer, "XDG_CONFIG_HOME": str(tmp_path / "settings")}
     for line in lines:
-        done = subprocess.run(line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{line}: {done.stderr}"
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked[0].startswith(submits)

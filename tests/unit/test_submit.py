@@ -143,7 +143,7 @@ def test_lsf_is_told_minutes_queue_project_and_cores(job: Path, capsys: pytest.C
 )
 def test_every_combination_is_a_script(job: Path, capsys: pytest.CaptureFixture[str], system: str, more: list[str]) -> None:
     text = printed(capsys, "--system", system, "--nodes", "2", "--gpus-per-node", "2", *more)
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=300)
     assert ("LINKS=20" in text) == ("--chain" in more)
     assert ("PROTOCOLS=(" in text) == ("--array" in more)
 

@@ -318,7 +318,7 @@ def test_its_variables_are_there_on_each_system(system: SystemName, job: Path, c
     used = " ".join(f"@{{{name}}}" for name in render.VARIABLES if name not in ("directives", "setup"))
     (job / "own.sh").write_text(f"#!/bin/bash\n@{{directives}}\n: {used}\n")
     text = "\n".join(printed(capsys, "--system", system, "--nodes", "2", "--gpus-per-node", "2", "--template", "own.sh"))
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=300)
     assert SYSTEMS[system].keyword in text
 
 
@@ -369,7 +369,7 @@ def test_the_examples_are_sites_and_say_that_they_were_not_tried(
     site(job, example.read_text())
     assert "not tried there" in example.read_text().splitlines()[0]
     text = "\n".join(printed(capsys, "--site", "here", "--nodes", "2"))
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=300)
 
 
 def test_there_are_three_examples() -> None:

@@ -320,7 +320,7 @@ def test_the_same_from_a_shell(stranger: Callable[..., Path]) -> None:
     run = stranger("model", done=False)
     for words in (["replay", str(run)], ["train", "--resume", str(run)]):
         command = [sys.executable, "-m", "mpisgd", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 2, done.stderr
         assert "names code" in done.stderr
         assert not executed()

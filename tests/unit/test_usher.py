@@ -18,7 +18,7 @@ import pytest
 from mpisgd.liveness import usher
 from mpisgd.liveness.usher import Process, Usher
 
-END_S = 30.0
+END_S = 100.0
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ SHELL = shlex.split(
 @pytest.mark.slow
 def test_the_shell_gets_the_directory_of_a_run(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mpisgd", "simulate", *SHELL, "--out", str(tmp_path / "run")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=os.environ)
     assert done.returncode == 0, done.stderr
     first, last = done.stderr.splitlines()[0], done.stderr.splitlines()[-1]
     assert "virtual cluster: softsync (n = 2, modulation = inverse), 4 learners x 4 samples, 2 shards, 21 parameters" in first
