@@ -40,7 +40,7 @@ demo: $(READY)  ## train on real digits with real ranks on this machine, and sho
 
 test: check test-unit test-mpi  ## lint, types and the tests that take six minutes on two cores, some on real ranks
 test-all: export MPISGD_TESTS := all
-# Tests without ranks run beside those with, at the lowest priority: they take the cores where those wait, most of all those that are alone.
+# Tests without ranks run beside those with, at the lowest priority: they take the cores where those wait, most of all the ones that come first.
 test-all: check  ## lint, types and all tests, with all the examples that are drawn
 	mkdir -p build; $(ASIDE) $(MAKE) test-unit > build/test-unit.log 2>&1 & aside=$$!; trap 'kill -- -$$aside 2> /dev/null || true' EXIT; \
 	  status=0; $(MAKE) test-mpi PARTS="alone together" || status=$$?; wait $$aside || status=$$?; cat build/test-unit.log; [[ $$status == 0 ]]

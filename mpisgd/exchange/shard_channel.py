@@ -74,6 +74,8 @@ class ShardChannel:
         """Gradients that are received while other messages are taken (`gathering.py`)."""
         self.last_ending = Ending.INTERRUPTED
         """A goodbye says why with one up to this."""
+        self.last_appointed = 0
+        """An evaluator is this one at most, where who evaluates may change."""
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
@@ -171,18 +173,24 @@ class ShardChannel:
         if (said := self.said.get(tag)) is not None:
             return said(*fields)
         if tag == Tag.SNAPSHOT_PULL:
-            if fields[0] < NOTHING_MORE:
-                raise PeerError(f"rank {source} pulled snapshot {fields[0]}: expected {NOTHING_MORE} or more", source)
-            if fields[1] < 0:
-                raise PeerError(f"rank {source} has seen enough at snapshot {fields[1] - 1}: expected 0 or more", source)
-            if source != self._evaluator_rank:
-                self._succeeds(source, fields[2])
-            return SnapshotPull(*fields)
+            return self._pull_of(source, *fields)
         if tag == Tag.INTERRUPT:
             if sender not in HEARD:
                 raise PeerError(f"rank {source} tells of signal {sender}: expected one of {', '.join(map(name_of, HEARD))}", source)
             return Interrupt(sender)
         raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
+
+    def _pull_of(self, source: int, number: int, enough: int, appointed: int) -> SnapshotPull:
+        """What the evaluator asks for. Raises PeerError."""
+        if number < NOTHING_MORE:
+            raise PeerError(f"rank {source} pulled snapshot {number}: expected {NOTHING_MORE} or more", source)
+        if enough < 0:
+            raise PeerError(f"rank {source} has seen enough at snapshot {enough - 1}: expected 0 or more", source)
+        if not 0 <= appointed <= self.last_appointed:
+            raise PeerError(f"rank {source} evaluates as number {appointed}: expected 0 ... {self.last_appointed}", source)
+        if source != self._evaluator_rank:
+            self._succeeds(source, appointed)
+        return SnapshotPull(number, enough, appointed)
 
     def _succeeds(self, rank: int, appointed: int) -> None:
         """Another rank asks for snapshots than did before. Raises PeerError."""

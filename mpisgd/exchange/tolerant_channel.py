@@ -46,6 +46,7 @@ class TolerantShardChannel(ShardChannel):
         if not self._of_first_stage:
             self._parted.update(roles.learner_ranks)
         self._given_up = set[int]()
+        self.last_appointed = len(roles.computing_ranks) + len(roles.spare_ranks)
         self._appointed = 0
         """As the how-manieth the evaluator was appointed, as far as is known here."""
         self._told: list[Any] = []
@@ -89,7 +90,7 @@ class TolerantShardChannel(ShardChannel):
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what comes once in a run. Snapshots are pulled by who may evaluate; only shard 0 says that nothing more will be."""
         if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0], fields[2]):
-            if source in self._given_up or fields[2] < self._appointed:  # it does not know
+            if source in self._given_up or 0 <= fields[2] < self._appointed:  # it does not know
                 return Lost(source, self._learner_of_rank[source])
             what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
             raise PeerError(f"rank {source} {what}: it is not the one to do so", source)

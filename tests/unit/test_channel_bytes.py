@@ -136,6 +136,8 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
         (1, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0, 0, 0), "rank 1 pulled a snapshot: only rank 3"),
         (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, -3, 0, 0), "rank 3 pulled snapshot -3: expected -2 or more"),
         (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0, -1, 0), "rank 3 has seen enough at snapshot -2: expected 0 or more"),
+        (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0, 0, 1), "rank 3 evaluates as number 1: expected 0 ... 0"),
+        (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0, 0, -1), "rank 3 evaluates as number -1: expected 0 ... 0"),
         (1, Tag.PUSH, a_push(0, nbytes=20), "push of rank 1: a slice of 20 bytes, expected 24"),
         (1, Tag.PUSH, a_push(0, gradients=2), "push of rank 1: 2 gradients, expected 1"),
         (1, Tag.PUSH, a_push(0, nbytes=-24), "a slice of -24 bytes, expected 24"),

@@ -119,3 +119,5 @@ def test_who_was_appointed_earlier_and_asks_later_is_followed_already() -> None:
         assert not pulls_a_snapshot(door, source, number, appointed=int(source == 2))
         assert door.shard.evaluator_rank == 3
     assert pulls_a_snapshot(door, 3, 1, appointed=2)
+    assert not pulls_a_snapshot(door, 3, 1, appointed=3), "of two learners"
+    assert not pulls_a_snapshot(door, 3, 1, appointed=-1)
