@@ -213,6 +213,8 @@ class Faults:
         self._spares.taken(rank, learner_id)
         self._tell_forsaken()
         self._note_if_lost(learner_id)
+        if self._succession is not None:  # it may have been back, have left, and evaluate
+            self._succession.lost(learner_id)
         if before == channel.evaluator_rank:
             shard.desk.ask(None)
         for those in (self._gone, self._unheeded):
@@ -225,6 +227,7 @@ class Faults:
         self._rules.attendance.on_succession(learner_id)
         self._owes(learner_id, channel.now_s())
         channel.succeed(learner_id, rank, shard.received[learner_id], last_seq)
+        self._appoint()
         self._end_evaluation()
 
     def end_of_commands(self) -> None:

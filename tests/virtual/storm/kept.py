@@ -335,5 +335,17 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a spare wakes late, and takes the place of a learner that is back, has left and evaluates: nobody did so after it": Draw(
+        way="hardsync-rounded", shards=3, learners=2, evaluator=False, tolerant=True, seed=586330931, every_updates=5,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=256, spares=1,
+        attempts=(
+            (
+                Fault(what="stop", rank=4, at_s=0.21204152200791146, lasts_s=0.6548903498122073, both=False),
+                Fault(what="stop", rank=5, at_s=0.11880561987515867, lasts_s=0.8947177386591939),
+                Fault(what="slow", rank=0, at_s=0.07866207105164481, lasts_s=0.6384340768168235, both=False),
+            ),
+            (),
+        ),
+    ),
 }
 # fmt: on
