@@ -307,8 +307,8 @@ class _Walk:
         return event.time_s < row.arrival_s or row.clock > clock or first
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
-        """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
-        if left.kind in _BACK and left.learner_id == row.learner_id and row.reason != Reason.MISSED:
+        """Though it is later by its seconds: the row was kept until its turn, or its learner is back with it, which came whole."""
+        if left.kind in _BACK and left.learner_id == row.learner_id and row.reason not in _OF_THE_MISSED:
             return True
         turn = self.rules.turn()
         if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:

@@ -347,5 +347,16 @@ KEPT: dict[str, Draw] = {
             (),
         ),
     ),
+    "a learner that is missed pushes in part, and is back by its pull: replay had it back with that push, and refused it": Draw(
+        way="hardsync", shards=4, learners=4, evaluator=False, tolerant=True, seed=591446589, every_updates=0,
+        latency_ns=500000, eager_nbytes=4096, reorders=True, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="slow", rank=1, at_s=0.2803172932558315, lasts_s=0.6411575384924378),
+                Fault(what="kill", rank=5, at_call=88, both=False),
+                Fault(what="stop", rank=7, at_s=0.18699111248915276, lasts_s=0.7227103300382464, both=False),
+            ),
+        ),
+    ),
 }
 # fmt: on
