@@ -1,7 +1,8 @@
 """Choice of who evaluates, where learners and the evaluator may be lost: shard 0 decides.
 
 A dedicated evaluator does it while it lives. Otherwise, and after that, it is the first learner that has said goodbye; where that
-is lost too, the next. So the weights of a run that has come to its end are evaluated and saved as long as anybody is left.
+is lost too, the next. So the weights of a run that has come to its end are evaluated and saved as long as anybody is left; one that
+hangs, and that nobody is left to follow, is waited for (`faults.py`).
 """
 
 from __future__ import annotations
