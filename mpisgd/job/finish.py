@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mpisgd.base.errors import ProtocolError
+from mpisgd.base.errors import PeerError, ProtocolError
 from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
 from mpisgd.protocols import SandblasterOptions
@@ -163,6 +163,17 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
         contents["best"] = sums.of_file(best)
     directory.mark_done(outcome.path, contents)
     return outcome
+
+
+def after_all(path: Path, lost: PeerError) -> Outcome:
+    """The outcome, for a rank that hung while the others came to the end without it, and finds them gone.
+
+    Raises the error by which it found out, where the run is not DONE: then they are lost.
+    """
+    done = Run(path).done
+    if done is None:
+        raise lost
+    return Outcome(path, tuple(done["clock"]), tuple(done["samples"]), done["diverged"], done["seconds"])
 
 
 def applied_losses(log: Run) -> np.ndarray:

@@ -20,6 +20,7 @@ from mpisgd.data import DataSet
 from mpisgd.gradient.measure import Measured, batch_norms
 from mpisgd.job import parts
 from mpisgd.records.log import schema
+from mpisgd.records.log.rank_file import attempt_of
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import Finding, refuse, same
 from mpisgd.replay.checks.happened import due_snapshots
@@ -48,11 +49,13 @@ class Plan:
 
     Attributes:
         taken: per shard of the last attempt, its slices in order.
+        known: the same, as each attempt's evaluator was told: before slices were cut anew, each had its own shard's clock.
         numbers: by attempt and shard, the number of the snapshot that was taken at a clock.
         kept: by attempt and shard, how many there were when it began.
     """
 
     taken: list[list[Taken]]
+    known: dict[int, list[list[Taken]]]
     numbers: dict[tuple[int, int], dict[int, int]]
     kept: dict[tuple[int, int], int]
 
@@ -61,10 +64,17 @@ class Plan:
         """Number of snapshots that all shards took."""
         return min(map(len, self.taken))
 
+    def slices(self, number: int, attempt: int) -> list[Taken]:
+        """The slices of a snapshot, as the evaluator of this attempt was told, if it can have been."""
+        known = self.known.get(attempt, [])
+        there = bool(known) and number < min(map(len, known))
+        return [mine[number] for mine in (known if there else self.taken)]
+
 
 def plan_of(record: Record) -> Plan:
     """From the updates and events of all attempts; at a seam those are kept that the checkpoint knew of."""
     taken: list[list[Taken]] = []
+    known: dict[int, list[list[Taken]]] = {}
     numbers: dict[tuple[int, int], dict[int, int]] = {}
     kept: dict[tuple[int, int], int] = {}
     chain = [*record.earlier, record]
@@ -82,7 +92,8 @@ def plan_of(record: Record) -> Plan:
             numbers[attempt.attempt, shard.shard] = {clock: len(mine) + at for at, (clock, _) in enumerate(due)}
             seam = math.inf if following is None else following.start_clock
             mine += [Taken(clock, samples, at_s.get(clock, math.nan)) for clock, samples in due if clock <= seam]
-    return Plan(taken, numbers, kept)
+        known[attempt.attempt] = [list(mine) for mine in taken]
+    return Plan(taken, known, numbers, kept)
 
 
 def check_rows(record: Record, plan: Plan) -> None:
@@ -112,12 +123,14 @@ def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], f
     """Yield what each row must say but for its seconds; when it was taken; whether it is of the last weights."""
     train_samples = record.environment("train_samples")
     vectors, splits = _kinds(record)
-    snapshots = [[mine[number] for mine in plan.taken] for number in range(plan.count)]
-    if record.whole:
-        ends = [Taken(log.final_clock, log.final_samples, log.final_s) for log in record.shards]
-        snapshots.append(ends)
-    for number, slices in enumerate(snapshots):
-        clocks = [each.clock for each in slices]
+    each = vectors * len(splits)
+    writers = [attempt_of(part.path) for part in record.run.parts for _ in range(part.length("evaluations"))][::each]
+    for number in range(plan.count + record.whole):
+        if number == plan.count:
+            slices = [Taken(log.final_clock, log.final_samples, log.final_s) for log in record.shards]
+        else:
+            slices = plan.slices(number, writers[number] if number < len(writers) else record.attempt)
+        clocks = [slice_.clock for slice_ in slices]
         samples, taken_s = slices[0].samples, seconds_of(slices[0].taken_s)
         for averaged in range(vectors):
             for train in splits:

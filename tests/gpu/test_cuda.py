@@ -55,7 +55,8 @@ def gradient_on(device: str, model: ModelOptions, autocast: Autocast = "off", **
     memory = flat.memory if device == "cpu" else flat.memory.pinned()
     return Gradient(flat, nn.functional.cross_entropy, data.train, dealt, memory, seed=1, learner_id=0, **special)
 
-CONVOLUTIONS = "--model cifar10_full --mu 16 --data synthetic --data.shape 3 32 32 --data.samples 512".split()
+
+CONVOLUTIONS = ["--model", "cifar10_full", "--data", "synthetic", "--data.shape", "3", "32", "32", "--data.samples", "512"]
 
 
 @pytest.fixture

@@ -289,8 +289,13 @@ class TolerantWire(Wire):
         self._meetings += 1
         if self.rank != HUB:
             self.waiting.awaited = "all to meet"
-            answer = self._comm.Irecv(table, HUB, Tag.MET)
-            self._wait(self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE))
+            try:
+                answer = self._comm.Irecv(table, HUB, Tag.MET)
+                sent = self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE)
+            except MPI.Exception as error:  # the others have met, and are gone
+                self._learn(error)
+                return table
+            self._wait(sent)
             self._wait(answer)
             self.waiting.goes_on()
             return table

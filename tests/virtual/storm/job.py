@@ -11,6 +11,7 @@ from unittest import mock
 from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
 from mpisgd.job import roles, tensors
+from mpisgd.job.finish import after_all
 from mpisgd.records.log import schema
 from tests.virtual.storm import package
 from tests.virtual.storm.disk import Disk
@@ -81,7 +82,10 @@ class Job(Ranks):
     def _main(self, process: Process) -> None:
         """One rank, to its end: what `guard.failing_fast` and `run.Rank.run` do."""
         try:
-            self._rank(process.rank)
+            try:
+                self._rank(process.rank)
+            except VIRTUAL.tolerant.RankLost as error:
+                after_all(self.path, error)
             self.machine.leave(process)
         except RunInterrupted as error:
             self.interrupted = str(error)

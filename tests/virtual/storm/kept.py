@@ -358,5 +358,22 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "the evaluator hangs until rank 0, which waits no longer for it, has said DONE and is gone: it failed": Draw(
+        way="hardsync-rounded", shards=3, learners=3, evaluator=True, tolerant=True, seed=794163413, every_updates=2,
+        latency_ns=50000, eager_nbytes=4096, reorders=False, flush_rows=256,
+        attempts=((Fault(what="stop", rank=6, at_call=54, lasts_s=12.0),),),
+        samples=96,
+    ),
+    "a snapshot of two clocks is evaluated, and its slices are cut anew: replay expected the clock that they have since": Draw(
+        way="versioned", shards=3, learners=5, evaluator=False, tolerant=True, seed=277612144, every_updates=2,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="slow", rank=17, at_s=0.12722165139297162, lasts_s=0.2699416045315534, both=False),
+                Fault(what="end", rank=15, at_s=0.2267030638594178),
+            ),
+        ),
+        again=(3, 3), group_size=3, micro_batches=2, samples=96,
+    ),
 }
 # fmt: on

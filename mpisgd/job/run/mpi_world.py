@@ -1,0 +1,155 @@
+"""The world of one rank of MPI's: its own process, its real seconds, and torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpisgd.base.speech import warn
+from mpisgd.comm.communicator import Group
+from mpisgd.comm.mpi.library import takes_gpu_memory
+from mpisgd.comm.mpi.wire import Wire
+from mpisgd.exchange.roles import Role, Roles
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import SharedMemory
+from mpisgd.gradient.by_layers.parts import GradientInParts
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.job.run.start import Claim
+from mpisgd.job.tensors import Tensors
+from mpisgd.job.world import World
+from mpisgd.pipeline import partitioned
+from mpisgd.pipeline.stage import Stage
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
+from mpisgd.records.log import schema
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.streamed_update import StreamedUpdate
+from mpisgd.vectors.buckets import Bucket
+from mpisgd.vectors.computing import Computes, Travels
+
+
+class MpiWorld(World):
+    """The world of this very rank, which is the only one that it is asked about."""
+
+    saves = True
+    join: Callable[[Sequence[int]], Group] | None = None
+
+    def __init__(self, claim: Claim, wire: Wire) -> None:
+        self._setup = claim.setup
+        self._config = config = claim.setup.config
+        self.tensors: Tensors = claim.tensors
+        self._fingerprint = claim.tensors.model.fingerprint
+        self._saved = claim.saved
+        self._wire = wire
+        self._gradient: Gradient | None = None
+        self.progress = config.log.progress
+        on_gpu = "cuda" in (config.device, config.shard_device)
+        self._direct = on_gpu and takes_gpu_memory() and not claim.setup.tolerant
+        """Whether MPI is given a GPU's memory. Not where ranks may be lost: a transfer that is given up keeps its memory."""
+
+    def wire(self, rank: int) -> Wire:
+        return self._wire
+
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
+        roles = self._setup.roles
+        if group is not None:
+            return self._stage(rank, roles, group)
+        own = None if shared is None else shared.own
+        memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
+        gradient = self.tensors.gradient(roles.number(rank), memory)
+        if not self._config.protocol.batch:  # whose portions come in no order of their own
+            gradient.read_ahead()
+        self._gradient = gradient
+        return gradient
+
+    def _stage(self, rank: int, roles: Roles, team: Group) -> Travels:
+        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is, or may come, to evaluate it."""
+        names = roles.stream(rank), roles.stage(rank)
+        evaluates = rank in roles.learner_ranks if self._setup.tolerant else rank == roles.evaluator_rank
+        if self._config.partitioned:
+            links = partitioned.links_of(self._wire, roles.groups[roles.index(rank)])
+            self._gradient = gradient = self.tensors.of_piece(*names, links, team)
+            gradient.read_ahead()
+            evaluates = evaluates or (self._setup.jointly and roles.index(rank) == 0)
+            if not evaluates:
+                del self.tensors.model
+            return gradient
+        self._gradient = passes = self.tensors.passes(*names)
+        if not evaluates:
+            del self.tensors.model
+        elif self.tensors.in_pieces is not None:
+            self.tensors.model.forget()
+        config, group = self._config, roles.groups[roles.index(rank)]
+        clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
+        return Stage(self._wire, group, passes, config.micro_batches, alternating=alternating, clips=clips)
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        return super().group(rank, ranks) if self.join is None else self.join(ranks)
+
+    def take_place(self, rank: int, roles: Roles) -> None:
+        self._setup = dataclasses.replace(self._setup, roles=roles)
+
+    def weights(self, bounds: tuple[int, int]) -> Tensor:
+        weights = super().weights(bounds)
+        del self.tensors.model
+        return weights
+
+    def close(self) -> None:
+        """End the processes that fetch mini-batches."""
+        if self._gradient is not None:
+            self._gradient.close()
+
+    def buckets(self) -> list[Bucket]:
+        return stages.buckets_of(self._config, self.tensors.model.layers, self._setup.bounds)
+
+    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
+        bounds, own = self._setup.bounds, list[int]()
+        if buckets := self.buckets():
+            place = self._setup.roles.learner_ranks.index(rank)
+            bounds = [(bucket.start, bucket.end) for bucket in buckets]
+            own = [number for number, bucket in enumerate(buckets) if bucket.owner == place]
+        return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self._config), own=own)
+
+    def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
+        """A rank that is nothing but a shard has no further use for the model."""
+        setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
+        shard, direct = setup.roles.index(rank), self._direct and alone
+        kind = StreamedUpdate if setup.config.exchange == "streamed" else SliceUpdate
+        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct, kind=kind)
+        if alone:
+            del self.tensors.model
+        before = setup.account(shard)
+        if before is not None:
+            update.restore(self.saved(rank), before.samples)
+        return update
+
+    def saved(self, rank: int) -> dict[str, Tensor]:
+        saved = {name: torch.from_numpy(array) for name, array in self._saved.items()}
+        self._saved.clear()
+        return saved
+
+    def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints:
+        """If nothing else, a signal asks for one."""
+        setup, config, shard = self._setup, self._config, self._setup.roles.index(rank)
+        share = Share(
+            setup.path,
+            shard,
+            bounds=setup.bounds[shard],
+            shards=config.shards,
+            learners=setup.roles.lambda_,
+            model=self._fingerprint,
+            attempt=setup.attempt,
+            continues=rows,
+            pinned=() if setup.resumption is None else setup.resumption.pinned,
+            coordinated=config.protocol.batch,
+        )
+        log = [setup.path / schema.shard_file(shard, setup.attempt)] if config.log.enabled else []
+        beside = [*log, setup.spool(shard)]
+        return Checkpoints(share, config.checkpoint, update, beside=beside, complain=lambda text: self.warn(rank, text))
+
+    def warn(self, rank: int, text: str) -> None:
+        """Said by any rank, and even where progress is off."""
+        warn(f"mpisgd: rank {rank} ({self._setup.roles.describe(rank)}) on {self._setup.hosts[rank]}: {text}")
