@@ -58,6 +58,8 @@ GROUPED = {
     "agreed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, False),
     "pushed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, True),
 }
+#: In a fault-tolerant run: the fourth time that all meet, when rank 0 has said DONE, and who is given up.
+LAST = {"last meeting": ("mpisgd.comm.mpi.tolerant", "TolerantWire.gather", 4, False)}
 SAID = "dies now"
 
 
@@ -125,7 +127,7 @@ def main() -> int:
         elif at == "mpi-init":
             _before_import("mpi4py.MPI", _killed_in_init)
         else:
-            _at_call(*(START | LATER | GROUPED)[at])
+            _at_call(*(START | LATER | GROUPED | LAST)[at])
     elif at == "mpi-init" and rank == os.environ["DIE_WAITS"]:
         _before_import("mpi4py.MPI", _wait_for_mark)
     from mpisgd.__main__ import main as mpisgd

@@ -105,6 +105,16 @@ def test_a_shard_that_does_not_come_to_the_end_is_told(started: list[Job], tmp_p
     assert not (out / "DONE").exists()
 
 
+def test_one_that_comes_when_all_is_over_leaves(started: list[Job], tmp_path: Path) -> None:
+    """Rank 0 has waited for it long enough in the last meeting, and is gone: the run is DONE, and nothing is lost."""
+    out = tmp_path / "run"
+    told = {"DIE_AT": "last meeting", "DIE_RANK": "3", "DIE_BY": "8", "DIE_MEET_S": "5"}
+    job = begin(started, out, 4, "tests.faults.dying", "--shards", "2", "--evaluator", **told)
+    assert job.end(END_S) == 0, job.text
+    assert dying.SAID in job.text and "fail" not in job.text and "lost" not in job.text, job.text
+    assert Run(out).done is not None
+
+
 def test_a_shard_that_hangs_ends_the_job(started: list[Job], tmp_path: Path) -> None:
     """Nobody is told of it by MPI; the learners, who wait for it, ask."""
     out = tmp_path / "run"
