@@ -116,14 +116,16 @@ class Recompute:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
         scale = self.serial.scale_of(action.learner_id)
         told = log.scale_of(number)  # NaN, of a row that was there before the column was
-        if not (same(told, scale) or math.isnan(told) or self.proof.tolerance):  # where sums differ, so does what overflows
+        if not (
+            same(told, scale) or math.isnan(told) or self.proof.tolerance
+        ):  # where sums differ, so does what overflows, and what is rounded off
             self._find(Finding(f"scale {told!r}, recomputed {scale!r}", log.shard, "pushes", **place))
         for each, share in zip(self.record.shards, rounded, strict=True):
             at = int(each.rows_of[action.learner_id][action.number])
             if at in each.inserted:  # nobody told this shard: the row is another's, whose stage has rounded another slice
                 continue
             said = float(each.pushes["rounded"][at])
-            if not same(said, share) and not math.isclose(said, share, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance)):
+            if not (same(said, share) or self.proof.tolerance or math.isclose(said, share, rel_tol=_NORM_TOLERANCE)):
                 why = f"rounded {said!r}, recomputed {share!r}"
                 self._find(Finding(why, each.shard, "pushes", **{**place, "row": at, "clock": each.row(at).clock}))
         if not same(loss, row.loss):
@@ -149,7 +151,7 @@ class Recompute:
         for name, value in step._asdict().items():
             said = recorded[name].item()
             if name.endswith("_sq"):
-                agree = same(said, value) or math.isclose(said, value, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance))
+                agree = same(said, value) or math.isclose(said, value, rel_tol=max(_NORM_TOLERANCE, 2 * self.proof.tolerance))
                 agree = agree or (self.proof.tolerance > 0 and (math.isnan(said) or math.isnan(value)))
             else:
                 agree = said == value
