@@ -51,8 +51,10 @@ class GatheringShardChannel(ShardChannel):
         """In the order of their headers, as `_coming`."""
         self._begun_by: defaultdict[int, int] = defaultdict(int)
         """How many of them are of each learner."""
-        self._behind: deque[tuple[int, Message]] = deque()
-        """What learners have said whose pushes are still coming."""
+        self._behind: defaultdict[int, list[Message]] = defaultdict(list)
+        """What each learner has said behind pushes that are still coming."""
+        self._heard: deque[Message] = deque()
+        """What was behind them, until all of its learner's were whole."""
         self._older: list[list[Any]] = []
         """Answers under way from weights that were changed since."""
 
@@ -65,10 +67,8 @@ class GatheringShardChannel(ShardChannel):
     ) -> Message | None:
         """As ever; a push is returned when its gradient is whole, and is what `rooms` took back last."""
         while True:
-            for at, (whose, message) in enumerate(self._behind):
-                if not self._is_coming(whose):
-                    del self._behind[at]
-                    return message
+            if self._heard:
+                return self._heard.popleft()
             said = super().receive(gradient, learner_id, until_s, patterns)
             if said is None:
                 if (come := self._come()) is not None:
@@ -104,6 +104,8 @@ class GatheringShardChannel(ShardChannel):
                 coming = self._coming.pop(at)
                 del self._begun[at]
                 self._begun_by[push.learner_id] -= 1
+                if not self._is_coming(push.learner_id):
+                    self._heard.extend(self._behind.pop(push.learner_id, ()))
                 self._rooms.take_back(room)
                 try:
                     coming.check()
@@ -124,7 +126,7 @@ class GatheringShardChannel(ShardChannel):
             return False
         if not self._is_coming(whose):
             return False
-        self._behind.append((whose, message))
+        self._behind[whose].append(message)
         return True
 
     def _is_coming(self, learner_id: int) -> bool:
