@@ -5,20 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import socket
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from mpisgd.base.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
+from mpisgd.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, RunInterrupted, nearest
 from mpisgd.base.version import __version__
 from mpisgd.comm.mpi import ulfm
 from mpisgd.config import hints
-from mpisgd.liveness.guard import abort, launched_rank, launched_size
-
-if TYPE_CHECKING:
-    from mpisgd.comm.mpi.library import MPI
+from mpisgd.liveness.guard import launched_rank, launched_size
+from mpisgd.liveness.leaving import leave_together
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
@@ -36,8 +32,6 @@ COMMANDS = {
     "doctor": "check MPI, cores, threads and the file system",
     "demo": "train three small runs that show what staleness does",
 }
-
-_PATIENCE_S = 20.0
 
 
 def module_of(command: str) -> str:
@@ -57,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     sys.unraisablehook = hear_again
     try:
         status = run(*words)
+    except RunInterrupted:
+        status = EXIT_INTERRUPTED
     except SystemExit as leaving:  # tyro's --help and its refusals
         status = leaving.code if isinstance(leaving.code, int) else EXIT_USAGE
     except MpisgdError as error:
@@ -106,42 +102,6 @@ def run(command: str = "", *rest: str) -> int:
         return EXIT_USAGE
     status: int = importlib.import_module(module_of(command)).main(list(rest))
     return status
-
-
-def leave_together(status: int, reason: str) -> int:
-    """Wait for the other ranks, so that the launcher does not end the first rank before it has told what is wrong.
-
-    Where they do not come, they did not refuse what this one did (a file that it alone cannot read): then it ends the job.
-
-    Returns with which status this rank is to leave: where all have met, the first one's is the job's, and the others leave with 0.
-    For where several ranks of several nodes leave with another, Open MPI's launcher stays, one time in twelve.
-    """
-    sys.stderr.flush()
-    from mpisgd.comm.mpi.library import MPI
-
-    if ulfm.enabled() and ulfm.failed(MPI.COMM_WORLD):  # those who are left have met before (`tolerant.py`)
-        return status
-    together = MPI.COMM_WORLD.Ibarrier()
-    patient_until_s = time.monotonic() + _PATIENCE_S
-    while not _have_come(together):
-        if time.monotonic() > patient_until_s:
-            who = f"rank {launched_rank()} on {socket.gethostname()}"
-            print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
-            abort(MPI.COMM_WORLD, status)
-        time.sleep(0.005)
-    return status if launched_rank() == 0 else EXIT_OK
-
-
-def _have_come(together: MPI.Request) -> bool:
-    """Whether all have met; who has left already looks, where MPI tells of failures, as if it had failed."""
-    from mpisgd.comm.mpi.library import MPI
-
-    try:
-        return bool(together.Test())
-    except MPI.Exception as error:
-        if not ulfm.is_failure(error):
-            raise
-        return True
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpisgd.base.imports import refuse_in_import
 from mpisgd.config import Config, config_file, replace
 from mpisgd.config import trust as consent
+from mpisgd.liveness import leaving
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,47 +64,49 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
 
     Raises:
         AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
-        RunInterrupted (a SystemExit with code 85): on every rank alike, where a signal has interrupted the run, which `resume`
-            continues.
+        RunInterrupted (a SystemExit; code 85 on the first rank, 0 on others): on every rank alike, where a signal has interrupted
+            the run, which `resume` continues.
+    Where nobody catches what all raise, the first rank says it, and the status, for all.
     A callback that raises ends the job, with its name. Any later failure on one rank ends the whole job, loudly (law 9); in a
     process by itself it is raised.
 
     What factories, samples, model and loss draw from the global generators of torch, numpy and `random` is seeded by names (law 5).
     """
-    refuse_in_import("mpisgd.train()")
-    from mpisgd.records.callbacks import Callbacks
+    with leaving.as_one(comm):
+        refuse_in_import("mpisgd.train()")
+        from mpisgd.records.callbacks import Callbacks
 
-    callbacks = Callbacks(on_update, on_evaluation, on_end)
-    objects = {"model": model, "data": data, "loss": loss, "step": step}
-    path = None if resume is None else Path(resume)
-    of_the_run = config is None and not trust
-    if config is None and path is not None:
-        config = config_file.of_run(path)
-    elif config is None:
-        config = Config()
-    elif isinstance(config, Mapping):
-        config = config_file.from_mapping(config)
-    elif not isinstance(config, Config):
-        config = consent.read(config, trust)
-    if path is not None:
-        from mpisgd.job.naming import PARTS
-        from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished
+        callbacks = Callbacks(on_update, on_evaluation, on_end)
+        objects = {"model": model, "data": data, "loss": loss, "step": step}
+        path = None if resume is None else Path(resume)
+        of_the_run = config is None and not trust
+        if config is None and path is not None:
+            config = config_file.of_run(path)
+        elif config is None:
+            config = Config()
+        elif isinstance(config, Mapping):
+            config = config_file.from_mapping(config)
+        elif not isinstance(config, Config):
+            config = consent.read(config, trust)
+        if path is not None:
+            from mpisgd.job.naming import PARTS
+            from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished
 
-        config = config_file.cut_anew(replace(config, out=str(path), overwrite=False), config_file.of_run(path))
-        taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
-        check_changes(path, replace(config, **taken))  # but for what is brought anew: a checkpoint knows its model
-        outcome = finished(path)
-        if outcome is not None:
-            return outcome
-        if of_the_run:
-            names = consent.names_of(config, training=True)
-            brought = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
-            consent.check(path, config, brought, consent.resume_line(path, config), training=True)
-        config = as_many_shards_as_ranks(path, config)
-    from mpisgd.comm.mpi.library import MPI
-    from mpisgd.job.parts import Brought
-    from mpisgd.job.run import run
+            config = config_file.cut_anew(replace(config, out=str(path), overwrite=False), config_file.of_run(path))
+            taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
+            check_changes(path, replace(config, **taken))  # but for what is brought anew: a checkpoint knows its model
+            outcome = finished(path)
+            if outcome is not None:
+                return outcome
+            if of_the_run:
+                names = consent.names_of(config, training=True)
+                brought = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
+                consent.check(path, config, brought, consent.resume_line(path, config), training=True)
+            config = as_many_shards_as_ranks(path, config)
+        from mpisgd.comm.mpi.library import MPI
+        from mpisgd.job.parts import Brought
+        from mpisgd.job.run import run
 
-    return run(
-        config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data, step, callbacks), resumed=path is not None
-    )
+        return run(
+            config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data, step, callbacks), resumed=path is not None
+        )

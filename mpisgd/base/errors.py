@@ -78,7 +78,7 @@ class LaunchError(MpisgdError):
 class RunInterrupted(SystemExit):
     """A signal has interrupted the run; it can go on from a checkpoint (`mpisgd train --resume`). Raised on every rank alike.
 
-    Where nobody catches it, Python ends with its `code`, EXIT_INTERRUPTED.
+    Where nobody catches it, Python ends with its `code`: EXIT_INTERRUPTED, on the first rank, whose status is the job's.
     """
 
     def __init__(self, text: str) -> None:

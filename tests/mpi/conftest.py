@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +91,27 @@ def launch(ranks: int, *words: str, timeout_s: float = 120, cwd: Path | None = N
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        left = left_of(process.pid)
+        for pid in left:  # MPI, or else Python, then prints where it is
+            if pid != process.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+        time.sleep(3.0)
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        pytest.fail(f"{' '.join(command)}: no end after {timeout_s} s\n{out}\n{err}", pytrace=False)
+        there = "\n".join(left.values())
+        pytest.fail(f"{shlex.join(command)[:200]}: no end after {timeout_s} s of\n{there}\n{out}\n{err}", pytrace=False)
     return Launched(process.returncode, out, err)
+
+
+def left_of(session: int) -> dict[int, str]:
+    """The processes of a session: by number, in words."""
+    words = ("pid", "state", "wchan:24", "etime", "time", "args")
+    ps = ["ps", "-s", str(session), *(f"-o{each}=" for each in words)]
+    with contextlib.suppress(FileNotFoundError):  # a machine without procps
+        lines = subprocess.run(ps, capture_output=True, text=True, check=False).stdout.splitlines()
+        return {int(line.split()[0]): line[:160] for line in lines}
+    return {}
 
 
 @pytest.fixture(autouse=True, scope="session")

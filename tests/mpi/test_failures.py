@@ -338,20 +338,30 @@ def test_a_diverged_run_that_drops_everything_ends(tmp_path: Path) -> None:
     assert "all dropped" in done.text
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-m mpisgd train --mu 0", "mpisgd train: ConfigError: mu = 0"),
+        ("-c 'import mpisgd; mpisgd.train(config=dict(mu=0))'", "ConfigError: mu = 0"),
+        ("-c 'import mpisgd; mpisgd.train(config=dict(shards=3))'", "AgreedError: ConfigError: too few ranks: found 3"),
+    ],
+    ids=["command", "before MPI", "agreed"],
+)
 @pytest.mark.slow
-def test_of_ranks_that_leave_together_the_first_says_the_status_for_all(tmp_path: Path) -> None:
-    """Where several ranks of several nodes end with one that is not 0, Open MPI's launcher may never end.
+def test_of_ranks_that_leave_together_the_first_says_the_status_for_all(words: str, told: str, tmp_path: Path) -> None:
+    """Where several ranks end with one that is not 0, Open MPI's launcher may never end.
 
     The first one's shell waits for the others': a launcher ends those whom it finds alive after a status that is not 0.
     """
     rank = "${OMPI_COMM_WORLD_RANK-$PMI_RANK}"
     last = f'while [ {rank} = 0 ] && [ ! -s "{tmp_path}/1" -o ! -s "{tmp_path}/2" ]; do sleep 0.1; done'
-    script = f'"{sys.executable}" -m mpisgd train --mu 0; status=$?; echo $status >"{tmp_path}/{rank}"; {last}; exit $status'
+    script = f'"{sys.executable}" {words}; status=$?; echo $status >"{tmp_path}/{rank}"; {last}; exit $status'
     done = subprocess.run(
         [*mpirun(3), "sh", "-c", script], env=environment(), capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 2, done.stderr
     assert [(tmp_path / str(each)).read_text().strip() for each in range(3)] == ["2", "0", "0"]
+    assert done.stderr.count(told) == 1
 
 
 def test_an_exception_in_one_learners_model_ends_the_job(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The end of a process whose job has ended in order: who waits for MPI, with which deadline, and who sees the launcher out."""
+"""The end of a process whose job has ended in order: who waits for MPI, with which deadline, and who sees the launcher out; and of
+one that refuses what all refuse: who tells, and with which status each leaves."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mpisgd.base.errors import ConfigError, RunInterrupted
 from mpisgd.liveness import leaving
 
 
@@ -58,3 +60,55 @@ def test_on_one_node_and_under_other_launchers_nothing_is_done(
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     leaving.leave()
     assert done == []
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """This is a rank of several; what is said and done when nobody catches an error."""
+    told: list[tuple[str, ...]] = []
+
+    def leave_together(status: int, reason: str, comm: object) -> int:
+        told.append(("together", str(status), reason))
+        return status if leaving.launched_rank() == 0 else 0
+
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setattr(leaving, "leave_together", leave_together)
+    monkeypatch.setattr(leaving.ulfm, "leave", lambda status: None)
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: told.append(("traceback", str(error))))
+    return told
+
+
+@pytest.mark.parametrize(("rank", "status", "tells"), [("0", 2, [("traceback", "mu = 0")]), ("3", 0, [])])
+def test_of_what_all_refuse_the_first_rank_tells_and_says_the_status(
+    several: list[tuple[str, ...]], rank: str, status: int, tells: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    with pytest.raises(ConfigError) as refused, leaving.as_one(None):
+        raise ConfigError("mu = 0")
+    with pytest.raises(SystemExit) as end:
+        sys.excepthook(ConfigError, refused.value, None)
+    assert end.value.code == status
+    assert several == [*tells, ("together", "2", "ConfigError: mu = 0")]
+
+
+def test_another_error_that_nobody_catches_is_told_as_ever(several: list[tuple[str, ...]]) -> None:
+    """The one that was refused has been caught."""
+    with pytest.raises(ConfigError), leaving.as_one(None):
+        raise ConfigError("mu = 0")
+    sys.excepthook(ValueError, ValueError("of the user's"), None)
+    assert several == [("traceback", "of the user's")]
+
+
+@pytest.mark.parametrize(("rank", "code"), [("0", 85), ("3", 0)])
+def test_of_a_signal_the_first_rank_says_the_status(rank: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    with pytest.raises(RunInterrupted, match="by SIGUSR1") as end, leaving.as_one(None):
+        raise RunInterrupted("interrupted by SIGUSR1")
+    assert end.value.code == code
+
+
+def test_a_process_by_itself_raises_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = sys.excepthook
+    with pytest.raises(ConfigError), leaving.as_one(None):
+        raise ConfigError("mu = 0")
+    assert sys.excepthook is hook
