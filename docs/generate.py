@@ -238,8 +238,8 @@ def exit_statuses() -> str:
         _STATUSES,
         "## Exceptions\n",
         "From Python, `mpisgd.train` and `mpisgd.launch` raise these, all of them an `MpisgdError`. `mpisgd` has those to catch"
-        " (`mpisgd.DataError`), and `RunInterrupted`; `mpisgd.base.errors` has all. Of what the ranks of a script all raise, and none"
-        " catches, the first rank prints the traceback, and leaves with this status:\n",
+        " (`mpisgd.DataError`), and `RunInterrupted`; `mpisgd.base.errors` has all. Of what all ranks of a script"
+        " raise, and none catches, the first rank prints the traceback, and leaves with this status:\n",
         _table(("exception", "status", ""), ((f"`{each.__name__}`", str(each.exit_status), each.__doc__ or "") for each in kinds)),
     )
 
