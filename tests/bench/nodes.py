@@ -143,7 +143,7 @@ def _row(site: Site, places: int, key: str, gbit: float, cores: float, repetitio
     for name in in_turn(list(seconds), repetitions):
         if name in WAYS:
             with tempfile.TemporaryDirectory(dir=site.directory) as directory:
-                log, carried[name] = _trained(site, places, Path(directory), case, WAYS[name])
+                log, carried[name] = trained(site, places, Path(directory), case, WAYS[name])
                 found = places * case.mu / rate_of(log, case, places)
                 if name not in foreseen:
                     foreseen[name] = predicted.round_s(log, gbit, cores)
@@ -165,7 +165,7 @@ def _row(site: Site, places: int, key: str, gbit: float, cores: float, repetitio
     }
 
 
-def _trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
+def trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
     """The log of a job, and bytes that the busiest link carries in a round of it."""
     shards = places * way.each if way.shards is None else way.shards
     ranks = [1] * (1 + places) if way.apart else [1 + (node < shards) * way.each for node in range(places)]
