@@ -72,8 +72,8 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
 
     What factories, samples, model and loss draw from the global generators of torch, numpy and `random` is seeded by names (law 5).
     """
+    refuse_in_import("mpisgd.train()")  # by itself: a process that is no rank must not wait for ranks
     with leaving.as_one(comm):
-        refuse_in_import("mpisgd.train()")
         from mpisgd.records.callbacks import Callbacks
 
         callbacks = Callbacks(on_update, on_evaluation, on_end)

@@ -3,11 +3,13 @@ one that refuses what all refuse: who tells, and with which status each leaves."
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+import mpisgd
 from mpisgd.base.errors import ConfigError, RunInterrupted
 from mpisgd.liveness import leaving
 
@@ -112,3 +114,12 @@ def test_a_process_by_itself_raises_as_python_does(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError), leaving.as_one(None):
         raise ConfigError("mu = 0")
     assert sys.excepthook is hook
+
+
+def test_a_worker_that_imports_the_script_waits_for_nobody(monkeypatch: pytest.MonkeyPatch, several: list[tuple[str, ...]]) -> None:
+    """It has its rank's environment, and is none."""
+    hook = sys.excepthook
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ConfigError, match="as a worker process imports the script"):
+        mpisgd.train()
+    assert sys.excepthook is hook and several == []
