@@ -364,6 +364,24 @@ def test_of_ranks_that_leave_together_the_first_says_the_status_for_all(words: s
     assert done.stderr.count(told) == 1
 
 
+NEVER_ENDS = """
+import atexit, time, mpisgd
+from mpisgd.liveness import leaving
+from mpisgd.comm.mpi.library import MPI
+leaving.END_S = 3
+if MPI.COMM_WORLD.rank == 1:
+    atexit.register(time.sleep, 10_000)
+mpisgd.train(config={"shards": 3})
+"""
+
+
+@pytest.mark.slow
+def test_what_a_script_does_at_its_end_does_not_hold_up_a_job_that_was_refused(tmp_path: Path) -> None:
+    """In MPI_Finalize all wait for all."""
+    done = launch(3, "-c", NEVER_ENDS, timeout_s=60, cwd=tmp_path)
+    assert done.status != 0 and "too few ranks: found 3" in done.text
+
+
 def test_an_exception_in_one_learners_model_ends_the_job(tmp_path: Path) -> None:
     done = train(6, tmp_path, "--model", "user:Failing")
     assert done.status != 0

@@ -76,6 +76,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setattr(leaving, "leave_together", leave_together)
     monkeypatch.setattr(leaving.ulfm, "leave", lambda status: None)
+    monkeypatch.setattr(leaving.signal, "alarm", lambda seconds: told.append(("alarm", str(seconds))))
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: told.append(("traceback", str(error))))
     return told
 
@@ -90,7 +91,7 @@ def test_of_what_all_refuse_the_first_rank_tells_and_says_the_status(
     with pytest.raises(SystemExit) as end:
         sys.excepthook(ConfigError, refused.value, None)
     assert end.value.code == status
-    assert several == [*tells, ("together", "2", "ConfigError: mu = 0")]
+    assert several == [*tells, ("together", "2", "ConfigError: mu = 0"), ("alarm", "60")]
 
 
 def test_another_error_that_nobody_catches_is_told_as_ever(several: list[tuple[str, ...]]) -> None:
