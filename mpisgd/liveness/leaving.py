@@ -68,13 +68,21 @@ def as_one(comm: MPI.Intracomm | None) -> Iterator[None]:
     try:
         yield
     except RunInterrupted as interrupted:
-        if comm.Get_rank() if comm is not None else launched_rank():
+        if not _is_first(comm):
             interrupted.code = EXIT_OK
         raise
     except MpisgdError as refused:
         if launched_size() > 1 and (comm is None or comm.Get_size() > 1):
-            sys.excepthook = partial(_uncaught, sys.excepthook, refused, comm)
+            before = sys.excepthook
+            if isinstance(before, partial) and before.func is _uncaught:  # of an error that was caught: it is not kept
+                before = before.args[0]
+            sys.excepthook = partial(_uncaught, before, refused, comm)
         raise
+
+
+def _is_first(comm: MPI.Intracomm | None) -> bool:
+    """Whether this rank speaks for all of these; by the launcher's number where they are all, since MPI may not have started."""
+    return (launched_rank() if comm is None else comm.Get_rank()) == 0
 
 
 def _uncaught(
@@ -89,7 +97,7 @@ def _uncaught(
     if error is not refused:
         before(kind, error, trace)
         return
-    if (comm.Get_rank() if comm is not None else launched_rank()) == 0:
+    if _is_first(comm):
         before(kind, error, trace)
     status = leave_together(refused.exit_status, f"{kind.__name__}: {error}", comm)
     ulfm.leave(status)
@@ -111,7 +119,7 @@ def leave_together(status: int, reason: str, comm: MPI.Intracomm | None = None) 
     sys.stderr.flush()
     from mpisgd.comm.mpi.library import MPI
 
-    comm = MPI.COMM_WORLD if comm is None else comm
+    first, comm = _is_first(comm), MPI.COMM_WORLD if comm is None else comm
     if ulfm.enabled() and ulfm.failed(comm):  # those who are left have met before (`tolerant.py`)
         return status
     together = comm.Ibarrier()
@@ -122,7 +130,7 @@ def leave_together(status: int, reason: str, comm: MPI.Intracomm | None = None) 
             print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
             abort(comm, status)
         time.sleep(0.005)
-    return status if comm.Get_rank() == 0 else EXIT_OK
+    return status if first else EXIT_OK
 
 
 def _have_come(together: MPI.Request) -> bool:

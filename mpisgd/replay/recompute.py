@@ -116,9 +116,8 @@ class Recompute:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
         scale = self.serial.scale_of(action.learner_id)
         told = log.scale_of(number)  # NaN, of a row that was there before the column was
-        if not (
-            same(told, scale) or math.isnan(told) or self.proof.tolerance
-        ):  # where sums differ, so does what overflows, and what is rounded off
+        # Where sums differ, so does what overflows, and what is rounded off: both are on trust then.
+        if not (same(told, scale) or math.isnan(told) or self.proof.tolerance):
             self._find(Finding(f"scale {told!r}, recomputed {scale!r}", log.shard, "pushes", **place))
         for each, share in zip(self.record.shards, rounded, strict=True):
             at = int(each.rows_of[action.learner_id][action.number])

@@ -123,8 +123,8 @@ def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], f
     """Yield what each row must say but for its seconds; when it was taken; whether it is of the last weights."""
     train_samples = record.environment("train_samples")
     vectors, splits = _kinds(record)
-    each = vectors * len(splits)
-    writers = [attempt_of(part.path) for part in record.run.parts for _ in range(part.length("evaluations"))][::each]
+    rows_each = vectors * len(splits)
+    writers = [attempt_of(part.path) for part in record.run.parts for _ in range(part.length("evaluations"))][::rows_each]
     for number in range(plan.count + record.whole):
         if number == plan.count:
             slices = [Taken(log.final_clock, log.final_samples, log.final_s) for log in record.shards]

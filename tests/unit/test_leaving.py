@@ -3,6 +3,7 @@ one that refuses what all refuse: who tells, and with which status each leaves."
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import sys
 from types import SimpleNamespace
@@ -124,3 +125,12 @@ def test_a_worker_that_imports_the_script_waits_for_nobody(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="as a worker process imports the script"):
         mpisgd.train()
     assert sys.excepthook is hook and several == []
+
+
+def test_of_several_errors_that_were_caught_none_is_kept(several: list[tuple[str, ...]]) -> None:
+    """With its traceback, and all that this refers to."""
+    for value in range(3):
+        with pytest.raises(ConfigError), leaving.as_one(None):
+            raise ConfigError(f"mu = {-value}")
+    before, refused, _ = sys.excepthook.args  # type: ignore[attr-defined]
+    assert str(refused) == "mu = -2" and not isinstance(before, functools.partial)

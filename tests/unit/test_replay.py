@@ -24,7 +24,6 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay import Brought
-from mpisgd.replay.prove import FOREIGN_TOLERANCE
 from mpisgd.simulate import simulate
 from tests.effort import spread
 from tests.forge import forge, rewrite, unsealed
@@ -181,16 +180,6 @@ def test_a_batched_run_is_the_same_within_a_tolerance(tmp_path: Path) -> None:
     assert not exact.holds
     assert exact.lines()[-1] == "not the same"
     assert "recomputed" in exact.reason
-
-
-@pytest.mark.parametrize(("column", "by"), [("rounded", 1.3), ("gradient_sq", 1.09)])
-def test_what_last_bits_decide_is_not_held_against_a_foreign_run(column: str, by: float, tmp_path: Path) -> None:
-    """As GPUs gave it: what was rounded off was another by a tenth, and a squared norm by 6 %, of weights that are within 5 %."""
-    path = simulated(tmp_path / "run", protocol=SOFTSYNC, push_format="bfloat16")
-    table = "pushes" if column == "rounded" else "updates"
-    rewrite(path / schema.shard_file(0), table, lambda rows: rows.__setitem__(column, rows[column] * by))
-    assert f"{column} " in replay.replay(path).reason
-    assert replay.replay(path, tolerance=FOREIGN_TOLERANCE).reason == ""
 
 
 # ------------------------------------------------------------------------------------------------------- how far, and what

@@ -294,6 +294,7 @@ class TolerantWire(Wire):
                 sent = self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE)
             except MPI.Exception as error:  # the others have met, and are gone
                 self._learn(error)
+                self.waiting.goes_on()
                 return table
             self._wait(sent)
             self._wait(answer)
