@@ -134,3 +134,15 @@ def test_of_several_errors_that_were_caught_none_is_kept(several: list[tuple[str
             raise ConfigError(f"mu = {-value}")
     before, refused, _ = sys.excepthook.args  # type: ignore[attr-defined]
     assert str(refused) == "mu = -2" and not isinstance(before, functools.partial)
+
+
+@pytest.mark.parametrize(("rank", "status"), [("0", 2), ("1", 0)])
+def test_the_launchers_first_rank_says_the_status_also_where_mpi_knows_no_other(
+    rank: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of another launcher's: each is the first of one."""
+    world = SimpleNamespace(Ibarrier=lambda: SimpleNamespace(Test=lambda: True), Get_rank=lambda: 0)
+    mpi = SimpleNamespace(COMM_WORLD=world, Exception=RuntimeError)
+    monkeypatch.setitem(sys.modules, "mpisgd.comm.mpi.library", SimpleNamespace(MPI=mpi))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    assert leaving.leave_together(2, "ConfigError: mu = 0") == status
