@@ -208,15 +208,13 @@ class Shard:
             self.faults.note_if_back(learner_id)
         if self._cannot_be(push):
             return
-        if why := self.update.why_not():
+        if why := self.update.take_in():
             self.refuse(Refused(self.channel.rank_of(learner_id), f"learner {learner_id} pushed {why}", push=True))
             return
         self.received[learner_id] += 1
-        self.update.take_in()
         if place is SUM:
             self._sum(push)
-            if self._parked or rules.update_due():
-                self.settle()
+            self.settle()
         elif place is PARK:
             self.update.park(learner_id)
             self._parked[learner_id] = push
@@ -274,7 +272,8 @@ class Shard:
             self.answering.leave()
         start_s, epochs_before = self.channel.now_s(), update.epochs
         step = update.begin_step() if self.answering.chunked else update.step()
-        self.finiteness.after_update()
+        if self.finiteness.later:
+            self.finiteness.after_update()
         self.answering.follow()
         rules.on_update(update.samples)
         now_s = self.channel.now_s()
@@ -282,15 +281,16 @@ class Shard:
         if self.answering.chunked:
             now_s, making_s = self.answering.make()
             update_s += making_s
+        epochs = update.epochs
         mean_loss = self._losses / step.gradients if step.gradients else math.nan
         self._losses = 0.0
         self.updated_s, self._over_s = now_s, math.inf if rules.finished else now_s + self._timeout_s
         self.log.update(rules.clock, step, update.samples, now_s=now_s, update_s=update_s, mean_loss=mean_loss)
-        self.progress.update(rules.clock, update.epochs, mean_loss, now_s)
+        self.progress.update(rules.clock, epochs, mean_loss, now_s)
         if rules.finished:
             self.finiteness.check()
             self.log.event(Event.STOPPED, rules.clock, now_s)
-        elif records.snapshots.due(epochs_before, update.epochs):
+        elif records.snapshots.due(epochs_before, epochs):
             records.take_snapshot(update, rules.clock, self.channel.now_s())
         if late := rules.late():
             self.channel.notify(late, rules.clock)

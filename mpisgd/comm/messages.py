@@ -140,10 +140,10 @@ class Layout:
 
     def unpack(self, header: bytearray, sender: int) -> Fields:
         """The fields of a received header. Raises PeerError where the magic number is another."""
-        magic, *fields = self._struct.unpack(header)
-        if magic != MAGIC:
-            raise PeerError(f"rank {sender} sent magic {magic:#x}: expected {MAGIC:#x}; another program or version?", sender)
-        return tuple(fields)
+        fields = self._struct.unpack(header)
+        if fields[0] != MAGIC:
+            raise PeerError(f"rank {sender} sent magic {fields[0]:#x}: expected {MAGIC:#x}; another program or version?", sender)
+        return fields[1:]
 
 
 _SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "neighbour_ns")

@@ -202,11 +202,13 @@ class Rules:
         self.protocol.on_update()
         self.finished = samples >= self._budget_samples
         self._summed = False
-        if not self.finished:
+        if self.portions is not None and not self.finished:
             self._deal_in_turn()
 
     def late(self) -> list[int]:
         """Those who compute from older weights, and are to be told so: each once for each pull (`Protocol.aborts`)."""
+        if not self.computing:
+            return []
         late = [learner_id for learner_id, clock in self.computing.items() if clock < self.clock]
         for learner_id in late:
             del self.computing[learner_id]

@@ -68,7 +68,7 @@ class Finiteness:
         )
 
     def before_sum(self, learner_id: int) -> None:
-        """A gradient of this learner is summed next; to be told where `later`."""
+        """Hear that a gradient of this learner is summed next; to be told where `later`, as `after_update`."""
         self.check()
         self._summed.add(learner_id)
 

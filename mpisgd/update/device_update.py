@@ -68,7 +68,7 @@ class DeviceUpdate(SliceUpdate):
 
     def begin_step(self) -> Step:
         step = super().begin_step()
-        self._make(len(self.weights))
+        self._make(self._size)
         return step
 
     def chunks(self) -> Iterator[Any]:
@@ -112,14 +112,14 @@ class StagedUpdate(DeviceUpdate):
             emptying.wait()
         return host_view(self._inboxes[0])
 
-    def take_in(self) -> None:
+    def take_in(self) -> str:
         if self._turn is not None:
             (self._scratch if self._coded is None else self._coded).copy_(self._turn, non_blocking=True)
         else:
             self._emptying[0] = Copy(self._scratch if self._coded is None else self._coded, self._inboxes[0])
             self._inboxes.reverse()
             self._emptying.reverse()
-        super().take_in()
+        return super().take_in()
 
     def renew_scratch(self) -> None:
         super().renew_scratch()

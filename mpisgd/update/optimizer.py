@@ -194,13 +194,17 @@ class Stepper:
         if self._pieces:
             self._step_by_groups(weights, gradient, slots, start, stop)
             return
-        tensors = [[slots[name]] if name in slots else [] for name in self._kernel.slots]
-        if self._kernel.step is sgd and not tensors[0]:
-            tensors = [[None]]  # where the first step puts its momentum
-        self._settings["lr"] = self._group["lr"]
-        self._kernel.step([weights], [gradient], *tensors, foreach=False, **self._settings)
-        if self._kernel.step is sgd and tensors[0][0] is not None:
-            self._state.setdefault("momentum_buffer", tensors[0][0])
+        kernel, settings = self._kernel, self._settings
+        tensors: list[list[Any]] = []
+        for name in kernel.slots:
+            tensors.append([slots[name]] if name in slots else [])
+        first = not tensors[0] and kernel.step is sgd
+        if first:
+            tensors[0].append(None)  # where torch puts the momentum that it makes
+        settings["lr"] = self._group["lr"]
+        kernel.step([weights], [gradient], *tensors, **settings)
+        if first and tensors[0][0] is not None:
+            self._state["momentum_buffer"] = tensors[0][0]
 
     def _step_by_groups(self, weights: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], start: int, stop: int) -> None:
         """Make it for the pieces that these are of, with one call for all that have the same settings."""
@@ -223,7 +227,7 @@ class Stepper:
             if self._kernel.step in (sgd, lars) and not tensors[0]:
                 tensors = [[None] * len(those)]
             of_them = [weights_of[at] for at in those], [gradient_of[at] for at in those]
-            self._kernel.step(*of_them, *tensors, foreach=False, **settings)
+            self._kernel.step(*of_them, *tensors, **settings)
         if stop == self._size and "step" in slots:
             self._state["step"] += 1
 
@@ -249,7 +253,7 @@ class _Kernel(NamedTuple):
         found = {name: group[name] for name in self.settings}
         if "betas" in found:
             found["beta1"], found["beta2"] = found.pop("betas")
-        return found | {"maximize": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
+        return found | {"maximize": False, "foreach": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
 
 
 _SGD = "fused", "weight_decay", "momentum", "lr", "dampening", "nesterov"

@@ -33,6 +33,7 @@ class Reception(Updates):
 
     def __init__(self, weights: Tensor, push_format: PushFormat, *, measured: bool = True) -> None:
         self.weights: Tensor = weights
+        self._size = weights.numel()  # which takes torch half a microsecond to say
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
         self._format = push_format
@@ -49,12 +50,13 @@ class Reception(Updates):
         """Memory for the next gradient: `scratch`, or words of another format."""
         return self.scratch if self._coded is None else view_of(self._coded)
 
-    def why_not(self) -> str:
-        return "" if self._coded is None else self._format.why_not(self._coded, len(self.weights))
-
-    def take_in(self) -> None:
-        if self._coded is not None:
+    def take_in(self) -> str:
+        if self._coded is None:
+            return ""
+        why = self._format.why_not(self._coded, self._size)
+        if not why:
             self._format.widen(self._coded, self._scratch)
+        return why
 
     @property
     def room_to_park(self) -> bool:
@@ -90,10 +92,8 @@ class Reception(Updates):
             self._coded = torch.from_numpy(room)
 
     def make_room(self, gradients: int) -> np.ndarray:
-        if self._coded is None:
-            room = host_vector(gradients * len(self.weights))
-        else:
-            room = self._coded.new_zeros(gradients * len(self._coded))
+        coded = self._coded
+        room = host_vector(gradients * self._size) if coded is None else coded.new_zeros(gradients * len(coded))
         self._room = torch.split(room, len(room) // gradients)
         return host_view(room)
 

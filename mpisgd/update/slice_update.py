@@ -96,13 +96,13 @@ class SliceUpdate(Reception):
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
         self.chunks_count = len(self._cuts)
-        self._made = weights.numel()
+        self._made = self._size
         """Number of weights that are those of the last update."""
         self._divisor = 0
         self._sum_sq = 0.0
         self.checks_sums = False
         self._weight, self._first = 1.0, True
-        self._added = weights.numel()
+        self._added = self._size
         """Number of elements of the gradient accumulated last that are in the sum."""
         self._sum = vector_like(weights)
         self._summed = view_of(self._sum)
@@ -165,13 +165,13 @@ class SliceUpdate(Reception):
         if self._first:
             self._swap()
         if not (last and self.chunks_count > 1):
-            self._add(len(self.weights))
+            self._add(self._size)
         self.gradients += gradients
         self._pending_samples += samples
 
     def norm_of_average(self) -> float:
-        if self._added < len(self.weights):
-            self._add(len(self.weights))
+        if self._added < self._size:
+            self._add(self._size)
         return norm_of(self._sum) / self.gradients if self.gradients else 0.0
 
     def agree(self, norm: float) -> None:
@@ -182,7 +182,7 @@ class SliceUpdate(Reception):
         start, self._added = self._added, stop
         if self._first and self._weight == 1.0:
             return
-        whole = stop - start == len(self.weights)
+        whole = stop - start == self._size
         summed = self._sum if whole else self._sum[start:stop]
         if self._first:
             summed.mul_(self._weight)
@@ -206,8 +206,8 @@ class SliceUpdate(Reception):
     def begin_step(self) -> Step:
         """Begin a `step`; the weights are made as `chunks` are asked for."""
         clips = self._clip_average > 0 and self.gradients > 0
-        if (self._norms.due or clips) and self._added < len(self.weights):
-            self._add(len(self.weights))
+        if (self._norms.due or clips) and self._added < self._size:
+            self._add(self._size)
         gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
         rate = self.learning_rate * self._weighting.take()
         step = Step(self.gradients, rate, gradient_sq, sum_sq)
@@ -237,7 +237,6 @@ class SliceUpdate(Reception):
 
     def _make(self, stop: int) -> None:
         """Make the new weights up to this element, at least; whoever makes the last ends the update."""
-        size = len(self.weights)
         if self._divisor > 0:
             stop = self._step.reach(stop)
             if self._added < stop:
@@ -249,8 +248,8 @@ class SliceUpdate(Reception):
                 self._average.follow(self.weights, self._made, stop)
             self._made = stop
         else:
-            self._made = size
-        if self._made == size:
+            self._made = self._size
+        if self._made == self._size:
             if self._divisor == 1 and self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
                 self._swap()  # receive into the buffer that may still be in the cache, and leave the other one untouched
             self._set_learning_rate()

@@ -28,7 +28,7 @@ class StreamedUpdate(SliceUpdate):
         self._receive_into(self.weights[:0])
         word = np.float32 if self._coded is None else np.int16
         self._coded = None
-        self._inflow = Inflow(len(self.weights), lambda size: np.zeros(size, word))
+        self._inflow = Inflow(self._size, lambda size: np.zeros(size, word))
         self._wide = self.weights.new_empty(0 if word is np.float32 else self._inflow.pieces[0].stop)
         """(chunk,) float32, where one that travels as bfloat16 is looked at."""
         self._weights: list[float] = []

@@ -148,12 +148,9 @@ class Receives(ABC):
     def inbox(self) -> Any:
         """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
 
-    def why_not(self) -> str:
-        """Say why what is in `inbox` can be no gradient; "" = it can."""
+    def take_in(self) -> str:
+        """Let the gradient that is in `inbox` be in `scratch`; say why it can be none, "" = it is one."""
         return ""
-
-    def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
-        """The gradient that is in `inbox` is to be in `scratch`."""
 
     @property
     @abstractmethod

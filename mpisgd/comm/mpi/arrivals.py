@@ -103,11 +103,24 @@ class Arrivals:
             self._wanted[patterns] = wanted
         return wanted
 
-    def expect_body(self, source: int, tag: int, until_s: float) -> bool:
-        """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
+    def body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
+        """Take a body out of MPI's queue, as `probe` does, of which the header came before; None where by that second
+        (`perf_counter`) nothing has come.
 
         What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
         """
+        status = self._status
+        if not (self._comm.Iprobe(source, MPI.ANY_TAG, status) or self._something_comes(source, until_s)):  # it is there as a rule
+            return None
+        found = status.Get_tag()
+        if found != tag:
+            raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
+        while (message := self._comm.Improbe(source, tag, status)) is None:
+            pass  # it is there
+        return source, tag, status.Get_elements(MPI.BYTE), message
+
+    def _something_comes(self, source: int, until_s: float) -> bool:
+        """Wait until there is a message of this rank, which `status` tells of and which is not received."""
         status, iprobe = self._status, self._comm.Iprobe
 
         def ready() -> bool | None:
@@ -115,12 +128,7 @@ class Arrivals:
                 return True
             return False if time.perf_counter() > until_s else None
 
-        if not self._politely(ready):
-            return False
-        found = status.Get_tag()
-        if found != tag:
-            raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
-        return True
+        return bool(self._politely(ready))
 
 
 def never() -> bool:

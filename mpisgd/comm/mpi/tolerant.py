@@ -255,8 +255,8 @@ class TolerantWire(Wire):
         """Take a body out of MPI's queue; None where it does not come. Raises PeerError where another message has come."""
         while source not in self._lost:
             try:
-                if self._arrivals.expect_body(source, tag, until_s):
-                    return self._arrivals.probe(((source, tag),))
+                if (probed := self._arrivals.body(source, tag, until_s)) is not None:
+                    return probed
             except MPI.Exception as error:
                 self._learn(error)
                 continue

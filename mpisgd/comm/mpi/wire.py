@@ -118,10 +118,11 @@ class Wire:
             return Coming(source, tag, bodies[0])
         buffer = bytearray(layout.nbytes)
         receive = self._comm.Irecv
-        requests = [receive(buffer, source, tag)]
+        requests, rooms = [receive(buffer, source, tag)], []
         for body in bodies:
             requests.append(receive(body, source, layout.body))
-        return Receiving(source, layout, buffer, requests, [body.nbytes for body in bodies])
+            rooms.append(body.nbytes)
+        return Receiving(source, layout, buffer, requests, rooms)
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[np.ndarray, ...] = ()) -> Receiving:
         """Post the receive of an answer, then begin to send the question."""
@@ -201,11 +202,11 @@ class Wire:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
-            if not self._arrivals.expect_body(source, layout.body, time.perf_counter() + BODY_S):
+            probed = self._arrivals.body(source, layout.body, time.perf_counter() + BODY_S)
+            if probed is None:
                 name = name_of_tag(layout.body)
                 raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
-            _, tag, nbytes, message = self._arrivals.probe(((source, layout.body),))
-            self._receive(source, tag, nbytes, message, body, body.nbytes)
+            self._receive(*probed, body, body.nbytes)
         return True
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
