@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 from mpisgd.base.speech import say
 from mpisgd.comm.messages import Tag
@@ -54,7 +55,7 @@ class Printed:
         self.on = os.environ.get("MPISGD_MESSAGES", "0") == "1"
         self._rank = rank
 
-    def say(self, dest: str, tag: int, nbytes: int) -> None:
+    def say(self, dest: int | str, tag: int, *bodies: Any) -> None:
         """Print a message that is sent, where that is switched on."""
         if self.on:
-            say(f"r{self._rank} -> {dest} {Tag(tag).name} {nbytes / 1e6:.6g} MB")
+            say(f"r{self._rank} -> {dest} {Tag(tag).name} {sum(body.nbytes for body in bodies) / 1e6:.6g} MB")

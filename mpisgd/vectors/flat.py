@@ -272,8 +272,7 @@ def squared_norm(vector: np.ndarray | Tensor) -> float:
     """
     if isinstance(vector, Tensor):
         return torch.dot(vector, vector).item()
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.dot(vector, vector))
+    return float(np.vdot(vector, vector))  # as dot, but without a warning where it is too large
 
 
 def clip(gradient: Tensor, norm: float) -> None:

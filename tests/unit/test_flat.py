@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.vectors.flat import FlatModel, slice_bounds
+from mpisgd.vectors.flat import FlatModel, slice_bounds, squared_norm
 from mpisgd.vectors.memory import host_vector, host_view
 
 FORMATS = ["channels_last", "contiguous"]
@@ -133,3 +135,12 @@ def test_the_host_view_shares_memory() -> None:
     assert vector.tolist() == [1, 2, 3]
     parameter = nn.Parameter(vector)
     assert host_view(parameter)[2] == 3
+
+
+@pytest.mark.parametrize("value, expected", [(1e30, np.inf), (np.inf, np.inf), (np.nan, np.nan), (2.0, 4.0)])
+def test_a_squared_norm_that_is_too_large_is_no_warning(value: float, expected: float) -> None:
+    vector = np.zeros(1000, np.float32)
+    vector[500] = value
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        np.testing.assert_equal(squared_norm(vector), expected)

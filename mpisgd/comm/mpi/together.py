@@ -178,20 +178,20 @@ class Team:
         """All-gather of headers."""
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
-        self._printed.say("all", tag, 0)
+        self._printed.say("all", tag)
         self._wait(self._comm.Iallgather(layout.pack(fields), headers), moves=self._moves)
         parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
     def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
         """All-to-all of slices."""
-        self._printed.say("all", Tag.GRADIENT, vector.nbytes)
+        self._printed.say("all", Tag.GRADIENT, vector)
         kind = _kind_of(vector)
         sent = (vector, (self._cut_sizes, self._cut_starts), kind)
         self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), kind)))
 
     def begin_parts(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[Part]) -> Parts:
-        self._printed.say("all", Tag.GRADIENT, vector.nbytes)
+        self._printed.say("all", Tag.GRADIENT, vector)
         self._moves = True
         return Parts(self._comm, self._bounds, vector, received, parts, synchronous=self._synchronous)
 
@@ -205,7 +205,7 @@ class Team:
         self._wait_for_all(begun.leaving)
 
     def open_shares(self, vector: np.ndarray, parts: Sequence[Part]) -> Shares:
-        self._printed.say("all", Tag.WEIGHTS, vector.nbytes)
+        self._printed.say("all", Tag.WEIGHTS, vector)
         return Shares(self._comm, self._bounds, vector, parts, synchronous=self._synchronous)
 
     def share_up_to(self, shared: Shares, own: np.ndarray, stop: int) -> None:
@@ -213,7 +213,7 @@ class Team:
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
         """Begin an all-gather of slices."""
-        self._printed.say("all", Tag.WEIGHTS, own.nbytes)
+        self._printed.say("all", Tag.WEIGHTS, own)
         kind = _kind_of(vector)
         return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
 

@@ -87,7 +87,7 @@ class Wire:
         requests = [(self._comm.Issend if layout.announced else begin)(header, dest, tag)]
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
-        self._printed.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._printed.on else 0)
+        self._printed.say(dest, tag, *bodies)
         outbox = self._outbox if self._outbox is not None and len(bodies) == 1 and bodies[0] is self._outbox.newest else None
         if outbox is not None:
             outbox.keep(requests)
@@ -107,7 +107,7 @@ class Wire:
     def _add(self, opened: Sending, body: np.ndarray) -> None:
         tag = LAYOUTS[opened.tag].body
         opened.requests.append(self._start(body, opened.dest, tag))
-        self._printed.say(str(opened.dest), tag, body.nbytes)
+        self._printed.say(opened.dest, tag, body)
 
     # -------------------------------------------------------------------------------------------------------- receive
 
