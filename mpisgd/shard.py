@@ -121,7 +121,8 @@ class Shard:
         else:
             self.records.take_snapshot(self.update, 0, self.channel.now_s())
         self._over_s = self.updated_s + self._timeout_s
-        self._mark()
+        if self.records.checkpoints is not None:
+            self._mark()
         if self.faults is not None:
             self.faults.begin()
 
@@ -296,14 +297,13 @@ class Shard:
             self.channel.notify(late, rules.clock)
         self.answering.answer_waiting()
         self.desk.answer()
-        self._mark()
-        if records.due(rules):
-            self._save()
+        if records.checkpoints is not None:
+            self._mark()
+            if records.due(rules):
+                self._save()
 
     def _mark(self) -> None:
-        if self.records.checkpoints is not None:
-            received = sum(self.received) - len(self._parked)
-            self.records.mark(self.rules, self.channel.now_s(), received, self.finiteness.diverged)
+        self.records.mark(self.rules, self.channel.now_s(), sum(self.received) - len(self._parked), self.finiteness.diverged)
 
     def _save(self, last: bool = False) -> None:
         self.finiteness.check()
