@@ -239,7 +239,7 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options:
     while not answers.stop:
         gradients.fill(seq * 1e-6)
         start_s = time.perf_counter()
-        channel.push(Report(seq, 1, 0.0, 0, 0))
+        channel.push(Report(seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0))
         answers = channel.pull(0)
         seconds.append(time.perf_counter() - start_s)
         seq += 1

@@ -149,7 +149,7 @@ class Receives(ABC):
         """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
 
     def take_in(self) -> str:
-        """Let the gradient that is in `inbox` be in `scratch`; say why it can be none, "" = it is one."""
+        """Let the gradient that is in `inbox` be in `scratch`. Returns why it can be none, and is not taken in; "" = it is one."""
         return ""
 
     @property

@@ -122,5 +122,7 @@ def test_a_shard_takes_it_in_as_float32() -> None:
 def test_indices_that_cannot_be(indices: tuple[int, int]) -> None:
     update = made(TENTH)
     update.inbox[:2] = indices
+    update.scratch[:] = 7
     low, high = min(indices), max(indices)
     assert update.take_in() == f"indices from {low} to {high}: expected 0 ... 19, ascending"
+    assert (update.scratch == 7).all(), "it is not taken in"

@@ -109,18 +109,6 @@ class Arrivals:
 
         What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
         """
-        status = self._status
-        if not (self._comm.Iprobe(source, MPI.ANY_TAG, status) or self._something_comes(source, until_s)):  # it is there as a rule
-            return None
-        found = status.Get_tag()
-        if found != tag:
-            raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
-        while (message := self._comm.Improbe(source, tag, status)) is None:
-            pass  # it is there
-        return source, tag, status.Get_elements(MPI.BYTE), message
-
-    def _something_comes(self, source: int, until_s: float) -> bool:
-        """Wait until there is a message of this rank, which `status` tells of and which is not received."""
         status, iprobe = self._status, self._comm.Iprobe
 
         def ready() -> bool | None:
@@ -128,7 +116,14 @@ class Arrivals:
                 return True
             return False if time.perf_counter() > until_s else None
 
-        return bool(self._politely(ready))
+        if not self._politely(ready):
+            return None
+        found = status.Get_tag()
+        if found != tag:
+            raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
+        while (message := self._comm.Improbe(source, tag, status)) is None:
+            pass  # Iprobe has seen it
+        return source, tag, status.Get_elements(MPI.BYTE), message
 
 
 def never() -> bool:
