@@ -152,13 +152,17 @@ class NetworkOptions:
     local_bandwidth: float = 10e9
     """Bytes per second between two ranks of one node. Such messages use no node link."""
     core_bandwidth: float = 0.0
-    """Bytes per second that a node's cores move between memory and its link, into and out of it together, as TCP needs them to.
-    0 = the link does it alone, as InfiniBand does."""
+    """Bytes per second that a node's cores move between memory and its link, into and out of it together, as TCP needs them to;
+    what its ranks send each other takes these cores as long as at local_bandwidth. 0 = links do it alone, as InfiniBand does."""
+    turn_nbytes: int = 0
+    """Bytes of a message after which it is the next one's turn at a link: so messages that are under way at once share it, as over
+    TCP; some hundred thousand. 0 = one after the other, in the order in which they begin."""
     slow_links: dict[int, float] = field(default_factory=dict)
     """Slow the links of nodes down: node factor node factor ... Bytes into, and out of, such a node take factor times as long."""
 
     def __post_init__(self) -> None:
-        at_least(self, "network.", latency_s=0, overhead_s=0, bandwidth=1, node_bandwidth=1, local_bandwidth=1, core_bandwidth=0)
+        at_least(self, "network.", latency_s=0, overhead_s=0, bandwidth=1, node_bandwidth=1, local_bandwidth=1)
+        at_least(self, "network.", core_bandwidth=0, turn_nbytes=0)
         at_least_each(self.slow_links, "network.slow_links", 0.0)
 
 

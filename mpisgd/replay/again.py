@@ -40,15 +40,8 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
 
     `evaluated`: evaluate, too, and compare that.
     """
-    if (record.run.events["kind"] == Event.INTERRUPTED).any():
-        proof.not_simulated = "a signal interrupted it, which is not in its configuration"
-        return
-    if (record.rules < 3 and record.config.by_layers) or (record.rules < 4 and record.config.in_buckets):
-        proof.not_simulated = "an earlier mpisgd cut layers or buckets, and asked for their weights, otherwise"
-        return
-    compute = record.config.compute
-    if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():
-        proof.not_simulated = f"its compute seconds were drawn from {compute.run}, which is not here"
+    if why := _why_not(record):
+        proof.not_simulated = why
         return
     with tempfile.TemporaryDirectory(prefix="mpisgd-replay-") as directory, durable.thrown_away():
         again = Path(directory) / "run"
@@ -62,6 +55,21 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
         except Untrue as untrue:
             proof.find(untrue.finding)
     proof.simulated = True
+
+
+def _why_not(record: Record) -> str:
+    """Why this job cannot be simulated as it was then, "" where it can."""
+    config = record.config
+    if (record.run.events["kind"] == Event.INTERRUPTED).any():
+        return "a signal interrupted it, which is not in its configuration"
+    if (record.rules < 3 and config.by_layers) or (record.rules < 4 and config.in_buckets):
+        return "an earlier mpisgd cut layers or buckets, and asked for their weights, otherwise"
+    if record.rules < 5 and config.network.core_bandwidth:
+        return "an earlier mpisgd's cores copied nothing within their nodes (network.core_bandwidth)"
+    compute = config.compute
+    if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():
+        return f"its compute seconds were drawn from {compute.run}, which is not here"
+    return ""
 
 
 def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:

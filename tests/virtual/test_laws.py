@@ -162,6 +162,7 @@ networks = st.fixed_dictionaries(
         "node_bandwidth": st.sampled_from([2e4, 1e7, 1e12]),
         "local_bandwidth": st.sampled_from([1e4, 1e12]),
         "core_bandwidth": st.sampled_from([0.0, 0.0, 1e4]),
+        "turn_nbytes": st.sampled_from([0, 0, 0, 1000]),
     }
 )
 services = st.fixed_dictionaries(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -115,7 +114,7 @@ def test_a_slow_link_slows_both_directions_and_nobody_else(nodes: Sequence[int])
 
 @pytest.mark.parametrize("nodes", [APART, [0, 1, 2, 2]])
 def test_cores_that_move_the_bytes_do_so_one_after_the_other(nodes: Sequence[int]) -> None:
-    """What goes out and what comes in is one queue, where links are full duplex; within a node nothing crosses a link."""
+    """What goes out and what comes in is one queue, where links are full duplex."""
     cores = NetworkOptions(bandwidth=1e9, node_bandwidth=1e9, local_bandwidth=1e9, core_bandwidth=0.5e9)
     assert ends(cores, nodes, (0, 1, 1000, 0), (1, 0, 1000, 0)) == [2000, 4000]
     assert ends(cores, nodes, (0, 1, 1000, 0), (2, 1, 1000, 0)) == [2000, 4000]
@@ -123,6 +122,17 @@ def test_cores_that_move_the_bytes_do_so_one_after_the_other(nodes: Sequence[int
     assert ends(cores, nodes, (0, 1, 1000, 0)) == [2000]
     wide = NetworkOptions(bandwidth=1e9, node_bandwidth=1e9, local_bandwidth=1e9, core_bandwidth=2e9)
     assert ends(wide, nodes, (0, 1, 1000, 0), (1, 0, 1000, 0)) == [1000, 1000], "twice the link's rate hides it"
+
+
+def test_cores_that_move_the_bytes_copy_those_within_their_node() -> None:
+    """Copies take as long as the local bandwidth says; other nodes' cores, and nodes whose links need none, are not slowed."""
+    cores = NetworkOptions(bandwidth=4e9, node_bandwidth=1e9, local_bandwidth=2e9, core_bandwidth=0.5e9)
+    nodes = [0, 0, 0, 0, 1, 1]
+    assert ends(cores, nodes, (0, 1, 1000, 0), (2, 3, 1000, 0), (4, 5, 1000, 0)) == [500, 1000, 500]
+    assert ends(cores, nodes, (0, 1, 1000, 0), (2, 4, 1000, 0)) == [500, 2500]
+    assert ends(cores, nodes, (2, 4, 1000, 0), (0, 1, 1000, 0)) == [2000, 2500]
+    links = NetworkOptions(bandwidth=4e9, node_bandwidth=1e9, local_bandwidth=2e9)
+    assert ends(links, nodes, (0, 1, 1000, 0), (2, 3, 1000, 0), (0, 4, 1000, 0)) == [500, 500, 1000]
 
 
 networks = st.builds(
@@ -145,15 +155,28 @@ def test_no_link_carries_more_than_it_can(options: NetworkOptions, nodes: list[i
     out_of_node = [each for each in done if nodes[each[0]] != nodes[each[1]]]
     of_ranks = [[each for each in done if each[end] == rank] for rank in range(4) for end in (0, 1)]
     of_nodes = [[each for each in out_of_node if nodes[each[end]] == node] for node in range(3) for end in (0, 1)]
-    of_cores = [[each for each in out_of_node if node in (nodes[each[0]], nodes[each[1]])] for node in range(3)]
-    rates = [*([options.bandwidth] * 8), *([options.node_bandwidth] * 6), *([options.core_bandwidth or math.inf] * 3)]
-    for rate, passing in zip(rates, of_ranks + of_nodes + of_cores, strict=True):
+    rates = [*([options.bandwidth] * 8), *([options.node_bandwidth] * 6)]
+    for rate, passing in zip(rates, of_ranks + of_nodes, strict=True):
         speed = rate * 1e-9
         for first in range(len(passing)):
             for last in range(first, len(passing)):
                 meanwhile = passing[first : last + 1]
                 until = max(end for *_, end in meanwhile)
                 assert sum(nbytes for _, _, nbytes, _, _ in meanwhile) <= speed * (until - passing[first][3] + len(meanwhile))
+    if options.core_bandwidth:
+        for node in range(3):
+            _cores_have_time(options, [each for each in done if node in (nodes[each[0]], nodes[each[1]])], nodes)
+
+
+def _cores_have_time(options: NetworkOptions, passing: list[tuple[int, ...]], nodes: list[int]) -> None:
+    """A node's cores copy, and move, one message after the other."""
+    within = min(options.local_bandwidth, options.bandwidth)
+    for first in range(len(passing)):
+        busy_ns, until = 0.0, 0
+        for source, dest, nbytes, _, end in passing[first:]:
+            busy_ns += nbytes / (within if nodes[source] == nodes[dest] else options.core_bandwidth) * 1e9 - 1
+            until = max(until, end)
+            assert busy_ns <= until - passing[first][3]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

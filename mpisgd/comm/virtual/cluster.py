@@ -21,7 +21,7 @@ from greenlet import getcurrent, greenlet
 from mpisgd.base.errors import DeadlockError
 from mpisgd.comm.communicator import Clock
 
-_NEVER = 1 << 61
+NEVER = 1 << 61
 _CHECKS = 16
 _ORDER_BITS = 40
 """Events of one rank: 10^12."""
@@ -112,7 +112,7 @@ class Cluster:
         self.name = name
         self.ranks: Sequence[VirtualRank] = ()
         self.ready: list[VirtualRank] = []
-        self.heap: list[tuple[int, int, Event]] = [(_NEVER, 0, _Nothing(self))]
+        self.heap: list[tuple[int, int, Event]] = [(NEVER, 0, _Nothing(self))]
         self._everybody: Meeting
 
     def run(self, ranks: Sequence[VirtualRank], mains: Sequence[Callable[[], None]]) -> None:
@@ -199,7 +199,7 @@ class _Nothing(Event):
         self._cluster = cluster
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        heappush(self._cluster.heap, (_NEVER, 0, self))  # other ranks may find the same
+        heappush(self._cluster.heap, (NEVER, 0, self))  # other ranks may find the same
         raise DeadlockError(self._cluster.who_waits())
 
 

@@ -5,7 +5,9 @@ receiver's node's link in (full duplex). Every link serves the messages in the o
 with each for bytes / bandwidth; a message is there when the last of its links has served it. So two messages into one shard take
 twice as long as one, and two into two shards of one node are slowed only by the node's link. A link does not wait for another:
 a message that queues at a busy receiver does not hold up those behind it at its sender. Where cores move the bytes, those of a node
-are one more link, which serves what goes out and what comes in alike.
+are one more link, which serves what goes out, what comes in and what its ranks send each other alike.
+
+Messages may also cross in turns (`turns.py`).
 
 Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte; the queues are what [Zhang16 2.3] splits the
 parameter server for.
@@ -30,6 +32,7 @@ class Network:
     def __init__(self, options: NetworkOptions, nodes: Sequence[int]) -> None:
         self.latency_ns: int = round(options.latency_s * _NS)
         self.overhead_ns: int = round(options.overhead_s * _NS)
+        self.turn_nbytes: int = options.turn_nbytes
         self._nodes = list(nodes)
         self._rank_ns: float = _NS / options.bandwidth
         node_ns = _NS / options.node_bandwidth
@@ -46,7 +49,7 @@ class Network:
         self._cores = [0] * (max(nodes) + 1)
 
     def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
-        """Let a message cross the links between two ranks, from `begin_ns` on; returns when the last byte is there.
+        """Let a message, or a turn's part of one, cross the links between two ranks, from `begin_ns` on; returns when all is there.
 
         To be called in the order of `begin_ns`.
         """
@@ -70,12 +73,15 @@ class Network:
         ready_ns = rank_in[dest] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
         if ready_ns > end_ns:
             end_ns = ready_ns
+        links_ns, core_ns = self._node_ns, self._core_ns
         if local:
-            return end_ns
-        links_ns = self._node_ns
-        crossed = [(self._node_out, here, links_ns[here]), (self._node_in, there, links_ns[there])]
-        if self._core_ns:
-            crossed += [(self._cores, here, self._core_ns), (self._cores, there, self._core_ns)]
+            if not core_ns:
+                return end_ns
+            crossed = [(self._cores, here, self._local_ns)]
+        else:
+            crossed = [(self._node_out, here, links_ns[here]), (self._node_in, there, links_ns[there])]
+            if core_ns:
+                crossed += [(self._cores, here, core_ns), (self._cores, there, core_ns)]
         for links, node, ns in crossed:
             ready_ns = links[node]
             ready_ns = links[node] = (ready_ns if ready_ns > begin_ns else begin_ns) + round(nbytes * ns)

@@ -1,14 +1,14 @@
-"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made."""
+"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made, times to wait until."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Awaited
+from mpisgd.comm.virtual.cluster import Awaited, Event, VirtualRank
 
 if TYPE_CHECKING:
-    from mpisgd.comm.virtual.wire import VirtualWire
+    from mpisgd.comm.virtual.wire import Sending, VirtualWire
 
 
 class Receiving(Awaited):
@@ -37,14 +37,31 @@ class Receiving(Awaited):
         return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
 
 
-class Coming:
-    """A body that is received while other messages are taken; whole at nanosecond `end`."""
+class Alarm(Event):
+    """The time at which a rank waits no longer, if it still does."""
 
-    __slots__ = ("_wire", "checked", "end")
+    __slots__ = ("over", "wire")
 
-    def __init__(self, wire: VirtualWire, end: int) -> None:
+    def __init__(self, wire: VirtualWire) -> None:
+        self.wire = wire
+        self.over = False
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        if self.over or not self.wire.stops_waiting(now_ns):
+            return None
+        self.over = True
+        return self.wire
+
+
+class Coming(Awaited):
+    """A body of the message taken last, which may come while others are taken; whole at nanosecond `end`, -1 = not yet known."""
+
+    __slots__ = ("_wire", "checked", "end", "source")
+
+    def __init__(self, wire: VirtualWire, source: int) -> None:
         self._wire = wire
-        self.end = end
+        self.source = source
+        self.end = -1
         self.checked = False
 
     def __lt__(self, other: Coming) -> bool:
@@ -52,7 +69,10 @@ class Coming:
         return self.end < other.end
 
     def is_whole(self) -> bool:
-        return self.end <= self._wire.now
+        return 0 <= self.end <= self._wire.now
+
+    def describe(self) -> tuple[str, int | None]:
+        return f"waits for a body of rank {self.source}", self.source
 
     def check(self) -> None:
         """It is as it should be, and nobody waits for it any more."""
@@ -76,3 +96,17 @@ class Opened:
 
     def close(self) -> Any:
         return self._wire.start(self._dest, self._tag, self._fields, *self._bodies)
+
+
+class Beginning(Event):
+    """A message has met its receive: as an event, its bytes begin to cross."""
+
+    __slots__ = ("message", "receiving")
+
+    def __init__(self, message: Sending, receiving: Receiving) -> None:
+        self.message = message
+        self.receiving = receiving
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        self.message.dest.let_cross(self.message, self.receiving, now_ns)
+        return None

@@ -17,10 +17,11 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.presence import Presence
-from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
+from mpisgd.comm.virtual.cluster import NEVER, Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
-from mpisgd.comm.virtual.transfers import Coming, Opened, Receiving
+from mpisgd.comm.virtual.transfers import Alarm, Beginning, Coming, Opened, Receiving
+from mpisgd.comm.virtual.turns import Turns
 
 _ANYTHING = (None, None)
 _ALL = Presence()
@@ -74,20 +75,6 @@ class Sending(Event, Awaited):
         return f"sends {Tag(self.tag).name} to rank {dest}, which has posted no receive for it", dest
 
 
-class Beginning(Event):
-    """A message has met its receive: as an event, its bytes are transferred."""
-
-    __slots__ = ("message", "receiving")
-
-    def __init__(self, message: Sending, receiving: Receiving) -> None:
-        self.message = message
-        self.receiving = receiving
-
-    def happen(self, now_ns: int) -> VirtualRank | None:
-        self.message.dest._begin(self.message, self.receiving, now_ns)
-        return None
-
-
 class Signal(Event):
     """A signal that tells a rank to come to an end. One that takes whatever comes is told as by a message."""
 
@@ -106,42 +93,28 @@ class Signal(Event):
         return Sending(wire, wire, Tag.INTERRUPT, (self.number,), (), now_ns).happen(now_ns)
 
 
-class Alarm(Event):
-    """The time at which a rank waits no longer, if it still does."""
-
-    __slots__ = ("over", "wire")
-
-    def __init__(self, wire: VirtualWire) -> None:
-        self.wire = wire
-        self.over = False
-
-    def happen(self, now_ns: int) -> VirtualRank | None:
-        if self.over or not self.wire._stops_waiting(now_ns):
-            return None
-        self.over = True
-        return self.wire
-
-
 class VirtualWire(VirtualRank, Awaited, Communicator):
     """A virtual rank, and its end of the communicator."""
 
     __slots__ = (
+        "_alarm",
         "_arrived",
         "_coming",
         "_handed",
         "_heap",
         "_latency_ns",
-        "_network",
         "_node",
         "_overhead_ns",
         "_patterns",
         "_posted",
         "_ready",
         "_taken",
+        "_turns",
         "_waiting",
         "_wires",
         "cluster",
         "deaf",
+        "network",
         "presence",
         "signal",
     )
@@ -151,22 +124,25 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         super().__init__(len(wires))
         self.cluster = cluster
         self._heap, self._ready = cluster.heap, cluster.ready
-        self._network = network
+        self.network = network
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = defaultdict(deque)
         self._waiting = 0
         self._coming: list[Coming] = []
-        """A heap: the first that is whole comes first, but for those that were checked since."""
+        """A heap, of those whose end is known: the first that is whole comes first, but for those that were checked since."""
         self._posted: list[Receiving] = []
         """A handful: searching it is faster than a key for each."""
         self._patterns: tuple[Pattern, ...] | None = None
         """What it waits for, where it takes what comes."""
+        self._alarm: Alarm | None = None
+        """Where it takes what comes until a body is whole."""
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
         self.presence = _ALL
         self.signal = 0
         self.deaf = False
+        self._turns = Turns(self, network.turn_nbytes) if network.turn_nbytes else None
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -219,8 +195,10 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         if tag in LAYOUTS:
             return self._post(source, tag, bodies)
-        coming = Coming(self, self._begin_taken(bodies))
-        heappush(self._coming, coming)
+        coming = Coming(self, self._taken.source.rank)
+        coming.end = self._begin_taken(bodies, coming)
+        if coming.end >= 0:
+            heappush(self._coming, coming)
         return coming
 
     def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
@@ -265,8 +243,8 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
                 self.cluster.until_first(self)
             message = self._look(patterns)
         if message is None and until_ns is not None:
-            alarm = Alarm(self)
-            self.cluster.at(max(self.now, until_ns), self, alarm)
+            alarm = self._wait_until(until_ns)
+            self._alarm = alarm if coming else None
         while message is None:
             if alarm is not None and alarm.over:
                 return None
@@ -283,11 +261,18 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
                 self._ready.append(source)
         return source.rank, message.tag, message.fields
 
+    def _wait_until(self, until_ns: int) -> Alarm:
+        alarm = Alarm(self)
+        if until_ns < NEVER:
+            self.cluster.at(max(self.now, until_ns), self, alarm)
+        return alarm
+
     def _first_whole_ns(self) -> int:
-        """When the first body is whole that was begun and not yet waited for."""
-        while self._coming[0].checked:
-            heappop(self._coming)
-        return self._coming[0].end
+        """When the first body is whole that was begun and not yet waited for, as far as is known."""
+        coming = self._coming
+        while coming and coming[0].checked:
+            heappop(coming)
+        return coming[0].end if coming else NEVER
 
     def _goes_on(self, now_ns: int) -> None:
         """What it waited for has come, or nothing has in time."""
@@ -295,7 +280,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if now_ns > self.now:
             self.now = now_ns
 
-    def _stops_waiting(self, now_ns: int) -> bool:
+    def stops_waiting(self, now_ns: int) -> bool:
         """The time to wait for a message is over; False where one has come."""
         if self._patterns is None:
             return False
@@ -303,18 +288,20 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return True
 
     def take_body(self, *bodies: Any) -> bool:
+        if self._turns is not None:
+            return self.finish(self.post(self._taken.source.rank, Tag.GRADIENT, *bodies))
         self.now = self._begin_taken(bodies)
         return True
 
-    def _begin_taken(self, bodies: tuple[Any, ...]) -> int:
-        """The bodies of the message taken last begin to come; returns when the last byte is there."""
+    def _begin_taken(self, bodies: tuple[Any, ...], coming: Coming | None = None) -> int:
+        """The bodies of the message taken last begin to come; returns when the last byte is there, -1 = not yet known."""
         if self._ready or self.now >= self._heap[0][0]:
             self.cluster.until_first(self)
         message = self._taken
-        message.end = self._transfer(message, bodies, self.now)
-        if message.source.waiting is message:
+        message.end = end_ns = self._transfer(message, bodies, self.now, coming)
+        if end_ns >= 0 and message.source.waiting is message:
             self._ready.append(message.source)
-        return message.end
+        return end_ns
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
@@ -365,23 +352,37 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         receiving.begun, receiving.fields = begun, message.fields
         # a receive posted later may lie in the sender's future
         if not message.bodies or (begun == arrival and not self._ready and begun < self._heap[0][0]):
-            self._begin(message, receiving, begun)
+            self.let_cross(message, receiving, begun)
         else:
             self.cluster.at(begun, message.source, Beginning(message, receiving))
             if self.waiting is receiving:  # for the header
                 self._ready.append(self)
 
-    def _begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
+    def let_cross(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
         """The transfer of a message that has met its receive begins; who waits for its end, at either end, goes on."""
-        end_ns = self._transfer(message, receiving.bodies, now_ns) if message.bodies else now_ns
-        message.end = receiving.end = end_ns
+        end_ns = self._transfer(message, receiving.bodies, now_ns, receiving) if message.bodies else now_ns
+        if end_ns >= 0:
+            self._ends(message, receiving, end_ns)
+
+    def _ends(self, message: Sending, incoming: Receiving | Coming, end_ns: int) -> None:
+        message.end = incoming.end = end_ns
         if message.source.waiting is message:
             self._ready.append(message.source)
-        if self.waiting is receiving:
+        if self.waiting is incoming:
             self._ready.append(self)
 
-    def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int) -> int:
-        """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
+    def has_crossed(self, message: Sending, incoming: Receiving | Coming, now_ns: int) -> VirtualRank | None:
+        """Its last bytes are there. Returns this rank where it takes what comes, and looks for bodies that are whole."""
+        waits_for_it = self.waiting is incoming
+        self._ends(message, incoming, now_ns)
+        if waits_for_it or type(incoming) is not Coming:
+            return None
+        heappush(self._coming, incoming)
+        return None if self._alarm is None else self._alarm.happen(now_ns)
+
+    def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int, incoming: Receiving | Coming | None) -> int:
+        """The bytes of a message cross the links; returns when the last is there, or -1 where they do so in turns, and `incoming`
+        will know. Raises PeerError where there is no room for them."""
         nbytes, rank = 0, message.source.rank
         for sent, received in zip(message.bodies, bodies):  # noqa: B905 - memory may be left over
             nbytes += sent.nbytes
@@ -389,4 +390,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
                 raise PeerError(f"{Tag(message.tag).name} from rank {rank}: {sent.nbytes} bytes, expected {received.nbytes}")
             if type(received) is np.ndarray:
                 received[: len(sent)] = sent
-        return self._network.transfer(rank, self.rank, nbytes, now_ns)
+        if self._turns is None or incoming is None or not nbytes:
+            return self.network.transfer(rank, self.rank, nbytes, now_ns)
+        self._turns.add(message, incoming, nbytes, now_ns)
+        return -1
