@@ -4,13 +4,14 @@ As root. The nodes are namespaces of this machine with shaped links (`tests/node
 wait politely: what is compared is the use of the links, not of the cores. Or, with `--hosts`, they are hosts that mpirun reaches,
 whose links have the rate that `--gbit` says, and which see the current directory. There is a learner on each node, and a round is a
 mini-batch of each; a shard that is apart has one more node. The limit is what the busiest link carries in a round, in its busier
-direction, at the link's rate (`exchange/links.py`). Predictions know what raw MPI moves here at 10 Gbit/s, or as the links are
-(`exchanged.py`).
+direction, at the link's rate (`exchange/links.py`). Predictions (`predicted.py`) know what raw MPI moves here at 10 Gbit/s, or as
+the links are, in turn with the jobs, and what mini-batches and updates take of a first job, an allreduce of whole vectors.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,9 @@ UPDATES = 20
 _FASTEST = 10.0
 """Gbit/s at which raw MPI is measured: the cores, which shape the links as well, move less."""
 DDP, DDP_HALF = "DDP", "DDP, fp16 hook"
+_MOVED, _COPIED = "moved", "copied"
+_RANKS = {_MOVED: 1, _COPIED: 2}
+"""On each node, of raw MPI."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,11 @@ class Way:
     """Chunks of a vector leave without a question whether their receives are posted (`docs/howto/fewer-bytes.md`)."""
     beside: str = DDP
     """The DDP that it is compared with."""
+
+    @property
+    def costs(self) -> str:
+        """The way whose log says what computing and updating take: with this one's formats, of whole vectors."""
+        return "allreduce, bfloat16 both ways" if "push_format" in self.special else "allreduce"
 
 
 _EAGER = {f"btl_tcp_{limit}": str(2**21 + 2**12) for limit in ("eager_limit", "rndv_eager_limit", "max_send_size")}
@@ -108,12 +117,26 @@ def measure(
     rows = []
     for count in nodes:
         with _site(count + 1, hosts) as site:
-            site.shape(_FASTEST)
-            cores = _raw(site, count)
-            for rate in gbit:
-                site.shape(rate)
-                rows += [_row(site, count, key, rate, cores, repetitions, ways) for key in cases]
+            for key in cases:
+                with tempfile.TemporaryDirectory(dir=site.directory) as directory:
+                    costs = _costs(site, count, key, Path(directory), ways)
+                    rows += [_row(site, count, key, rate, costs, repetitions, ways) for rate in gbit]
     return rows
+
+
+def _case(key: str) -> Case:
+    return replace(NETWORKS[key], updates=min(UPDATES, NETWORKS[key].updates))
+
+
+def _costs(site: Site, places: int, key: str, directory: Path, ways: Sequence[str]) -> dict[str, Run]:
+    """The logs that predictions of these ways are made from, by their ways."""
+    site.shape(_FASTEST)
+    logs = {}
+    for number, name in enumerate(dict.fromkeys(WAYS[way].costs for way in ways)):
+        own = directory / str(number)
+        own.mkdir()
+        logs[name], _ = trained(site, places, own, _case(key), WAYS[name])
+    return logs
 
 
 @contextlib.contextmanager
@@ -127,39 +150,46 @@ def _site(count: int, hosts: Sequence[str]) -> Iterator[Site]:
         yield Boxes(cluster)
 
 
-def _raw(site: Site, places: int) -> float:
-    """Bytes per second that raw MPI moves into and out of a node, with a rank on each."""
-    said = site.run([1] * places, [], module="tests.bench.exchanged")
+def _raw(site: Site, places: int, gbit: float, ranks: int) -> float:
+    """Bytes per second that raw MPI moves into and out of a node, with a rank on each, or copies on it, with two."""
+    site.shape(_FASTEST)
+    said = site.run([ranks] * places, [], module="tests.bench.exchanged")
+    site.shape(gbit)
     if SAID not in said:
         raise ConfigError(f"raw MPI: {said}")
     return float(said.partition(SAID)[2].split()[0])
 
 
-def _row(site: Site, places: int, key: str, gbit: float, cores: float, repetitions: int, ways: Sequence[str]) -> dict[str, Any]:
-    case = replace(NETWORKS[key], updates=min(UPDATES, NETWORKS[key].updates))
+def _row(
+    site: Site, places: int, key: str, gbit: float, costs: Mapping[str, Run], repetitions: int, ways: Sequence[str]
+) -> dict[str, Any]:
+    case = _case(key)
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
+    raw: dict[str, list[float]] = {_MOVED: [], _COPIED: []}
     carried: dict[str, float] = {}
-    foreseen: dict[str, float] = {}
-    for name in in_turn(list(seconds), repetitions):
-        if name in WAYS:
+    jobs: dict[str, Config] = {}
+    site.shape(gbit)
+    for name in in_turn([*raw, *seconds], repetitions):
+        if name in raw:
+            raw[name].append(_raw(site, places, gbit, _RANKS[name]))
+        elif name in WAYS:
             with tempfile.TemporaryDirectory(dir=site.directory) as directory:
                 log, carried[name] = trained(site, places, Path(directory), case, WAYS[name])
-                found = places * case.mu / rate_of(log, case, places)
-                if name not in foreseen:
-                    foreseen[name] = predicted.round_s(log, gbit, cores)
+                seconds[name].append(places * case.mu / rate_of(log, case, places))
+                jobs[name] = predicted.virtual(log, costs[WAYS[name].costs])
         else:
-            found = _ddp(site, places, key, case, "fp16" if name == DDP_HALF else "")
-        seconds[name].append(found)
+            seconds[name].append(_ddp(site, places, key, case, "fp16" if name == DDP_HALF else ""))
     limits = {name: nbytes / (gbit * links.GIGABIT) for name, nbytes in carried.items()}
+    rates = predicted.Rates(gbit, statistics.median(raw[_MOVED]), statistics.median(raw[_COPIED]))
     return {
         "case": case.name,
         "nodes": places,
         "gbit_per_s": gbit,
-        "core_bytes_per_s": cores,
+        **{f"{name}_bytes_per_s": spread(values) for name, values in raw.items()},
         "repetitions": repetitions,
         "round_s": {name: spread(values) for name, values in seconds.items()},
         "megabytes": {name: nbytes / 1e6 for name, nbytes in carried.items()},
-        "predicted_s": foreseen,
+        "predicted_s": {name: predicted.round_s(job, rates) for name, job in jobs.items()},
         "over_limit": {name: spread([each / limits[name] for each in seconds[name]]) for name in limits},
         "speed_over_ddp": {name: over(seconds[WAYS[name].beside], seconds[name]) for name in ways},
     }

@@ -1,15 +1,18 @@
-"""Seconds of a round over links of a known rate, as the virtual cluster predicts them, beside those that were measured.
+"""Seconds of a round over links of a known rate, as the virtual cluster predicts them from another job's log.
 
-Known are the rate and who is where, and how many bytes per second raw MPI moves between these namespaces (`exchanged.py`). From the
-log of the measured job come the seconds of mini-batches, which ranks that share cores slow down. So what is tried is the virtual
-network, and who waits for whom. Where layers travel by themselves, the model says how large each is; all take as long.
+Known are the rate and who is where; how many bytes per second raw MPI moves into and out of a node here, and copies on it
+(`exchanged.py`); and the log of an allreduce of whole vectors, whose ranks compute while nothing is exchanged: what a mini-batch
+and an update take. So what is tried is the virtual network, and who waits for whom. Where layers travel by themselves, the model
+says how large each is; all take as long.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
+from typing import NamedTuple
 
-from mpisgd.config import config_file, replace
+from mpisgd.config import Config, config_file, replace
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, NetworkOptions, ServiceOptions
 from mpisgd.exchange.links import GIGABIT
 from mpisgd.plan.costs.predict import predict
@@ -17,38 +20,60 @@ from mpisgd.records.log.reader import Run
 
 PAYLOAD = 1448 / 1514
 """Of what a link carries, what is not headers: full frames of TCP over Ethernet, as the shaper counts them."""
-SERVICE = ServiceOptions(gradient_s_per_byte=1.5e-10, update_s_per_byte=6e-10)
-"""Of a shard that shares two cores: a pass over memory, and the median of `update_s`."""
+_GRADIENT_S_PER_BYTE = 1.5e-10
+"""To check and add one: a pass over memory."""
+_TURN_NBYTES = 1_000_000
+"""Of a message on a link that others share; a quarter and twice of it predict the same within 3 %."""
 _LATENCY_S, _OVERHEAD_S = 1e-4, 2e-5
 """To another namespace, of a message; both hardly count beside megabytes."""
-_LOCAL = 3e9
-"""Bytes per second between ranks of one node."""
 _ROUNDS = 60
 
 
-def round_s(log: Run, gbit: float, core_bandwidth: float) -> float:
-    """Seconds in which each learner computes and exchanges a mini-batch.
+class Rates(NamedTuple):
+    """Bytes per second of a node.
+
+    Attributes:
+        link: Gbit/s in each direction.
+        moved: into and out of it together, by its cores.
+        copied: from rank to rank on it.
+    """
+
+    link: float
+    moved: float
+    copied: float
+
+
+def virtual(log: Run, costs: Run) -> Config:
+    """The job of a log on virtual nodes; of `costs`, seconds of mini-batches are drawn, and an update's are the median.
 
     Args:
         log: of a job whose nodes are filled one after the other.
-        core_bandwidth: of a node, as `NetworkOptions` takes it.
     """
     config, hosts = config_file.from_mapping(log.config), log.environment["hosts"]
-    virtual = dataclasses.replace(
+    nodes = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,
         parameters=0 if config.exchange == "layerwise" else int(log.environment["parameters"]),
         ranks_per_node=max(map(hosts.count, hosts)),
         gradients=False,
     )
+    nbytes = 4 * int(costs.environment["parameters"]) / len(set(costs.updates["shard"].tolist()))
+    update_s = statistics.median(costs.updates["update_s"].tolist())
+    service = ServiceOptions(gradient_s_per_byte=_GRADIENT_S_PER_BYTE, update_s_per_byte=update_s / nbytes)
+    compute = EmpiricalComputeOptions(run=str(costs.path.resolve()))
+    return replace(config, virtual=nodes, service=service, compute=compute)
+
+
+def round_s(config: Config, rates: Rates) -> float:
+    """Seconds in which each learner of a `virtual` job computes and exchanges a mini-batch."""
     network = NetworkOptions(
         _LATENCY_S,
         _OVERHEAD_S,
-        bandwidth=_LOCAL,
-        node_bandwidth=gbit * GIGABIT * PAYLOAD,
-        local_bandwidth=_LOCAL,
-        core_bandwidth=core_bandwidth,
+        bandwidth=rates.copied,
+        node_bandwidth=rates.link * GIGABIT * PAYLOAD,
+        local_bandwidth=rates.copied,
+        core_bandwidth=rates.moved,
+        turn_nbytes=_TURN_NBYTES,
     )
-    compute = EmpiricalComputeOptions(run=str(log.path.resolve()))
-    config = replace(config, virtual=virtual, network=network, service=SERVICE, compute=compute)
-    return log.lambda_ / predict(config, _ROUNDS * log.lambda_).gradients_per_s
+    lambda_ = config.virtual.learners
+    return lambda_ / predict(replace(config, network=network), _ROUNDS * lambda_).gradients_per_s
