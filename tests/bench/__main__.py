@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import clipping, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
+from tests.bench import beside, clipping, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Options:
     """nodes: rate of each link, Gbit/s in each direction."""
     hosts: tuple[str, ...] = ()
     """nodes: those of a cluster, as mpirun --host takes them, in the place of namespaces; one more for a shard apart."""
+    checkout: str = ""
+    """beside: where the project is checked out at another commit."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
@@ -79,6 +81,11 @@ def _faults(options: Options) -> Measured:
 def _settings(options: Options) -> Measured:
     rows = settings.measure(options.repetitions)
     return rows, settings.lines_of(rows)
+
+
+def _beside(options: Options) -> Measured:
+    rows = beside.measure(options.repetitions, options.checkout)
+    return rows, beside.lines_of(rows)
 
 
 def _clipping(options: Options) -> Measured:
@@ -122,6 +129,7 @@ BENCHES = {
     "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
     "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
+    "beside": Bench(1, "cycles and images/s of this checkout over another one's, each by its own benches", _beside),
     "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", _clipping),
     "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
