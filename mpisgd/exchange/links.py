@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, footprint, replace
+from mpisgd.config import Config, compatibility, footprint, replace
 from mpisgd.exchange.roles import Roles, of_job
+from mpisgd.vectors.chunks import CHUNK_NBYTES
 
 GIGABIT = 125e6
 """Bytes per second."""
 _WASTE = 1.5
 """So many times what could be is worth a word."""
+_CHUNKS = 4
+"""In a slice; of fewer, little is under way both ways at once."""
 
 
 def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
@@ -92,6 +95,8 @@ def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tu
         return "", ""
     carried = f"links carry up to {_megabytes(nbytes)} one way for a push and a pull of each learner ({host}):"
     text = f"{carried} at least {nbytes / GIGABIT:.3g} s at 1 Gbit/s"
+    if _may_stream(config, bounds):
+        text += ", which --exchange streamed comes nearer to, with the same bits"
     better = _best(config, hosts)
     if better is None:
         return text, ""
@@ -101,6 +106,15 @@ def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tu
         return text, ""
     what = f"a shard beside the learners of each node (--shards {shards} --placement spread) would have {_megabytes(least)}"
     return text, f"the link of {host} carries {_megabytes(nbytes)} one way in each round; {what} for as many learners"
+
+
+def _may_stream(config: Config, bounds: Sequence[tuple[int, int]]) -> bool:
+    """Whether large slices travel whole, and could in chunks, both ways at once."""
+    if config.exchange != "whole" or not config.protocol.streams:
+        return False
+    if 4 * max(end - start for start, end in bounds) < _CHUNKS * CHUNK_NBYTES:
+        return False
+    return not compatibility.refused(replace(config, exchange="streamed"))
 
 
 def _of_roles(config: Config, roles: Roles, hosts: Sequence[str], sizes: Sequence[float]) -> tuple[str, float]:
