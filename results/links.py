@@ -16,8 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from virtual_runs import main
 
-from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.bench.parts.spread import told
+from mpisgd.analysis.tables import Column, Table
 from mpisgd.report import style
 
 BENCH = Path(__file__).parent / "bench" / "nodes.json"
@@ -31,28 +30,32 @@ def title(row: Mapping[str, Any]) -> str:
     return f"{row['case']}\n{row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s"
 
 
-def table(found: list[Mapping[str, Any]]) -> Table:
-    """A line for each exchange; DDP's own have no limit, no prediction."""
-    lines: list[tuple[Cell, ...]] = []
-    for row in found:
+def tables(found: list[Mapping[str, Any]]) -> list[Table]:
+    """For each network a line for each exchange: median seconds, speed over DDP's, seconds over the limit, and the prediction's
+    difference; DDP's own have only the first. Ranges are in the JSON file."""
+    return [_table(case, [row for row in found if row["case"] == case]) for case in dict.fromkeys(row["case"] for row in found)]
+
+
+def _table(case: str, rows: list[Mapping[str, Any]]) -> Table:
+    settings = {(row["nodes"], row["gbit_per_s"]): row for row in rows}
+    merged = {setting: _cells([row for row in rows if (row["nodes"], row["gbit_per_s"]) == setting]) for setting in settings}
+    names = dict.fromkeys(name for cells in merged.values() for name in cells)
+    lines = tuple((name, *(cells.get(name) for cells in merged.values())) for name in names)
+    columns = (Column("exchange"), *(Column(f"{nodes} nodes, {gbit:g} Gbit/s") for nodes, gbit in merged))
+    return Table(f"links-{case}", case, columns, lines)
+
+
+def _cells(rows: list[Mapping[str, Any]]) -> dict[str, str]:
+    """What was measured in one setting; of an exchange that is in several rows, the first."""
+    found: dict[str, str] = {}
+    for row in rows:
         for name, seconds in row["round_s"].items():
-            ours = name in row["predicted_s"]
-            middle = seconds["median"]
-            lines.append(
-                (
-                    row["case"].partition(",")[0],
-                    row["nodes"],
-                    row["gbit_per_s"],
-                    name,
-                    row["repetitions"],
-                    told(seconds, 3),
-                    told(row["speed_over_ddp"][name]) if ours else None,
-                    told(row["over_limit"][name]) if ours else None,
-                    f"{100 * (row['predicted_s'][name] / middle - 1):+.0f} %" if ours else None,
-                )
-            )
-    names = ("case", "nodes", "Gbit/s", "exchange", "times", "seconds of a round", "speed / DDP's", "seconds / limit", "predicted")
-    return Table("links", "", tuple(Column(name) for name in names), tuple(lines))
+            text = f"{seconds['median']:.3f} s"
+            if name in row["predicted_s"]:
+                beside, limit = (row[ratio][name]["median"] for ratio in ("speed_over_ddp", "over_limit"))
+                text += f", {beside:.2f}, {limit:.2f}, {100 * (row['predicted_s'][name] / seconds['median'] - 1):+.0f} %"
+            found.setdefault(name, text)
+    return found
 
 
 def draw() -> tuple[list[Table], Figure]:
@@ -85,7 +88,7 @@ def draw() -> tuple[list[Table], Figure]:
         Line2D([], [], color=style.COLOURS[2], marker="D", markersize=4, linestyle="", label="predicted"),
     ]
     figure.legend(handles=kinds, loc="outside lower right", ncols=4, fontsize=8, frameon=False)
-    return [table(found)], figure
+    return tables(found), figure
 
 
 if __name__ == "__main__":

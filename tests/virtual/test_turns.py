@@ -113,6 +113,22 @@ def test_who_takes_what_comes_is_told_of_a_body_that_is_whole(turn_nbytes: int) 
     assert seen == [(2, [False, False], 620), (None, [True, False], ends_ns[0]), (None, [True], ends_ns[1])]
 
 
+@pytest.mark.parametrize("turn_nbytes", [0, 100])
+def test_a_body_that_was_whole_before_is_found_at_once(turn_nbytes: int) -> None:
+    """It became so while the rank was busy, of which its clock alone knows."""
+    scene = Exchange(2, network=dataclasses.replace(EXACT, turn_nbytes=turn_nbytes))
+
+    def receives() -> None:
+        scene.w[1].take(ANYTHING)
+        coming = scene.w[1].post(0, Tag.GRADIENT, body())
+        scene.w[1].work(3000)
+        assert scene.w[1].take(ANYTHING, coming=[coming]) is None
+        scene.note(1, "over")
+
+    scene.run({0: scene.sends(0, 1, Tag.PUSH, PUSH, body()), 1: receives})
+    assert (scene.times["0 done"], scene.times["over"]) == (1120, 3120)
+
+
 def test_who_does_not_look_for_bodies_waits_until_its_time() -> None:
     scene = Exchange(2, network=TURNS)
 
@@ -161,9 +177,21 @@ def test_learners_that_share_links_need_longer_than_ones_that_wait_in_line(tmp_p
     assert 0.70 < round_s(tmp_path, "async", 1_000_000) < 0.78
 
 
-@pytest.mark.parametrize("protocol", ["hardsync", "async"])
-def test_such_a_run_is_replayed(protocol: str, tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", TENSORS, shards=2, protocol=protocol, network={"turn_nbytes": 64, "core_bandwidth": 1e6})
+@pytest.mark.parametrize(
+    ("protocol", "how"),
+    [
+        ("hardsync", {}),
+        ("async", {}),
+        ("hardsync", {"receive": "gathered", "exchange": "layerwise"}),
+        ("hardsync", {"exchange": "streamed"}),
+        ("softsync", {"receive": "gathered", "exchange": "duplex"}),
+        ("allreduce", {"exchange": "layerwise"}),
+    ],
+)
+def test_such_a_run_is_replayed(protocol: str, how: dict[str, str], tmp_path: Path) -> None:
+    shards = {} if protocol == "allreduce" else {"shards": 2}
+    network = {"turn_nbytes": 64, "core_bandwidth": 1e6, "node_bandwidth": 1e5}
+    run = simulated(tmp_path / "run", TENSORS, protocol=protocol, network=network, **shards, **how)
     proof = replay(run.path)
     assert proof.holds
     assert proof.simulated

@@ -233,18 +233,14 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
-        if coming:
-            first_ns = self._first_whole_ns()
-            until_ns = first_ns if until_ns is None else min(until_ns, first_ns)
         message: Sending | None = None
         alarm: Alarm | None = None
-        if self._waiting or until_ns is not None:
+        if self._waiting or coming or until_ns is not None:
             if self._ready or self.now >= self._heap[0][0]:
                 self.cluster.until_first(self)
             message = self._look(patterns)
-        if message is None and until_ns is not None:
-            alarm = self._wait_until(until_ns)
-            self._alarm = alarm if coming else None
+        if message is None and (coming or until_ns is not None):
+            alarm = self._wait_until(until_ns, coming)
         while message is None:
             if alarm is not None and alarm.over:
                 return None
@@ -261,10 +257,15 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
                 self._ready.append(source)
         return source.rank, message.tag, message.fields
 
-    def _wait_until(self, until_ns: int) -> Alarm:
+    def _wait_until(self, until_ns: int | None, coming: Sequence[Any]) -> Alarm:
+        """Set an alarm to this time, and to when the first of these bodies is whole."""
         alarm = Alarm(self)
-        if until_ns < NEVER:
-            self.cluster.at(max(self.now, until_ns), self, alarm)
+        self._alarm = alarm if coming else None
+        first_ns = self._first_whole_ns() if coming else NEVER
+        if until_ns is not None and until_ns < first_ns:
+            first_ns = until_ns
+        if first_ns < NEVER:
+            self.cluster.at(max(self.now, first_ns), self, alarm)
         return alarm
 
     def _first_whole_ns(self) -> int:
