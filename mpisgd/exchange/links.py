@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, compatibility, footprint, replace
 from mpisgd.exchange.roles import Roles, of_job
-from mpisgd.vectors.chunks import CHUNK_NBYTES
 
 GIGABIT = 125e6
 """Bytes per second."""
 _WASTE = 1.5
 """So many times what could be is worth a word."""
-_CHUNKS = 4
-"""In a slice; of fewer, little is under way both ways at once."""
+_STREAMED_NBYTES = 4 * 2**21
+"""Of a slice, four chunks (`vectors/chunks.py`); of smaller ones little is under way both ways at once."""
 
 
 def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
@@ -112,7 +111,7 @@ def _may_stream(config: Config, bounds: Sequence[tuple[int, int]]) -> bool:
     """Whether large slices travel whole, and could in chunks, both ways at once."""
     if config.exchange != "whole" or not config.protocol.streams:
         return False
-    if 4 * max(end - start for start, end in bounds) < _CHUNKS * CHUNK_NBYTES:
+    if 4 * max(end - start for start, end in bounds) < _STREAMED_NBYTES:
         return False
     return not compatibility.refused(replace(config, exchange="streamed"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpisgd.comm.messages import Fields, Tag
@@ -40,17 +41,18 @@ class Receiving(Awaited):
 class Alarm(Event):
     """The time at which a rank waits no longer, if it still does."""
 
-    __slots__ = ("over", "wire")
+    __slots__ = ("_rank", "_stops_waiting", "over")
 
-    def __init__(self, wire: VirtualWire) -> None:
-        self.wire = wire
+    def __init__(self, rank: VirtualRank, stops_waiting: Callable[[int], bool]) -> None:
+        self._rank = rank
+        self._stops_waiting = stops_waiting
         self.over = False
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        if self.over or not self.wire.stops_waiting(now_ns):
+        if self.over or not self._stops_waiting(now_ns):
             return None
         self.over = True
-        return self.wire
+        return self._rank
 
 
 class Coming(Awaited):
@@ -101,12 +103,13 @@ class Opened:
 class Beginning(Event):
     """A message has met its receive: as an event, its bytes begin to cross."""
 
-    __slots__ = ("message", "receiving")
+    __slots__ = ("_let_cross", "_message", "_receiving")
 
-    def __init__(self, message: Sending, receiving: Receiving) -> None:
-        self.message = message
-        self.receiving = receiving
+    def __init__(self, let_cross: Callable[[Sending, Receiving, int], None], message: Sending, receiving: Receiving) -> None:
+        self._let_cross = let_cross
+        self._message = message
+        self._receiving = receiving
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        self.message.dest.let_cross(self.message, self.receiving, now_ns)
+        self._let_cross(self._message, self._receiving, now_ns)
         return None

@@ -8,6 +8,7 @@ first has all of a link; where links are shared, a learner that is late also slo
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpisgd.comm.virtual.cluster import Event, VirtualRank
@@ -21,12 +22,12 @@ class Turns:
     """What crosses to one rank.
 
     Args:
-        nbytes: that cross in one turn, at most.
+        has_crossed: is told of a message whose last bytes are there, at which nanosecond; returns the rank that must go on.
     """
 
-    def __init__(self, wire: VirtualWire, nbytes: int) -> None:
+    def __init__(self, wire: VirtualWire, has_crossed: Callable[[Sending, Receiving | Coming, int], VirtualRank | None]) -> None:
         self.wire = wire
-        self.nbytes = nbytes
+        self._has_crossed = has_crossed
         self._streams: dict[int, deque[Crossing]] = defaultdict(deque)
         """By source: the first one crosses."""
 
@@ -43,7 +44,7 @@ class Turns:
         stream.popleft()
         if stream:
             stream[0].happen(now_ns)
-        return self.wire.has_crossed(crossing.message, crossing.incoming, now_ns)
+        return self._has_crossed(crossing.message, crossing.incoming, now_ns)
 
 
 class Crossing(Event):
@@ -58,11 +59,10 @@ class Crossing(Event):
         self._left = nbytes
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        turns, source = self._turns, self.message.source
         if self._left == 0:
-            return turns.has_crossed(self, now_ns)
-        nbytes = min(self._left, turns.nbytes)
+            return self._turns.has_crossed(self, now_ns)
+        source, wire = self.message.source, self._turns.wire
+        nbytes = min(self._left, wire.network.turn_nbytes)
         self._left -= nbytes
-        wire = turns.wire
         wire.cluster.at(wire.network.transfer(source.rank, wire.rank, nbytes, now_ns), source, self)
         return None

@@ -142,7 +142,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self.presence = _ALL
         self.signal = 0
         self.deaf = False
-        self._turns = Turns(self, network.turn_nbytes) if network.turn_nbytes else None
+        self._turns = Turns(self, self._has_crossed) if network.turn_nbytes else None
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -259,7 +259,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def _wait_until(self, until_ns: int | None, coming: Sequence[Any]) -> Alarm:
         """Set an alarm to this time, and to when the first of these bodies is whole."""
-        alarm = Alarm(self)
+        alarm = Alarm(self, self._stops_waiting)
         self._alarm = alarm if coming else None
         first_ns = self._first_whole_ns() if coming else NEVER
         if until_ns is not None and until_ns < first_ns:
@@ -281,7 +281,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if now_ns > self.now:
             self.now = now_ns
 
-    def stops_waiting(self, now_ns: int) -> bool:
+    def _stops_waiting(self, now_ns: int) -> bool:
         """The time to wait for a message is over; False where one has come."""
         if self._patterns is None:
             return False
@@ -353,13 +353,13 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         receiving.begun, receiving.fields = begun, message.fields
         # a receive posted later may lie in the sender's future
         if not message.bodies or (begun == arrival and not self._ready and begun < self._heap[0][0]):
-            self.let_cross(message, receiving, begun)
+            self._let_cross(message, receiving, begun)
         else:
-            self.cluster.at(begun, message.source, Beginning(message, receiving))
+            self.cluster.at(begun, message.source, Beginning(self._let_cross, message, receiving))
             if self.waiting is receiving:  # for the header
                 self._ready.append(self)
 
-    def let_cross(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
+    def _let_cross(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
         """The transfer of a message that has met its receive begins; who waits for its end, at either end, goes on."""
         end_ns = self._transfer(message, receiving.bodies, now_ns, receiving) if message.bodies else now_ns
         if end_ns >= 0:
@@ -372,7 +372,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if self.waiting is incoming:
             self._ready.append(self)
 
-    def has_crossed(self, message: Sending, incoming: Receiving | Coming, now_ns: int) -> VirtualRank | None:
+    def _has_crossed(self, message: Sending, incoming: Receiving | Coming, now_ns: int) -> VirtualRank | None:
         """Its last bytes are there. Returns this rank where it takes what comes, and looks for bodies that are whole."""
         waits_for_it = self.waiting is incoming
         self._ends(message, incoming, now_ns)
