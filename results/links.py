@@ -7,6 +7,7 @@ machine with two cores. Nothing is measured here.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,18 @@ def rows() -> list[Mapping[str, Any]]:
 
 
 def title(row: Mapping[str, Any]) -> str:
-    return f"{row['case']}\n{row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s"
+    case = [line for part in row["case"].split(", ") for line in textwrap.wrap(part, 24)]
+    return "\n".join([*case, f"{row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s"])
+
+
+def _settings(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One row for each network, number of nodes and rate; of an exchange that was measured twice there, the first."""
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in found:
+        whole = merged.setdefault((row["case"], row["nodes"], row["gbit_per_s"]), dict(row))
+        for part in ("round_s", "predicted_s", "over_limit", "speed_over_ddp"):
+            whole[part] = whole[part] | {name: value for name, value in row[part].items() if name not in whole[part]}
+    return list(merged.values())
 
 
 def tables(found: list[Mapping[str, Any]]) -> list[Table]:
@@ -36,32 +48,27 @@ def tables(found: list[Mapping[str, Any]]) -> list[Table]:
     return [_table(case, [row for row in found if row["case"] == case]) for case in dict.fromkeys(row["case"] for row in found)]
 
 
-def _table(case: str, rows: list[Mapping[str, Any]]) -> Table:
-    settings = {(row["nodes"], row["gbit_per_s"]): row for row in rows}
-    merged = {setting: _cells([row for row in rows if (row["nodes"], row["gbit_per_s"]) == setting]) for setting in settings}
-    names = dict.fromkeys(name for cells in merged.values() for name in cells)
-    lines = tuple((name, *(cells.get(name) for cells in merged.values())) for name in names)
-    columns = (Column("exchange"), *(Column(f"{nodes} nodes, {gbit:g} Gbit/s") for nodes, gbit in merged))
+def _table(case: str, settings: list[Mapping[str, Any]]) -> Table:
+    names = dict.fromkeys(name for row in settings for name in row["round_s"])
+    lines = tuple((name, *(_cell(row, name) for row in settings)) for name in names)
+    columns = (Column("exchange"), *(Column(f"{row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s") for row in settings))
     return Table(f"links-{case}", case, columns, lines)
 
 
-def _cells(rows: list[Mapping[str, Any]]) -> dict[str, str]:
-    """What was measured in one setting; of an exchange that is in several rows, the first."""
-    found: dict[str, str] = {}
-    for row in rows:
-        for name, seconds in row["round_s"].items():
-            text = f"{seconds['median']:.3f} s"
-            if name in row["predicted_s"]:
-                beside, limit = (row[ratio][name]["median"] for ratio in ("speed_over_ddp", "over_limit"))
-                text += f", {beside:.2f}, {limit:.2f}, {100 * (row['predicted_s'][name] / seconds['median'] - 1):+.0f} %"
-            found.setdefault(name, text)
-    return found
+def _cell(row: Mapping[str, Any], name: str) -> str | None:
+    if name not in row["round_s"]:
+        return None
+    middle = row["round_s"][name]["median"]
+    if name not in row["predicted_s"]:
+        return f"{middle:.3f} s"
+    beside, limit = (row[ratio][name]["median"] for ratio in ("speed_over_ddp", "over_limit"))
+    return f"{middle:.3f} s, {beside:.2f}, {limit:.2f}, {100 * (row['predicted_s'][name] / middle - 1):+.0f} %"
 
 
 def draw() -> tuple[list[Table], Figure]:
-    found = rows()
+    found = _settings(rows())
     names = list(dict.fromkeys(name for row in found for name in row["round_s"]))
-    figure = Figure(figsize=(13, 1.2 + 2 * 0.24 * len(names)), dpi=style.DPI, layout="constrained")
+    figure = Figure(figsize=(16, 1.6 + 2 * 0.24 * len(names)), dpi=style.DPI, layout="constrained")
     beside = figure.subplots(2, -(-len(found) // 2), squeeze=False, sharey=True)
     for axes, row in zip(beside.flat, found, strict=False):
         for at, name in enumerate(names):

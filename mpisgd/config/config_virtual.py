@@ -156,7 +156,7 @@ class NetworkOptions:
     what its ranks send each other takes these cores as long as at local_bandwidth. 0 = links do it alone, as InfiniBand does."""
     turn_nbytes: int = 0
     """Bytes of a message after which it is the next one's turn at a link: so messages that are under way at once share it, as over
-    TCP; some hundred thousand. 0 = one after the other, in the order in which they begin."""
+    TCP; about a million. 0 = one after the other, in the order in which they begin."""
     slow_links: dict[int, float] = field(default_factory=dict)
     """Slow the links of nodes down: node factor node factor ... Bytes into, and out of, such a node take factor times as long."""
 

@@ -20,7 +20,7 @@ GIGABIT = 125e6
 """Bytes per second."""
 _WASTE = 1.5
 """So many times what could be is worth a word."""
-_STREAMED_NBYTES = 4 * 2**21
+STREAMED_NBYTES = 4 * 2**21
 """Of a slice, four chunks (`vectors/chunks.py`); of smaller ones little is under way both ways at once."""
 
 
@@ -111,7 +111,7 @@ def _may_stream(config: Config, bounds: Sequence[tuple[int, int]]) -> bool:
     """Whether large slices travel whole, and could in chunks, both ways at once."""
     if config.exchange != "whole" or not config.protocol.streams:
         return False
-    if 4 * max(end - start for start, end in bounds) < _STREAMED_NBYTES:
+    if 4 * max(end - start for start, end in bounds) < STREAMED_NBYTES:
         return False
     return not compatibility.refused(replace(config, exchange="streamed"))
 

@@ -23,7 +23,7 @@ PAYLOAD = 1448 / 1514
 _GRADIENT_S_PER_BYTE = 1.5e-10
 """To check and add one: a pass over memory."""
 _TURN_NBYTES = 1_000_000
-"""Of a message on a link that others share; a quarter and twice of it predict the same within 3 %."""
+"""Of a message on a link that others share; a quarter and twice of it predict the same within 3 %, where learners stay in step."""
 _LATENCY_S, _OVERHEAD_S = 1e-4, 2e-5
 """To another namespace, of a message; both hardly count beside megabytes."""
 _ROUNDS = 60

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from mpisgd.config import Config, replace
-from mpisgd.exchange.links import busiest, said
+from mpisgd.exchange.links import STREAMED_NBYTES, busiest, said
 from mpisgd.exchange.roles import of_job
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
+from mpisgd.vectors.chunks import CHUNK_NBYTES
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,11 @@ def test_that_large_slices_could_be_streamed_is_said(change: dict[str, Any], str
     config = replace(Config(), **({"shards": 2, "protocol": HardsyncOptions()} | fields))
     text, _ = said(config, of_job(config, "aabb"), "aabb", [(0, size // 2), (size // 2, size)])
     assert ("--exchange streamed" in text) == streams
+
+
+def test_such_a_slice_has_four_chunks() -> None:
+    """Links know a chunk's size by heart: reports, which import them, import no torch."""
+    assert STREAMED_NBYTES == 4 * CHUNK_NBYTES
 
 
 def test_by_default_shards_are_spread() -> None:
