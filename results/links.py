@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ def _settings(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def tables(found: list[Mapping[str, Any]]) -> list[Table]:
     """For each network a line for each exchange: median seconds, speed over DDP's, seconds over the limit, and the prediction's
-    difference; DDP's own have only the first. Ranges are in the JSON file."""
-    return [_table(case, [row for row in found if row["case"] == case]) for case in dict.fromkeys(row["case"] for row in found)]
+    difference; DDP's own have only the first. Ranges are in the JSON file. Then what was aimed at."""
+    cases = dict.fromkeys(row["case"] for row in found)
+    return [*(_table(case, [row for row in found if row["case"] == case]) for case in cases), _aims(found)]
 
 
 def _table(case: str, settings: list[Mapping[str, Any]]) -> Table:
@@ -63,6 +65,51 @@ def _cell(row: Mapping[str, Any], name: str) -> str | None:
         return f"{middle:.3f} s"
     beside, limit = (row[ratio][name]["median"] for ratio in ("speed_over_ddp", "over_limit"))
     return f"{middle:.3f} s, {beside:.2f}, {limit:.2f}, {100 * (row['predicted_s'][name] / middle - 1):+.0f} %"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A ratio of an exchange's medians: its speed over DDP's, its seconds over the limit, or its speed over another exchange's."""
+
+    what: str
+    case: str
+    exchange: str
+    over: str
+    aim: str
+
+    def of(self, row: Mapping[str, Any]) -> float | None:
+        """The ratio in one setting; None where it was not measured."""
+        if row["case"] != self.case or self.exchange not in row["round_s"]:
+            return None
+        if self.over in ("speed_over_ddp", "over_limit"):
+            return float(row[self.over][self.exchange]["median"])
+        seconds = row["round_s"]
+        return seconds[self.over]["median"] / seconds[self.exchange]["median"] if self.over in seconds else None
+
+
+MLP, WAITING = "MLP of 11 M parameters, mu = 16", "10 M parameters whose layers wait"
+AIMS = (
+    Aim("allreduce in buckets / DDP", MLP, "allreduce, layerwise", "speed_over_ddp", "≥ 1.05"),
+    Aim("allreduce of whole vectors / DDP", MLP, "allreduce", "speed_over_ddp", "≥ 1.05"),
+    Aim("hardsync, a shard on each node, streamed / DDP", MLP, "hardsync, streamed", "speed_over_ddp", "≥ 0.95"),
+    Aim("the same with eager chunks / DDP", MLP, "hardsync, streamed, eager", "speed_over_ddp", "≥ 0.95"),
+    Aim("hardsync, one shard apart, eager / limit", MLP, "hardsync, 1 shard apart, streamed, eager", "over_limit", "≤ 1.25"),
+    Aim("softsync n = λ, a shard on each node, duplex / limit", MLP, "softsync, duplex", "over_limit", "≤ 1.25"),
+    Aim("bfloat16 both ways / DDP, fp16 hook", MLP, "allreduce, layerwise, bfloat16 both ways", "speed_over_ddp", "≥ 1"),
+    Aim("layers wait: by layers, 2 shards a node / whole", WAITING, "layerwise, 2 shards a node", "hardsync", "≥ 1.2"),
+    Aim("layers wait: by layers, 4 shards a node / whole", WAITING, "layerwise, 4 shards a node, gathered", "hardsync", "≥ 1.2"),
+    Aim("layers wait: allreduce in buckets / DDP", WAITING, "allreduce, layerwise", "speed_over_ddp", "≥ 1.1"),
+)
+
+
+def _aims(found: list[Mapping[str, Any]]) -> Table:
+    settings = list(dict.fromkeys((row["nodes"], row["gbit_per_s"]) for row in found if row["case"] == MLP))
+    lines = []
+    for aim in AIMS:
+        ratios = {(row["nodes"], row["gbit_per_s"]): ratio for row in found if (ratio := aim.of(row)) is not None}
+        lines.append((aim.what, *(ratios.get(setting) for setting in settings), aim.aim))
+    columns = (Column("ratio"), *(Column(f"{nodes} nodes, {gbit:g} Gbit/s", spec=".2f") for nodes, gbit in settings), Column("aim"))
+    return Table("links-aims", "what was aimed at", columns, tuple(lines))
 
 
 def draw() -> tuple[list[Table], Figure]:
