@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from mpisgd.comm.messages import Tag
 
 
 class Presence:
-    """All other ranks are there: nobody is ever left out."""
+    """All other ranks are there: nobody is ever left out.
+
+    Attributes:
+        watched: ranks that are asked for signs of life (`liveness/pulse.py`).
+        unheard: those of them that have given none for too long.
+    """
+
+    watched = frozenset[int]()
+    unheard = frozenset[int]()
 
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more, not even at the end."""
@@ -23,6 +32,10 @@ class Presence:
     def away(self) -> list[int]:
         """Ranks that are given up or dead, as far as is known before ranks part."""
         return []
+
+    def silent(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Those of these ranks that have given no sign of life for too long; from now on these are watched, and no others."""
+        return frozenset()
 
 
 class Losses(Presence):
@@ -62,3 +75,7 @@ class Losses(Presence):
 
     def away(self) -> list[int]:
         return sorted(self.hanging | self.dead)
+
+    def silent(self, ranks: Iterable[int]) -> frozenset[int]:
+        self.watched = frozenset(ranks)
+        return self.watched & self.unheard

@@ -160,8 +160,9 @@ class FaultOptions:
     failures (Open MPI 5: `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams."""
     patience_s: float = 60.0
     """Seconds of silence after which a rank is given up. A rank is silent when it is stopped or its link is down, not while it
-    computes. fail-fast: the job ends, as it does for a silent shard in any mode. tolerant: a learner that owes a push or a pull for
-    longer is excluded, until it asks for weights again; give more than a mini-batch ever takes."""
+    computes. fail-fast: the job ends, as it does in any mode for a silent shard, and where all are silent who could go on.
+    tolerant: a learner that owes a push or a pull for longer is excluded, until it asks for weights again; give more than a
+    mini-batch ever takes."""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")

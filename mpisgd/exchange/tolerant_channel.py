@@ -16,6 +16,7 @@ The same is said of a learner whose place a spare had that is dead, with none to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mpisgd.base.errors import PeerError
@@ -33,6 +34,8 @@ class TolerantShardChannel(ShardChannel):
         super().__init__(wire, seen, shard)
         size = 1 + max(*roles.shard_ranks, *roles.computing_ranks, *roles.spare_ranks, roles.evaluator_rank)
         self._learner_of_rank += [-1] * (size - len(self._learner_of_rank))  # any of these may be told to be lost
+        self.is_first = shard == 0
+        """Whether this shard decides who evaluates, and whose places spares take."""
         self._groups = roles.groups
         self._of_first_stage = seen.learner_ranks == roles.learner_ranks
         if roles.groups:
@@ -137,9 +140,17 @@ class TolerantShardChannel(ShardChannel):
         for rank in self._shard_ranks[1:]:
             self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE, 0, 0)))
 
+    def silent(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Those of these ranks that give no sign of life, for which they are asked until others are."""
+        return self._wire.presence.silent(ranks)
+
+    def ranks_of(self, learner_id: int) -> tuple[int, ...]:
+        """The ranks of a learner, of all stages."""
+        return self._groups[learner_id] if self._groups else (self._learner_ranks[learner_id],)
+
     def give_up_learner(self, learner_id: int) -> None:
         """Wait no more for this learner, nor for the ranks of its group that wait for the one that hangs."""
-        for rank in self._groups[learner_id] if self._groups else (self._learner_ranks[learner_id],):
+        for rank in self.ranks_of(learner_id):
             self.give_up(rank)
 
     def give_up(self, rank: int) -> None:

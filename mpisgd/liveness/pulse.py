@@ -7,8 +7,9 @@ Who listens to whom is all that is different between the two forms of a run:
 
 fail-fast       all ask the hub, and the hub listens to all: one that is silent for as long as they are patient ends the job, which
                 goes on with nobody less. So it does on either side of a link that is cut: the far side hears nothing of the hub.
-fault-tolerant  a learner that waits asks the shards, of whom none may hang; of learners, shards take notice themselves
-                (`faults.py`). Before all have agreed how to start, the same as fail-fast.
+fault-tolerant  a learner that waits asks the shards, of whom none may hang. Of learners, shards take notice themselves; but those
+                without whom nothing goes on any more, they ask, and decide what follows from silence (`serving/faults.py`).
+                Before all have agreed how to start, the same as fail-fast.
 
 A rank sends ten messages of a byte in the time of its patience, the hub as many to each. It needs an MPI that serves several
 threads at once (MPI_THREAD_MULTIPLE, for which mpi4py asks); with another one there is no pulse.
@@ -30,6 +31,7 @@ from mpisgd.base.errors import EXIT_FAILED
 from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.siblings import Siblings, start_s, within
+from mpisgd.comm.presence import Presence
 from mpisgd.liveness.guard import abort, leave_within
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class Pulse:
         self._asks: Sequence[int] = () if self._rank == HUB else (HUB,)
         self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
         self._waits: Waits | None = None
+        self._presence: Presence | None = None
+        """Of a shard of a fault-tolerant run, whom it watches, and what it is told."""
         self._seen = -1
         self._looked_s = now_s()
         self._ask_s = self._looked_s + self._period_s * self._rank / size
@@ -139,11 +143,15 @@ class Pulse:
         """From now on ranks have these names and places."""
         self._ranks, self._name = ranks, name
 
-    def heed_shards(self, shard_ranks: Sequence[int], waits: Waits) -> None:
-        """From now on the run is fault-tolerant."""
+    def tolerate(self, shard_ranks: Sequence[int], waits: Waits, presence: Presence) -> None:
+        """From now on the run is fault-tolerant: its shards ask whom their loops watch, all others the shards."""
         with self._lock:
-            self._asks = self._heeds = () if self._rank in shard_ranks else shard_ranks
-            self._waits = waits
+            if self._rank in shard_ranks:
+                self._asks, self._presence = (), presence
+                self._heard_s.clear()
+            else:
+                self._asks = self._heeds = shard_ranks
+                self._waits = waits
 
     def _serve(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -177,20 +185,30 @@ class Pulse:
             self._lived_s += min(now_s - self._looked_s, TICK_S)
             self._looked_s = now_s
             self._hear()
+            if self._presence is not None:
+                self._turn_to(self._presence.watched)
             if not self._listens():
                 self._heard_s, self._ask_s = dict.fromkeys(self._heeds, self._lived_s), now_s
                 return
             silent_s = {rank: self._lived_s - self._heard_s.get(rank, 0.0) for rank in self._heeds}
             # Who has been asked a moment before it was stopped is silent for a little longer than it was stopped.
-            if silent_s and max(silent_s.values()) > self._patience_s + self._period_s + TICK_S:
+            most_s = self._patience_s + self._period_s + TICK_S
+            if self._presence is not None:
+                self._presence.unheard = frozenset(rank for rank, each in silent_s.items() if each > most_s)
+            elif silent_s and max(silent_s.values()) > most_s:
                 self.end({rank: each for rank, each in silent_s.items() if each > self._patience_s / 2})
             if now_s >= self._ask_s:
                 self._ask_s = now_s + self._period_s
                 for rank in self._asks:
                     self._send(rank, _ASKS)
 
+    def _turn_to(self, watched: frozenset[int]) -> None:
+        """Ask these, whose silence counts from now on, or from when they were first asked."""
+        self._heard_s |= dict.fromkeys(watched.difference(self._asks), self._lived_s)
+        self._asks = self._heeds = sorted(watched)
+
     def _listens(self) -> bool:
-        """Whether silence counts now. In a fault-tolerant run only while this rank is in one and the same wait."""
+        """Whether silence counts now. In a fault-tolerant run that of shards only while this rank is in one and the same wait."""
         waits = self._waits
         if waits is None:
             return True

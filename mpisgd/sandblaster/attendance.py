@@ -40,6 +40,7 @@ class Attendance(Faults):
             if now_s - self._since_s[learner_id] > _PATIENCES * self._patience_s:
                 self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
                 self._channel.tell_given_up(learner_id)
+        self._look_for_life()
 
     def _unstick(self, rank: int, learner_id: int) -> None:
         """Whom the coordinator waits for too long, it goes on without."""

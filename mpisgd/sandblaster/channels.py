@@ -125,6 +125,11 @@ class CoordinatorChannel:
         """
         self._dealt[learner_id] = self._wire.start(self._learners[learner_id], Tag.DEAL, (clock, portion, counts))
 
+    def silent(self, learner_ids: Iterable[int]) -> bool:
+        """Whether none of these, if there are any, gives a sign of life, for which they are asked until others are."""
+        ranks = {self._learners[learner_id] for learner_id in learner_ids}
+        return bool(ranks) and self._wire.presence.silent(ranks) == ranks
+
     def finish_deals(self, learner_ids: Iterable[int]) -> None:
         """Wait until these learners have taken their last answers."""
         for learner_id in learner_ids:

@@ -178,8 +178,11 @@ class Evaluations:
         self._waiting[learner_id] = counts
 
     def _look(self) -> None:
-        """Go on without those of whom too little was heard, but for the last one, until they ask again."""
-        now_s = self._channel.now_s()
+        """Go on without those of whom too little was heard, until they ask again, but for the last one.
+
+        Raises PeerError where that is overdue, and neither it nor any of the others gives a sign of life.
+        """
+        now_s, last_is_overdue = self._channel.now_s(), False
         self._look_s = now_s + self._patience_s / 4
         for learner_id in sorted(self._since_s.keys() & self._present):
             if now_s - self._since_s[learner_id] <= self._patience_s:
@@ -192,6 +195,10 @@ class Evaluations:
                 )
                 self._missed.add(learner_id)
                 self._give_back(learner_id, self._told[learner_id])
+            elif learner_id not in self._missed:
+                last_is_overdue = True
+        if self._channel.silent(self._present if last_is_overdue else ()):
+            raise PeerError(f"no learner is left that runs, to evaluate the loss at clock {self.clock}")
 
     def _result(self, dealt: Dealt, said: Next) -> bool:
         """A learner has computed what it was dealt, or come too late to; whether that counts."""

@@ -2,7 +2,8 @@
 
 A learner that MPI says is dead is *lost*: to the protocol it has departed. One that owes a push or a pull, and of which nothing was
 heard for longer than is patient, is *missed*: to the protocol it has departed too, but when something comes from it, it is back.
-The last learner that is present is missed only where others have left because the run is over: else somebody must be waited for.
+The last learner that is present is missed only where others have left because the run is over: else somebody must be waited for,
+as long as it lives (`hopes.py`).
 
 Each shard finds out by itself. A gradient under way when its learner died may so have come to one shard, whole, and not to another,
 or in part (*torn*): each shard does with it what its protocol does with a gradient that came, or did not. Where one shard has gone
@@ -42,6 +43,7 @@ from mpisgd.comm.messages import (
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.rules.attendance import Gone
+from mpisgd.serving.hopes import Hopes
 from mpisgd.serving.serves import Serves
 from mpisgd.serving.spares import Spares
 from mpisgd.serving.succession import DEDICATED, Succession
@@ -52,17 +54,13 @@ class Faults:
 
     Args:
         patience_s: how long a learner may owe something.
-        succession: on shard 0, who evaluates.
         name: what this shard is called.
     """
 
-    def __init__(
-        self, shard: Serves, channel: TolerantShardChannel, patience_s: float, succession: Succession | None, name: str
-    ) -> None:
+    def __init__(self, shard: Serves, channel: TolerantShardChannel, patience_s: float, name: str) -> None:
         self._shard = shard
         self._rules = shard.rules
         self._channel = channel
-        self._succession = succession
         self._name = name
         self._unheeded = set[int]()
         """Learners whose goodbye was refused: if nothing else comes of them, they count as lost."""
@@ -72,11 +70,12 @@ class Faults:
         self._since_s = [0.0] * len(shard.received)
         """Per learner, since when it owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
-        self._spares = Spares(channel, patience_s)
+        self._spares = spares = Spares(channel, patience_s)
+        self._succession = Succession(channel, shard.desk, shard.rules.attendance, spares) if channel.is_first else None
+        """Who evaluates; shard 0 decides."""
+        self._hopes = Hopes(shard.rules, channel, self._succession, spares)
         self._last_seq = [-1] * len(shard.received)
         """Per learner, the mini-batch that has come last in this attempt."""
-        self._closes_s = math.inf
-        """On shard 0, when evaluation ends whether or not the spares that were appointed are heard of; inf = it does not end."""
         self.look_s = math.inf
         """When to look again who is overdue."""
         shard.faults = self
@@ -163,13 +162,13 @@ class Faults:
         self._appoint_spares()
         self._end_if_none_is_left(self._note_if_lost(learner_id) or is_spare)
         if is_spare:
-            self._end_evaluation()
+            self._spares_have_changed()
             return
         if rank == self._channel.evaluator_rank:
             self._shard.desk.ask(None)
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
-            self._appoint()
+            self._succession.appoint()
 
     def _tell_forsaken(self) -> None:
         """By all shards but shard 0: a spare tells that last, so what it has heard, all have."""
@@ -185,8 +184,13 @@ class Faults:
         return True
 
     def _appoint_spares(self, hangs: int = -1) -> None:
-        if self._succession is not None and self._shard.desk.is_open and not self._closes:
+        if self._succession is not None and self._succession.is_open:
             self._spares.appoint(self._channel.now_s(), hangs)
+
+    def _spares_have_changed(self) -> None:
+        """Where all was evaluated, they alone may have been waited for."""
+        if self._succession is not None:
+            self._succession.end()
 
     def _note_if_lost(self, learner_id: int) -> bool:
         """Whether a learner that has not left is lost: the others go on without it."""
@@ -227,8 +231,9 @@ class Faults:
         self._rules.attendance.on_succession(learner_id)
         self._owes(learner_id, channel.now_s())
         channel.succeed(learner_id, rank, shard.received[learner_id], last_seq)
-        self._appoint()
-        self._end_evaluation()
+        if self._succession is not None:
+            self._succession.appoint()
+            self._succession.end()
 
     def end_of_commands(self) -> None:
         """Hear that a coordinator has no more commands (`sandblaster.attendance`)."""
@@ -239,12 +244,12 @@ class Faults:
         Where one is waited for in its turn, the others may be blocked behind it.
         """
         now_s, present = self._channel.now_s(), self._rules.present
-        if now_s > self._closes_s:
+        if self._succession is not None and self._succession.is_overdue(now_s):
             self._spares.give_up()
-            self._end_evaluation()
+            self._succession.end()
         self.look_s = now_s + self._patience_s / 4
         self._appoint_spares()
-        over = self._rules.finished or self._rules.interrupted
+        over, last = self._rules.finished or self._rules.interrupted, -1
         for learner_id in sorted(present if whose is None else {whose} & present):
             if over and math.isinf(self._since_s[learner_id]) and learner_id not in self._rules.waiting:
                 self._owes(learner_id, now_s)  # it was told that the run is over, and owes its goodbye
@@ -256,6 +261,41 @@ class Faults:
                 self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
             else:
                 self._appoint_spares(hangs=learner_id)
+                last = learner_id
+        self._look_for_life(last)
+
+    def _look_for_life(self, last: int = -1) -> None:
+        """Where nobody is left who goes on, those who give no sign of life are not waited for; `last`: a learner that is overdue.
+
+        Raises PeerError where the run cannot end so.
+        """
+        rules, channel = self._rules, self._channel
+        hang, all_do = self._hopes.silent(last)
+        back = sorted(rules.absent & rules.waiting.keys()) if last >= 0 and channel.ranks_of(last) in hang else []
+        if not (back or all_do):
+            return
+        names = ", ".join(f"rank {rank}" for ranks in hang for rank in ranks)
+        warn(f"mpisgd: {self._name}, clock {rules.clock}: {names} gave no sign of life, and nobody else goes on")
+        for learner_id in back:
+            self._return(learner_id)
+        if back:
+            self._miss(last)
+        elif hang == [(channel.evaluator_rank,)]:
+            learner_id = channel.learner_of(channel.evaluator_rank)
+            self._appoint_spares(hangs=learner_id)
+            self._lose_for_good(channel.evaluator_rank, learner_id)
+        else:
+            self._lose_all()
+
+    def _lose_all(self) -> None:
+        """All hang who might still come."""
+        self._spares.give_up_all()
+        for learner_id in sorted(self._rules.present | self._rules.absent):
+            self._channel.tell_given_up(learner_id)
+            self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
+        self._end_if_none_is_left(lost=True)
+        if self._succession is not None:
+            self._succession.appoint()
 
     def _may_miss(self) -> bool:
         return len(self._rules.present) > 1 or self._rules.attendance.ends
@@ -276,15 +316,17 @@ class Faults:
     def note_if_alone(self, learner_id: int) -> None:
         """A learner waits; where it was missed, and nobody else is present, it is back: nobody would ever answer it."""
         if learner_id in self._rules.absent and not self._rules.present:
-            self._rules.attendance.on_return(learner_id)
-            self._note(Event.RETURNED, learner_id, "is back")
+            self._return(learner_id)
+
+    def _return(self, learner_id: int) -> None:
+        self._rules.attendance.on_return(learner_id)
+        self._note(Event.RETURNED, learner_id, "is back")
 
     def _given(self, learner_id: int) -> None:
         """A learner was given weights; where it was missed, it is back."""
         self._owes(learner_id, self._channel.now_s(), push=True)
         if learner_id in self._rules.absent:
-            self._rules.attendance.on_return(learner_id)
-            self._note(Event.RETURNED, learner_id, "is back")
+            self._return(learner_id)
 
     def _unstick(self, rank: int, learner_id: int) -> None:
         """A transfer to or from a rank was given up."""
@@ -292,14 +334,8 @@ class Faults:
             self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
             if self._may_miss():
                 self._miss(learner_id)
-        elif learner_id not in self._rules.absent and not self._evaluates_last(rank):
+        elif learner_id not in self._rules.absent and not (self._succession is not None and self._succession.is_last(rank)):
             self._lose_for_good(rank, learner_id)  # it has said goodbye, or is no learner: it was to be told, or to evaluate
-
-    def _evaluates_last(self, rank: int) -> bool:
-        """Whether a rank evaluates, and nobody is left who could follow it: it is waited for, as the last learner is."""
-        if self._succession is None or rank != self._channel.evaluator_rank:
-            return False
-        return self._rules.attendance.deserted and not (self._succession.free or self._spares.expected)
 
     def _lose_for_good(self, rank: int, learner_id: int) -> None:
         """Nobody waits for a rank any more, whether it is dead or not."""
@@ -336,48 +372,15 @@ class Faults:
 
     def has_parted(self, learner_id: int) -> None:
         """A learner has left in order, and asks whether it is to evaluate."""
-        if self._succession is None:
-            return
-        if self._shard.desk.is_open:
-            self._succession.free.append(learner_id)
-            self._appoint()
-        else:
-            self._channel.answer_goodbye(learner_id, 0)
-
-    def _appoint(self) -> None:
-        """See to it that somebody evaluates."""
-        if self._succession is None or not self._shard.desk.is_open or self._closes:
-            return
-        learner_id = self._succession.appoint()
-        if learner_id is not None:
-            self._channel.answer_goodbye(learner_id, self._succession.appointed)
-        elif self._succession.evaluator is None and self._rules.attendance.deserted and not self._spares.expected:
-            raise PeerError("no rank is left to evaluate and to save the weights")
+        if self._succession is not None:
+            self._succession.has_parted(learner_id)
 
     def _ask(self, number: int) -> None:
         """The evaluator asks for a snapshot, or says goodbye."""
         if number == NOTHING_MORE and self._succession is not None and self._shard.desk.is_open:
-            self._closes_s = self._channel.now_s() + self._patience_s
-            self._end_evaluation()
+            self._succession.close(self._channel.now_s() + self._patience_s)
         else:
             self._shard.desk.ask(number)
-
-    @property
-    def _closes(self) -> bool:
-        """Whether all was evaluated."""
-        return self._closes_s < math.inf
-
-    def _end_evaluation(self) -> None:
-        """By shard 0, once all was evaluated: no other shard leaves before it has heard of each spare that was appointed."""
-        if self._succession is None or not self._closes or self._spares.appointed:
-            return
-        self._closes_s = math.inf
-        self._shard.desk.ask(NOTHING_MORE)
-        self._channel.pass_on_nothing_more()
-        self._spares.dismiss()
-        for learner_id in self._succession.free:
-            self._channel.answer_goodbye(learner_id, 0)
-        self._succession.free.clear()
 
     def _note_lost(self, learner_id: int, text: str) -> None:
         """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""

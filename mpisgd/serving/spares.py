@@ -39,7 +39,12 @@ class Spares:
     @property
     def expected(self) -> bool:
         """Whether one will come, unless it dies: some may be left, and there is a place."""
-        return bool(self.appointed or (self._vacant and self._idle))
+        return bool(self.hopes)
+
+    @property
+    def hopes(self) -> list[int]:
+        """The ranks of which any may come."""
+        return [*self.appointed, *(self._idle if self._vacant else ())]
 
     def vacate(self, learner_id: int) -> None:
         """A learner is dead, or hangs."""
@@ -123,3 +128,10 @@ class Spares:
         for rank in self.appointed:
             self._channel.give_up(rank)
         self.appointed.clear()
+
+    def give_up_all(self) -> None:
+        """Nor for any other."""
+        self.give_up()
+        for rank in self._idle:
+            self._channel.give_up(rank)
+        self._idle.clear()

@@ -1,11 +1,19 @@
-"""Choice of who evaluates, where learners and the evaluator may be lost: shard 0 decides.
+"""Who evaluates, where learners and the evaluator may be lost: shard 0 decides.
 
 A dedicated evaluator does it while it lives. Otherwise, and after that, it is the first learner that has said goodbye; where that
-is lost too, the next. So the weights of a run that has come to its end are evaluated and saved as long as anybody is left; one that
-hangs, and that nobody is left to follow, is waited for (`faults.py`).
+is lost too, the next. So the weights of a run that has come to its end are evaluated and saved as long as anybody is left.
 """
 
 from __future__ import annotations
+
+import math
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import NOTHING_MORE
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.rules.attendance import Attendance
+from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.spares import Spares
 
 DEDICATED = -1
 """Stands for the evaluator that is no learner."""
@@ -14,29 +22,77 @@ DEDICATED = -1
 class Succession:
     """The evaluator, and those who are free to follow.
 
-    Args:
-        dedicated: whether there is an evaluator that is no learner.
+    Attributes:
+        evaluator: the learner that evaluates, or DEDICATED; None = nobody does.
     """
 
-    def __init__(self, *, dedicated: bool) -> None:
-        self.evaluator: int | None = DEDICATED if dedicated else None
-        self.free: list[int] = []
+    def __init__(self, channel: TolerantShardChannel, desk: SnapshotDesk, attendance: Attendance, spares: Spares) -> None:
+        self.evaluator: int | None = DEDICATED if channel.dedicated_rank >= 0 else None
+        self._channel = channel
+        self._desk = desk
+        self._attendance = attendance
+        self._spares = spares
+        self._free: list[int] = []
         """Learners that have said goodbye, and wait to be told whether they are to evaluate."""
-        self.appointed = 0
+        self._appointed = 0
         """How many were appointed so far."""
+        self._closes_s = math.inf
+        """When evaluation ends whether or not the spares that were appointed are heard of; inf = it does not end."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is, or may come, something to evaluate."""
+        return self._desk.is_open and math.isinf(self._closes_s)
+
+    def is_last(self, rank: int) -> bool:
+        """Whether a rank evaluates, and nobody is left who could follow it."""
+        nobody = self._attendance.deserted and not (self._free or self._spares.expected)
+        return rank == self._channel.evaluator_rank and nobody
 
     def lost(self, learner_id: int) -> None:
         """A learner, or the DEDICATED evaluator, is there no more."""
         if learner_id == self.evaluator:
             self.evaluator = None
-        if learner_id in self.free:
-            self.free.remove(learner_id)
+        if learner_id in self._free:
+            self._free.remove(learner_id)
 
-    def appoint(self) -> int | None:
-        """The learner that is to evaluate from now on; None where somebody does already, or nobody is free."""
-        if self.evaluator is not None or not self.free:
-            return None
-        self.evaluator = min(self.free)
-        self.appointed += 1
-        self.free.remove(self.evaluator)
-        return self.evaluator
+    def has_parted(self, learner_id: int) -> None:
+        """A learner has left in order, and asks whether it is to evaluate."""
+        if self._desk.is_open:
+            self._free.append(learner_id)
+            self.appoint()
+        else:
+            self._channel.answer_goodbye(learner_id, 0)
+
+    def appoint(self) -> None:
+        """See to it that somebody evaluates. Raises PeerError where nobody is left."""
+        if not self.is_open or self.evaluator is not None:
+            return
+        if self._free:
+            self.evaluator = min(self._free)
+            self._appointed += 1
+            self._free.remove(self.evaluator)
+            self._channel.answer_goodbye(self.evaluator, self._appointed)
+        elif self._attendance.deserted and not self._spares.expected:
+            raise PeerError("no rank is left to evaluate and to save the weights")
+
+    def close(self, until_s: float) -> None:
+        """All was evaluated; until that second, at the latest, spares that were appointed are waited for."""
+        self._closes_s = until_s
+        self.end()
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether those spares were waited for long enough."""
+        return now_s > self._closes_s
+
+    def end(self) -> None:
+        """Once all was evaluated: no other shard leaves before this one has heard of each spare that was appointed."""
+        if math.isinf(self._closes_s) or self._spares.appointed:
+            return
+        self._closes_s = math.inf
+        self._desk.ask(NOTHING_MORE)
+        self._channel.pass_on_nothing_more()
+        self._spares.dismiss()
+        for learner_id in self._free:
+            self._channel.answer_goodbye(learner_id, 0)
+        self._free.clear()

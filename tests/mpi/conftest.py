@@ -122,6 +122,13 @@ def _needs_mpirun() -> None:
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="session")
+def tells_of_failures(_needs_mpirun: None) -> None:
+    """This MPI does (ULFM)."""
+    if "Open MPI" not in subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout:
+        pytest.skip("this MPI does not tell of failures (ULFM): fault-tolerant runs need Open MPI 5")
+
+
 def execute(
     directory: Path, commands: list[tuple[int, Path, tuple[str, ...]]], ranks: int, timeout_s: float = 300
 ) -> list[Launched]:

@@ -6,32 +6,23 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mpisgd.comm.mpi.launch import mpirun
 from mpisgd.job import interruption
 from mpisgd.records.log.reader import Run
 from tests.faults import dying
 from tests.faults.job import Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tells_of_failures")]
 
 ULFM = ("--with-ft", "ulfm")
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
 COMMON = ("--threads", "1", "--epochs", "1", "--model", "softmax", "--log.progress", "plain")
 END_S = 60.0
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _needs_ulfm() -> None:
-    launcher = mpirun(1)[0]
-    if "Open MPI" not in subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout:
-        pytest.skip("this MPI does not tell of failures (ULFM)")
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mpisgd.comm.mpi.launch import mpirun
 from tests.effort import thinned
 from tests.faults import dying
 from tests.faults.job import Job
@@ -93,16 +91,38 @@ def test_a_rank_that_is_stopped_in_the_start_ends_the_job(begin: Begin, tmp_path
     assert re.search(r"shard 0 \(rank 0 on \S+\) has heard nothing of learner 1 \(rank 2 on \S+\) for \d+ s, ", text), text
 
 
+@pytest.mark.usefixtures("tells_of_failures")
 @pytest.mark.parametrize("mode", ["fail-fast", "tolerant"])
 def test_where_mpi_tells_of_the_dead_too(begin: Begin, tmp_path: Path, mode: str) -> None:
     """It tells of none that is stopped; a fault-tolerant run, too, begins with all."""
-    if "Open MPI" not in subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout:
-        pytest.skip("this MPI does not tell of failures (ULFM)")
     point = "training" if mode == "fail-fast" else "model"
     words = (*FOR_EVER, "--faults.mode", mode)
     job = begin(4, *words, options=("--with-ft", "ulfm"), DIE_AT=point, DIE_RANK="2", DIE_BY="SIGSTOP")
     text = ended(job, tmp_path / "run")
     assert re.search(r"shard 0 \(rank 0 on \S+\) has heard nothing of learner 1 \(rank 2 on \S+\) for \d+ s, ", text), text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tells_of_failures")
+def test_the_last_learner_that_is_stopped_ends_a_fault_tolerant_job(begin: Begin, tmp_path: Path) -> None:
+    words = (*FOR_EVER, "--checkpoint.every-updates", "5")
+    job = begin(2, *words, options=("--with-ft", "ulfm"), DIE_AT="training", DIE_RANK="1", DIE_BY="SIGSTOP")
+    text = ended(job, tmp_path / "run")
+    assert "rank 1 gave no sign of life, and nobody else goes on" in text
+    assert "PeerError: no learner is left at clock" in text
+    assert re.search(r"to go on from its checkpoint of clock [\d,]+", text), text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tells_of_failures")
+def test_who_evaluates_and_is_stopped_is_followed_by_a_learner(begin: Begin, tmp_path: Path) -> None:
+    words, options = ("--epochs", "1", "--evaluator"), ("--with-ft", "ulfm")
+    job = begin(4, *words, options=options, DIE_AT="evaluation", DIE_RANK="3", DIE_BY="SIGSTOP")
+    job.wait_for(dying.SAID)
+    assert job.end(END_S) == 0, job.text
+    assert job.left_s is not None, "the one that was stopped is gone, too"
+    assert "rank 3 gave no sign of life" in job.text
+    assert (tmp_path / "run" / "DONE").exists()
 
 
 @pytest.mark.parametrize("point", thinned(["training", "data"], 2))

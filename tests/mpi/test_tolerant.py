@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +14,13 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.analysis import faults
-from mpisgd.comm.mpi.launch import mpirun
 from mpisgd.job import interruption
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason
 from tests.faults.job import Job
+
+pytestmark = pytest.mark.usefixtures("tells_of_failures")
 
 ULFM = ("--with-ft", "ulfm")
 SLOWLY = ["--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02"]
@@ -52,13 +52,6 @@ file `once`, after 110 for `twice`; with CLOCK they wait for ever when there is 
 in which call. SLOW: those that nobody may miss go on, so slowly that the run is not over before there is a file `soon`."""
 PATIENCE_S = "6"
 """Of runs in which one hangs: no other one is silent for so long, unless the machine is."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _needs_ulfm() -> None:
-    launcher = mpirun(1)[0]
-    if "Open MPI" not in subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout:
-        pytest.skip("this MPI does not tell of failures (ULFM): fault-tolerant runs need Open MPI 5")
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ def cluster(open_mpi: None) -> Iterator[Cluster]:
         yield made
 
 
-def begin(cluster: Cluster, out: Path, *options: str, **more: str) -> Job:
+def begin(cluster: Cluster, out: Path, *options: str, spread: tuple[int, ...] = SPREAD, **more: str) -> Job:
     settings = COMMON | {"out": str(out)} | {name.replace("__", ".").replace("_", "-"): value for name, value in more.items()}
-    job = Job(cluster, SPREAD, [word for name, value in settings.items() for word in (f"--{name}", value)], options)
+    job = Job(cluster, spread, [word for name, value in settings.items() for word in (f"--{name}", value)], options)
     try:
         job.wait_for("epoch ")
     except TimeoutError:
@@ -82,6 +82,18 @@ def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(clust
     job.send(0, signal.SIGKILL)
     assert job.end(LIMIT_S) not in (0, None), job.text
     assert job.left_s is not None, "nothing is left on any node"
+    assert not (tmp_path / "run" / "DONE").exists()
+
+
+def test_a_fault_tolerant_job_whose_shard_is_cut_off_from_all_learners_ends_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """Who is left on the shard's side misses all learners but the last one, which gives no sign of life; theirs hears no shard."""
+    saved = {"checkpoint__every_updates": "5"}
+    job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", spread=(1, 1, 1), epochs="10000", faults__patience_s="1", **saved)
+    cluster.cut(0)
+    assert job.end(LIMIT_S) not in (0, None), job.text
+    assert job.left_s is not None, f"no rank is left: {job.stayed}"
+    assert "gave no sign of life" in job.text
+    assert "to go on from its checkpoint of clock" in job.text
     assert not (tmp_path / "run" / "DONE").exists()
 
 

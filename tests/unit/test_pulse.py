@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mpisgd.comm.presence import Losses
 from mpisgd.liveness import pulse
 from mpisgd.liveness.pulse import LEAST_S, LOOK_S, TICK_S, Pulse
 from tests.unit.fakes import Status
@@ -83,8 +84,10 @@ class Job:
         self.ended: list[tuple[int, dict[int, float], float]] = []
         self.waits = SimpleNamespace(awaited="the answer", patient=False, waits=0)
         self.ranks = [self.pulse(rank, ranks, patience_s) for rank in range(ranks)]
-        for each in self.ranks if tolerant else ():
-            each.heed_shards((0, 1), self.waits)
+        self.losses = Losses()
+        """Of shard 0."""
+        for rank, each in enumerate(self.ranks if tolerant else ()):
+            each.tolerate((0, 1), self.waits, Losses() if rank else self.losses)
 
     def pulse(self, rank: int, size: int, patience_s: float) -> Pulse:
         comm: Any = Comm(self.network, rank, size)
@@ -214,6 +217,34 @@ def test_one_that_was_stopped_itself_blames_nobody() -> None:
         job.now_s += 10_000.0
     job.go_on(10)
     assert job.ended == []
+
+
+def test_a_shard_asks_those_alone_whom_its_loop_watches_and_ends_nothing() -> None:
+    job = Job(20.0, tolerant=True)
+    job.waits.awaited = None
+    job.go_on(100, without=[3])
+    assert job.network.count == 0
+    assert job.losses.silent([2, 3]) == frozenset(), "from now on"
+    job.go_on(20, without=[3])
+    assert job.losses.silent([2, 3]) == frozenset()
+    job.go_on(8, without=[3])
+    assert job.losses.silent([2, 3]) == {3}
+    job.go_on(4)
+    assert job.losses.silent([2, 3]) == frozenset(), "it is back"
+    assert job.ended == []
+
+
+def test_who_is_watched_again_is_silent_from_then_on() -> None:
+    job = Job(20.0, tolerant=True)
+    job.losses.silent([3])
+    job.go_on(40, without=[3])
+    assert job.losses.silent([2]) == frozenset(), "nobody asks for 3 any more"
+    job.go_on(1, without=[3])
+    assert job.losses.silent([3]) == frozenset()
+    job.go_on(20, without=[3])
+    assert job.losses.silent([3]) == frozenset()
+    job.go_on(8, without=[3])
+    assert job.losses.silent([3]) == {3}
 
 
 # ------------------------------------------------------------------------------------------------------------- the end

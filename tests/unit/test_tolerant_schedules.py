@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,15 @@ class FaultyCrew(Crew):
     def tell_given_up(self, learner_id: int) -> None:
         """There is one shard."""
 
+    def silent(self, ranks: Iterable[int]) -> frozenset[int]:
+        """Who hangs here is late, and lives."""
+        return frozenset()
+
     def rank_of(self, learner_id: int) -> int:
         return learner_id + 1
+
+    def ranks_of(self, learner_id: int) -> tuple[int, ...]:
+        return (self.rank_of(learner_id),)
 
 
 PROTOCOLS: dict[str, ProtocolOptions] = {

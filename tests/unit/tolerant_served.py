@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
 from mpisgd.serving.faults import Faults
-from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import ScriptedChannel, push, tensor
@@ -46,6 +46,10 @@ class Channel(ScriptedChannel):
         self.given_up: list[int] = []
         self.told: list[int] = []
         self.passed_on = 0
+        self.hang: set[int] = set()
+        """Ranks that give no sign of life."""
+        self.asked: set[int] = set()
+        """Who was ever asked for one."""
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         message = super().receive(gradient, learner_id, until_s)
@@ -70,8 +74,19 @@ class Channel(ScriptedChannel):
     def tell_given_up(self, learner_id: int) -> None:
         self.told.append(learner_id)
 
+    def silent(self, ranks: Iterable[int]) -> frozenset[int]:
+        asked = frozenset(ranks)
+        self.asked |= asked
+        return asked & self.hang
+
     def rank_of(self, learner_id: int) -> int:
         return learner_id + 1
+
+    def learner_of(self, rank: int) -> int:
+        return -1 if rank == self.dedicated_rank else rank - 1
+
+    def ranks_of(self, learner_id: int) -> tuple[int, ...]:
+        return (self.rank_of(learner_id),)
 
 
 class Served:
@@ -91,7 +106,8 @@ class Served:
             ShardRecords(log, Progress("off", 1.0, 1.0), snapshots),
             nonfinite="stop",
         )
-        Faults(shard, channel, PATIENCE_S, Succession(dedicated=True) if first else None, "shard 0")
+        channel.is_first = first
+        Faults(shard, channel, PATIENCE_S, "shard 0")
         try:
             shard.serve()
         finally:

@@ -41,7 +41,6 @@ from mpisgd.sandblaster.learner import Sum, learn
 from mpisgd.sandblaster.noted import Noted
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
-from mpisgd.serving.succession import Succession
 
 
 def options_of(setup: Setup) -> SandblasterOptions:
@@ -141,9 +140,8 @@ class BuiltBatchShard(Built):
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
         if tolerant is not None:
-            succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
             name = f"shard {self.index} on {setup.hosts[rank]}"
-            Attendance(self.server, tolerant, setup.config.faults.patience_s, succession, name)
+            Attendance(self.server, tolerant, setup.config.faults.patience_s, name)
 
     def train(self) -> None:
         self.server.serve()

@@ -34,7 +34,6 @@ from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.serving.faults import Faults
-from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
 from mpisgd.update.groups import within
 from mpisgd.vectors.computing import Computes, Updates
@@ -53,9 +52,8 @@ class BuiltShard(Built):
             return
         tolerant = TolerantShardChannel(self.wire, setup.roles, self.index, self._seen)
         self.server = self._make_server(tolerant, update)
-        succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
         name = f"shard {self.index} on {setup.hosts[rank]}"
-        Faults(self.server, tolerant, setup.config.faults.patience_s, succession, name)
+        Faults(self.server, tolerant, setup.config.faults.patience_s, name)
 
     def train(self) -> None:
         self.server.serve()

@@ -158,7 +158,7 @@ class Rank:
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
         self._join = wire.group
-        self.pulse.heed_shards(vital, wire.waiting)
+        self.pulse.tolerate(vital, wire.waiting, wire.presence)
         return wire
 
     def _name(self, rank: int) -> str:

@@ -74,6 +74,8 @@ PATIENCE_S = 0.3
 COMPUTE_S = 0.01
 LONG_S = 12.0
 """Longer than any patience."""
+EVER_S = 1e6
+"""Nobody goes on after this."""
 LIMIT_S = 300.0
 """Virtual seconds in which a job has ended, whatever befell it: MEET_S and BODY_S, and what comes before."""
 
@@ -156,6 +158,7 @@ def draw(dice: random.Random, number: int) -> Draw:
     size = groups.randint(1, min(3, shards)) if way not in ALONE else 1
     spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant and size == 1 else 0
     drawn = functools.partial(_faults, dice, shards, learners * size + spares, evaluator, tolerant)
+    others = range(shards, shards + learners * size + spares + evaluator)
     return Draw(
         way=way,
         shards=shards,
@@ -168,7 +171,7 @@ def draw(dice: random.Random, number: int) -> Draw:
         eager_nbytes=dice.choice((0, 0, 4096)),
         reorders=dice.random() < 0.5,
         flush_rows=dice.choice((4, 16, 256)),
-        attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
+        attempts=_lasting(tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))), others, tolerant, number),
         again=(max(size, dice.randint(1, 4)), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
         spares=spares,
         group_size=size,
@@ -215,6 +218,7 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
     shards, evaluator, tolerant = 1 + number // len(BATCH_WAYS) % 4, dice.random() < 0.3, dice.random() < 0.75
     learners = dice.randint(1, 12)
     drawn = functools.partial(_faults, dice, 1 + shards, learners, evaluator, tolerant)  # the coordinator comes after the shards
+    others = range(1 + shards, 1 + shards + learners + evaluator)
     return Draw(
         way=way,
         shards=shards,
@@ -227,7 +231,7 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
         eager_nbytes=dice.choice((0, 0, 4096)),
         reorders=dice.random() < 0.5,
         flush_rows=dice.choice((4, 16, 256)),
-        attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
+        attempts=_lasting(tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))), others, tolerant, number),
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
         **(_small(dice, number) if small else {}),
     )
@@ -239,6 +243,7 @@ def _small(dice: random.Random, number: int) -> dict[str, Any]:
 
 _LAST_S = 0.25
 """About as long as a job takes that nothing befalls."""
+Attempts = tuple[tuple[Fault, ...], ...]
 
 
 def _faults(dice: random.Random, shards: int, learners: int, evaluator: bool, tolerant: bool, later: int) -> tuple[Fault, ...]:
@@ -270,6 +275,23 @@ def _faults(dice: random.Random, shards: int, learners: int, evaluator: bool, to
             )
         )
     return tuple(faults)
+
+
+def _lasting(attempts: Attempts, ranks: range, tolerant: bool, number: int) -> Attempts:
+    """In a third of the tolerant jobs who is stopped, or cut off, mostly stays so; in some of these, so are most of `ranks`."""
+    dice = random.Random(f"for ever {number}")
+    if not tolerant or dice.random() > 1 / 3:
+        return attempts
+
+    def stays(fault: Fault) -> Fault:
+        """What parts two ranks of one learner's group, which both live, passes."""
+        held = fault.what == "stop" or (fault.what == "cut" and min(fault.rank, fault.other) < ranks.start)
+        return replace(fault, lasts_s=EVER_S) if held and dice.random() < 0.8 else fault
+
+    first, *later = (tuple(map(stays, faults)) for faults in attempts)
+    stopped = [rank for rank in ranks if dice.random() < 0.8] if dice.random() < 0.3 else []
+    stops = (Fault("stop", rank, at_s=dice.uniform(0, 1.5) * _LAST_S, lasts_s=EVER_S) for rank in stopped)
+    return ((*first, *stops), *later)
 
 
 DATA = {"name": "synthetic", "shape": [5], "classes": 3, "samples": 96, "test_samples": 8}

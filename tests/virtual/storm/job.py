@@ -12,6 +12,7 @@ from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
 from mpisgd.job import roles, tensors
 from mpisgd.job.finish import after_all
+from mpisgd.liveness.usher import GRACE_S
 from mpisgd.records.log import schema
 from tests.virtual.storm import package
 from tests.virtual.storm.disk import Disk
@@ -86,10 +87,10 @@ class Job(Ranks):
                 self._rank(process.rank)
             except VIRTUAL.tolerant.RankLost as error:
                 after_all(self.path, error)
-            self.machine.leave(process)
+            self._leave(process)
         except RunInterrupted as error:
             self.interrupted = str(error)
-            self.machine.leave(process)
+            self._leave(process)
         except (MpisgdError, MPIError, VIRTUAL.ulfm.Revoked) as error:
             if VIRTUAL.ulfm.is_revoked(error):
                 self.machine.leave(process)
@@ -108,6 +109,16 @@ class Job(Ranks):
         except BaseException as error:  # a bug: it must not be lost in a greenlet
             self.machine.end(f"{type(error).__name__}: {error}")
             raise
+
+    def _leave(self, process: Process) -> None:
+        """In order. Where rank 0 of a tolerant job has left, ushers end who is left a while later (`liveness/usher.py`)."""
+        self.machine.leave(process)
+        if process.rank == 0 and self.drawn.tolerant:
+            self.machine.at(round(GRACE_S * 1e9), self._usher)
+
+    def _usher(self) -> None:
+        for process in self.machine.processes:
+            process.left |= not process.gone
 
     def _is_given_up(self, rank: int) -> bool:
         return any(rank in self.wires[shard].presence.given_up() for shard in self.roles.shard_ranks if shard in self.wires)

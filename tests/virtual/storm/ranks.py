@@ -231,7 +231,7 @@ class Ranks(World):
             wire = VIRTUAL.grouped.GroupedWire(
                 self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
-            pulse.heed_shards(vital, wire.waiting)
+            pulse.tolerate(vital, wire.waiting, wire.presence)
         else:
             wire = VIRTUAL.wire.Wire(self.machine.comms[0][rank], polite=True)
         self.wires[rank] = wire

@@ -1,0 +1,42 @@
+"""Whom a fault-tolerant shard waits for when nobody else goes on: as long as they give signs of life (`liveness/pulse.py`).
+
+An overdue learner is missed, and the others go on without it; of the last one, and of whoever evaluates when all have left, that
+cannot be said. They may compute, or write, for as long as they like, or be stopped for ever, and then the job would wait for ever.
+"""
+
+from __future__ import annotations
+
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.rules.rules import Rules
+from mpisgd.serving.spares import Spares
+from mpisgd.serving.succession import Succession
+
+
+class Hopes:
+    """Those of whom any may still come, each by its ranks: a learner may have one in each stage."""
+
+    def __init__(self, rules: Rules, channel: TolerantShardChannel, succession: Succession | None, spares: Spares) -> None:
+        self._rules = rules
+        self._channel = channel
+        self._succession = succession
+        self._spares = spares
+
+    def now(self, last: int) -> list[tuple[int, ...]]:
+        """Empty where others go on; `last`: the last learner, if it is overdue, else -1."""
+        rules, channel, succession = self._rules, self._channel, self._succession
+        if rules.present and last < 0:
+            return []
+        if not rules.present and (rules.finished or rules.interrupted):
+            if succession is None or not succession.is_open:
+                return []
+            if succession.evaluator is not None:
+                return [(channel.evaluator_rank,)]
+        learners = sorted(rules.present | rules.absent)
+        return [*map(channel.ranks_of, learners), *((rank,) for rank in self._spares.hopes)]
+
+    def silent(self, last: int) -> tuple[list[tuple[int, ...]], bool]:
+        """Ask all of them for a sign of life. Returns those that give none, any of whose ranks does not, and whether none does."""
+        hopes = self.now(last)
+        silent = self._channel.silent(rank for ranks in hopes for rank in ranks)
+        hang = [ranks for ranks in hopes if silent.intersection(ranks)]
+        return hang, bool(hopes) and len(hang) == len(hopes)
