@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.virtual.storm import aftermath, package
-from tests.virtual.storm.draw import draw, draw_batch
+from tests.virtual.storm.draw import Draw, draw, draw_batch
+from tests.virtual.storm.for_ever import FOR_EVER
 from tests.virtual.storm.kept import KEPT
 from tests.virtual.storm.machine import Machine
 from tests.virtual.storm.mpi import equip
@@ -47,10 +48,10 @@ def test_laws_hold_whatever_befalls_a_batch_optimisation(part: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KEPT)
-def test_what_was_found_once_is_mended(name: str, tmp_path: Path) -> None:
-    seen = aftermath.weather(KEPT[name], tmp_path)
-    assert not seen.failures, f"{KEPT[name]}:\n{seen.failures[0]}"
+@pytest.mark.parametrize("drawn", (KEPT | FOR_EVER).values(), ids=KEPT | FOR_EVER)
+def test_what_was_found_once_is_mended(drawn: Draw, tmp_path: Path) -> None:
+    seen = aftermath.weather(drawn, tmp_path)
+    assert not seen.failures, f"{drawn}:\n{seen.failures[0]}"
 
 
 def test_who_dies_when_all_meet_holds_up_nobody() -> None:

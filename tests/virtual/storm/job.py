@@ -120,6 +120,11 @@ class Job(Ranks):
         for process in self.machine.processes:
             process.left |= not process.gone
 
+    def _end_where_all_are_stopped(self) -> None:
+        """By who watches over the job, for no rank can."""
+        if all(process.stopped for process in self.machine.processes if not process.gone):
+            self.machine.end("all are stopped")
+
     def _is_given_up(self, rank: int) -> bool:
         return any(rank in self.wires[shard].presence.given_up() for shard in self.roles.shard_ranks if shard in self.wires)
 
@@ -151,6 +156,7 @@ class Job(Ranks):
             case "stop":
                 process.stop()
                 machine.at(lasts_ns, process.go_on)
+                machine.at(round(0.5 * LIMIT_S * 1e9), self._end_where_all_are_stopped)
             case "cut":
                 for source, dest in ((fault.rank, fault.other), (fault.other, fault.rank))[: 1 + fault.both]:
                     machine.cut(source, dest)
