@@ -16,14 +16,13 @@ from mpisgd.config import Config, config_file, replace
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, NetworkOptions, ServiceOptions
 from mpisgd.exchange.links import GIGABIT
 from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.wire import TURN_NBYTES
 from mpisgd.records.log.reader import Run
 
 PAYLOAD = 1448 / 1514
 """Of what a link carries, what is not headers: full frames of TCP over Ethernet, as the shaper counts them."""
 _GRADIENT_S_PER_BYTE = 1.5e-10
 """To check and add one: a pass over memory."""
-_TURN_NBYTES = 1_000_000
-"""Of a message on a link that others share; a quarter and twice of it predict the same within 3 %, where learners stay in step."""
 _LATENCY_S, _OVERHEAD_S = 1e-4, 2e-5
 """To another namespace, of a message; both hardly count beside megabytes."""
 _ROUNDS = 60
@@ -73,7 +72,7 @@ def round_s(config: Config, rates: Rates) -> float:
         node_bandwidth=rates.link * GIGABIT * PAYLOAD,
         local_bandwidth=rates.copied,
         core_bandwidth=rates.moved,
-        turn_nbytes=_TURN_NBYTES,
+        turn_nbytes=TURN_NBYTES,
     )
     lambda_ = config.virtual.learners
     return lambda_ / predict(replace(config, network=network), _ROUNDS * lambda_).gradients_per_s

@@ -136,7 +136,7 @@ def test_a_log_predicts_other_protocols(sources: dict[str, Config], tmp_path: Pa
 @pytest.mark.parametrize("source", [HardsyncOptions(), SoftsyncOptions(n=8)], ids=str)
 def test_a_slow_link_is_found_in_a_log_and_counted(tmp_path: Path, source: Any) -> None:
     """That of learner 7: 1.2 MB take 0.01 s elsewhere, and 0.1 s there."""
-    slow = NetworkOptions(bandwidth=125e6, node_bandwidth=125e6, slow_links={8: 10.0})
+    slow = NetworkOptions(bandwidth=125e6, node_bandwidth=125e6, slow_links={8: 10.0}, turn_nbytes=1_000_000)
     scene: dict[str, Any] = {"parameters": 300_000, "pushes": 1000, "network": slow, "compute": LognormalComputeOptions(mean_s=0.2)}
     fit_of = fit(virtual_run(tmp_path / "run", source, **scene), from_log=True)
     assert fit_of.network.slow_links == {8: pytest.approx(10, rel=0.01)}
@@ -146,6 +146,23 @@ def test_a_slow_link_is_found_in_a_log_and_counted(tmp_path: Path, source: Any) 
         assert predict(replace(fit_of, protocol=protocol), 1000).seconds_per_update == pytest.approx(
             truth.seconds_per_update, rel=0.05
         )
+
+
+@pytest.mark.parametrize(("shards", "rel"), [(1, 0.02), (4, 0.16)])
+@pytest.mark.parametrize("source", [HardsyncOptions(), SoftsyncOptions(n=4), BackupOptions(b=1)], ids=str)
+def test_a_log_of_shards_that_never_rest_predicts_other_protocols(tmp_path: Path, source: Any, shards: int, rel: float) -> None:
+    """44 MB over 1 Gbit/s, which connections share: all pushes wait, and no transfer has a link for itself."""
+    shared = NetworkOptions(bandwidth=5e9, node_bandwidth=120e6, local_bandwidth=5e9, turn_nbytes=1_000_000)
+    scene: dict[str, Any] = {"parameters": 11_000_000, "pushes": 600, "learners": 4, "network": shared, "shards": shards}
+    scene |= {"compute": LognormalComputeOptions(mean_s=0.05)} | (
+        {"ranks_per_node": 2, "placement": "spread"} if shards > 1 else {}
+    )
+    fit_of = fit(virtual_run(tmp_path / "run", source, **scene), from_log=True)
+    for protocol in (HardsyncOptions(), BackupOptions(b=1), SoftsyncOptions(n=4)):
+        truth = observe(virtual_run(tmp_path / type(protocol).__name__, protocol, seed=7, **scene))
+        assert truth is not None
+        found = predict(replace(fit_of, protocol=protocol), 600).gradients_per_s
+        assert found == pytest.approx(truth.gradients_per_s, rel=rel)
 
 
 def test_a_virtual_run_is_believed_what_it_says_of_itself(tmp_path: Path) -> None:

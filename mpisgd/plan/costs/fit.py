@@ -3,6 +3,7 @@
 - Compute: every learner's own mini-batches, drawn anew from the log (`EmpiricalComputeOptions`). Stragglers that were injected
   are in none of them: the learner's loop injects them again, the same for the same seed, learner and mini-batch.
 - Wire and service: from the log's columns (`wire.py`).
+- Waits, which columns hold besides: where the virtual run would be slower than the log, they are taken out (`waits.py`).
 - The rest: what a real cycle takes more than the virtual one: loading data, sleeping too long, Python between columns, and on
   shared cores the wait for one. One virtual run of the same protocol tells how much it is, and it is added to every
   mini-batch as an injected delay (`with_rest`), the one cost of a learner that no shard pays for.
@@ -28,6 +29,7 @@ from mpisgd.config import Config, StragglerOptions, config_file, replace, trust
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, FailureOptions, NetworkOptions
 from mpisgd.plan.costs.observe import Lag, Observed, distance, observe
 from mpisgd.plan.costs.predict import PUSHES, predict
+from mpisgd.plan.costs.waits import missing_s, without_waits
 from mpisgd.plan.costs.wire import HANDLING_S, Cost, measured
 from mpisgd.records.log.reader import Run
 
@@ -117,7 +119,9 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
     config, costs, assumptions = _measured(run)
     if real is None:
         return Fit(config, costs, (*assumptions, "The log is too short to tell what else a cycle costs."), None, None)
-    config, virtual, rest = _with_the_rest(config, real, _pushes(run))
+    config, virtual, found = without_waits(config, real, _pushes(run))
+    costs = (*(cost for cost in costs if cost.name not in {each.name for each in found}), *found)
+    config, virtual, rest = _with_the_rest(config, real, virtual, _pushes(run))
     source = "mean of what a cycle takes besides compute and delay, less that of the virtual run"
     more = (Cost("rest of a cycle", rest.mean_s, "s", source), Cost("its deviation", rest.deviation_s, "s", "of the same"))
     return Fit(config, (*costs, *more), assumptions, real, virtual)
@@ -171,8 +175,8 @@ def _assumptions(run: Run, config: Config, hosts: Counter[str], everybody: bool)
     whose = "each learner's own mini-batches" if everybody else "all learners' mini-batches together, as some pushed none"
     said = [
         f"Compute seconds are drawn anew from {whose} of {run.name}: independent, and the same under every protocol.",
-        "Messages and service: low quantiles and medians of the log's columns; what else cycles take, in the mean and with its"
-        " deviation, the learners pay for.",
+        "Messages and service: low quantiles and medians of the log's columns, without what must be waits of these; what else"
+        " cycles take, in the mean and with its deviation, the learners pay for.",
         f"A slice's service costs up to {HANDLING_S * 1e6:.0f} us whatever its size, and beyond that goes by its bytes.",
     ]
     if config.straggler.active:
@@ -183,7 +187,9 @@ def _assumptions(run: Run, config: Config, hosts: Counter[str], everybody: bool)
             f"The log is of {max(hosts.values())} ranks on a node of {cores} cores: waits for a core are taken for costs of"
             " messages and cycles, the same under every protocol and size; a core for each rank would be faster, and staler."
         )
-    if len(hosts) <= 1:
+    if len(hosts) > 1:
+        said.append("Messages between nodes share links, as connections of TCP do.")
+    else:
         default = NetworkOptions()
         said.append(
             f"The log is of one node: between nodes, {default.node_bandwidth:.3g} bytes/s per node are assumed (--node-bandwidth)."
@@ -191,15 +197,16 @@ def _assumptions(run: Run, config: Config, hosts: Counter[str], everybody: bool)
     return said
 
 
-def _with_the_rest(config: Config, real: Observed, pushes: int) -> tuple[Config, Observed, Lag]:
-    """The configuration with which cycles lag as in the log, what it gives, and the lag that was added.
+def _with_the_rest(config: Config, real: Observed, virtual: Observed, pushes: int) -> tuple[Config, Observed, Lag]:
+    """The configuration whose cycles take as long as the log's, what it gives, and what was added to them; `virtual`: without.
 
     In a few steps: where learners queue at a shard, slower ones queue less. What was added is an injected delay to the virtual
     run, and so no part of its lag. Where that is larger than the log's even without, nothing is added.
     """
-    rest, with_it, virtual = Lag(0.0, 0.0), config, predict(config, pushes)
+    rest, with_it = Lag(0.0, 0.0), config
     for _ in range(_STEPS):
-        wanted = real.lag.beyond(virtual.lag)
+        lacks_s = missing_s(virtual, real, config.virtual.learners, rest.mean_s)
+        wanted = dataclasses.replace(real.lag.beyond(virtual.lag), mean_s=max(0.0, lacks_s))
         if abs(wanted.mean_s - rest.mean_s) <= _NEAR * real.lag.mean_s:
             break
         rest, with_it = wanted, replace(config, straggler=with_rest(config.straggler, wanted))

@@ -56,6 +56,11 @@ class Observed:
         return float(self.intervals.sum())
 
     @property
+    def seconds_per_push(self) -> float:
+        """A learner's cycle is so many times λ, in the mean."""
+        return self.seconds / max(1, self.pushes)
+
+    @property
     def seconds_per_update(self) -> float:
         return self.seconds / self.updates
 

@@ -34,6 +34,9 @@ TELLING_NBYTES = 64 * 1024
 #: What a shard's loop takes for a push and for an update of a few bytes (this package, one 3 GHz core): what is measured above
 #: that goes by the bytes, where shards get smaller slices.
 HANDLING_S = 50e-6
+TURN_NBYTES = 1_000_000
+"""Of a message on a link between nodes that others share, as connections of TCP do (`comm/virtual/turns.py`); of large slices, an
+eighth. A quarter and twice of it predict the same within 3 %, where learners stay in step (`python -m tests.bench nodes`)."""
 _BESIDE = "bytes of a node's pushes or pulls over their seconds"
 
 
@@ -56,6 +59,8 @@ def measured(run: Run) -> Wire:
     """From a log with pushes, and better with updates, of a run that says how large its model is."""
     nbytes = int(run.environment["parameter_nbytes"])
     network, network_costs = _network(run, nbytes)
+    if len(set(run.environment.get("hosts", []))) > 1:
+        network = dataclasses.replace(network, turn_nbytes=max(TURN_NBYTES, nbytes // run.shards // 8))
     service, service_costs = _service(run, nbytes / run.shards, network)
     return Wire(network, service, (*network_costs, *service_costs))
 
@@ -122,12 +127,11 @@ def _slow_nodes(run: Run) -> dict[str, int]:
 def _bandwidth_between_nodes(run: Run, rows: np.ndarray, default: NetworkOptions) -> tuple[NetworkOptions, list[Cost]]:
     """Where shards lie beside learners: slices come from here and from elsewhere, so no single pull tells what a link can do.
 
-    What a node's learners push or pull, whichever is faster, over its seconds; the median of such nodes. Synchronous learners push
-    and pull all at once, where nobody comes too late, and what that takes is the rule. Of others a push is now and then alone.
+    What each of a node's learners pushes or pulls, whichever is faster, over its seconds; the median of such nodes. A push is now
+    and then alone.
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
     exchange = run.config.get("exchange", "whole")
-    at_once = arrivals.synchronous(run) and bool((rows["verdict"] == Verdict.APPLY).all())
     for link in links.links(run):
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
@@ -136,9 +140,6 @@ def _bandwidth_between_nodes(run: Run, rows: np.ndarray, default: NetworkOptions
             pushes, pulls = 0.0, 0.0 if exchange == "prefetch" else max(mine.sent, mine.received)
             if exchange == "streamed":
                 pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
-        elif at_once:
-            all_pushes, all_pulls = mine.learners * pushes, mine.learners * pulls
-            pushes, pulls = max(all_pushes, mine.received - all_pulls), max(all_pulls, mine.sent - all_pushes)
         elif push_s:
             push_s = float(np.quantile(own["push_s"], LOW))
         found = [nbytes / took_s for nbytes, took_s in ((pushes, push_s), (pulls, pull_s)) if nbytes and took_s]
