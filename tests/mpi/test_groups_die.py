@@ -16,9 +16,11 @@ from tests.effort import REST
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import END_S, HELD, PATIENCE_S, ULFM, _needs_ulfm, ended, let_go, started, told, users_module
+from .test_tolerant import END_S, HELD, PATIENCE_S, ULFM, ended, let_go, started, told, users_module
 
-__all__ = ["_needs_ulfm", "started", "users_module"]
+__all__ = ["started", "users_module"]
+
+pytestmark = pytest.mark.usefixtures("tells_of_failures")
 
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
 MODEL = ("--model", "mlp", "--model.hidden", "16", "12", "10")

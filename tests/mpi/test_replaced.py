@@ -12,9 +12,11 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults.job import Job
 
-from .test_tolerant import HELD, PATIENCE_S, _needs_ulfm, begin, ended, let_go, started, told, until, users_module
+from .test_tolerant import HELD, PATIENCE_S, begin, ended, let_go, started, told, until, users_module
 
-__all__ = ["_needs_ulfm", "started", "users_module"]
+__all__ = ["started", "users_module"]
+
+pytestmark = pytest.mark.usefixtures("tells_of_failures")
 
 ROUNDED = ("--push-format", "bfloat16", "--pull-format", "bfloat16")
 

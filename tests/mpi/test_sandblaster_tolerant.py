@@ -19,7 +19,6 @@ from .test_tolerant import (
     PATIENCE_S,
     SLOWLY,
     ULFM,
-    _needs_ulfm,
     ended,
     let_go,
     started,
@@ -28,7 +27,9 @@ from .test_tolerant import (
     users_module,
 )
 
-__all__ = ["_needs_ulfm", "started", "users_module"]
+__all__ = ["started", "users_module"]
+
+pytestmark = pytest.mark.usefixtures("tells_of_failures")
 
 BATCH = ["--protocol", "sandblaster", "--protocol.iterations", "12", "--model", "softmax", "--mu", "64", "--threads", "1"]
 BATCH += ["--log.progress", "plain", "--log.progress-s", "0", *HELD, *SLOWLY]
