@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mpisgd.gradient.straggler import Delays
 from mpisgd.plan.costs.fit import fit, fitted, with_rest
 from mpisgd.plan.costs.observe import Lag, distance, observe
 from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.waits import without_waits
 from mpisgd.plan.costs.wire import measured
 from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions, SspOptions
 from mpisgd.records.log.reader import Run
@@ -163,6 +165,25 @@ def test_a_log_of_shards_that_never_rest_predicts_other_protocols(tmp_path: Path
         assert truth is not None
         found = predict(replace(fit_of, protocol=protocol), 600).gradients_per_s
         assert found == pytest.approx(truth.gradients_per_s, rel=rel)
+
+
+@pytest.mark.parametrize(("ranks_per_node", "between_nodes"), [(1, 2e8), (9, 1e8)])
+def test_links_that_the_log_has_seen_are_faster_until_the_fit_is_no_slower(
+    tmp_path: Path, ranks_per_node: int, between_nodes: float
+) -> None:
+    true = NetworkOptions(bandwidth=1e9, node_bandwidth=2e8, local_bandwidth=2e8)
+    scene: dict[str, Any] = {"parameters": 11_000_000, "pushes": 300, "learners": 4, "ranks_per_node": ranks_per_node}
+    run = virtual_run(tmp_path / "run", SoftsyncOptions(n=4), compute=LognormalComputeOptions(mean_s=0.05), network=true, **scene)
+    real, fit_of = observe(run), fit(run, from_log=True)
+    assert real is not None
+    network = fit_of.network
+    slow = dataclasses.replace(network, bandwidth=1e8, node_bandwidth=1e8, local_bandwidth=1e8, latency_s=0.1)
+    found, virtual, costs = without_waits(replace(fit_of, network=slow), real, 300)
+    assert [cost.name for cost in costs] == ["latency", "links beyond that"]
+    assert found.network.latency_s == NetworkOptions().latency_s
+    assert found.network.local_bandwidth == pytest.approx(2e8, rel=0.05)
+    assert found.network.node_bandwidth == pytest.approx(between_nodes, rel=0.05)
+    assert virtual.gradients_per_s == pytest.approx(real.gradients_per_s, rel=0.03)
 
 
 def test_a_virtual_run_is_believed_what_it_says_of_itself(tmp_path: Path) -> None:

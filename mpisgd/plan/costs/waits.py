@@ -8,11 +8,13 @@ cycles take longer than the log's, the latency is the default's, and then links 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from mpisgd.config import Config, replace
 from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.plan.costs.observe import Observed
 from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.scale import layout
 from mpisgd.plan.costs.wire import TELLING_NBYTES, Cost
 
 _NEAR = 1.02
@@ -34,7 +36,7 @@ def without_waits(config: Config, real: Observed, pushes: int) -> tuple[Config, 
         if more == 1:
             break
         times *= more
-        config = replace(config, network=_faster(config.network, more))
+        config = _with_faster_links(config, more)
         virtual = predict(config, pushes)
     if times > 1:
         costs.append(Cost("links beyond that", times, "times", "so that the virtual run is no slower: transfers share them"))
@@ -65,6 +67,10 @@ def _too_slow(virtual: Observed, real: Observed, lambda_: int) -> float:
     return times if times > _NEAR else 1.0
 
 
-def _faster(network: NetworkOptions, times: float) -> NetworkOptions:
-    rates = {name: getattr(network, name) * times for name in ("bandwidth", "node_bandwidth", "local_bandwidth")}
-    return dataclasses.replace(network, **rates)
+def _with_faster_links(config: Config, times: float) -> Config:
+    """Those that the log has seen: of one node's, links between nodes are assumed."""
+    names = ["bandwidth", "local_bandwidth"]
+    if len(set(layout(config)[0])) > 1:
+        names.append("node_bandwidth")
+    faster: dict[str, Any] = {name: getattr(config.network, name) * times for name in names}
+    return replace(config, network=dataclasses.replace(config.network, **faster))
