@@ -2,116 +2,86 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.virtual.storm.draw import EVER_S, Draw, Fault
 
+
+def _job(*faults: Fault, **fields: Any) -> Draw:
+    """A fault-tolerant job of one attempt, without checkpoints."""
+    usual = {"evaluator": False, "tolerant": True, "every_updates": 0, "eager_nbytes": 0, "reorders": False, "flush_rows": 256}
+    return Draw(**{**usual, **fields}, attempts=(faults,))
+
+
 FOR_EVER = {
-    "all learners, and the spare that is to take a place, are stopped for ever: all shards waited": Draw(
+    "all learners, and the spare that is to take a place, are stopped for ever: all shards waited": _job(
+        Fault("stop", 3, at_s=0.02229870918550958, lasts_s=EVER_S),
+        Fault("stop", 4, at_s=0.16638710096597514, lasts_s=EVER_S),
+        Fault("stop", 5, at_s=0.2828697270016008, lasts_s=EVER_S),
         way="hardsync-rounded",
         shards=3,
         learners=2,
-        evaluator=False,
-        tolerant=True,
         seed=801170754,
-        every_updates=0,
         latency_ns=500000,
         eager_nbytes=0,
-        reorders=False,
-        flush_rows=256,
         spares=1,
-        attempts=(
-            (
-                Fault(what="stop", rank=3, at_s=0.02229870918550958, lasts_s=EVER_S),
-                Fault(what="stop", rank=4, at_s=0.16638710096597514, lasts_s=EVER_S),
-                Fault(what="stop", rank=5, at_s=0.2828697270016008, lasts_s=EVER_S),
-            ),
-        ),
     ),
-    "the learner that evaluates is stopped for ever: its place is a spare's": Draw(
+    "the learner that evaluates is stopped for ever: its place is a spare's": _job(
+        Fault("stop", 1, at_call=72, lasts_s=EVER_S),
         way="backup-late",
         shards=1,
         learners=3,
-        evaluator=False,
-        tolerant=True,
         seed=1851025469,
-        every_updates=0,
         latency_ns=5000,
         eager_nbytes=0,
-        reorders=False,
-        flush_rows=256,
         spares=1,
-        attempts=((Fault(what="stop", rank=1, at_call=72, lasts_s=EVER_S, both=False),),),
     ),
-    "all but one that is stopped for ever have done their share, and so is the spare that is to take its place": Draw(
+    "all but one that is stopped for ever have done their share, and so is the spare that is to take its place": _job(
+        Fault("stop", 4, at_s=0.013878246816895479, lasts_s=EVER_S),
+        Fault("stop", 7, at_s=0.21383467680941928, lasts_s=EVER_S),
         way="versioned",
         shards=2,
         learners=5,
-        evaluator=False,
-        tolerant=True,
         seed=389958305,
-        every_updates=0,
         latency_ns=50000,
         eager_nbytes=0,
-        reorders=False,
-        flush_rows=256,
         spares=1,
-        attempts=(
-            (
-                Fault(what="stop", rank=4, at_s=0.013878246816895479, lasts_s=EVER_S),
-                Fault(what="stop", rank=7, at_s=0.21383467680941928, lasts_s=EVER_S),
-            ),
-        ),
     ),
-    "a dedicated evaluator is stopped for ever, and learners that are free were never asked to follow it": Draw(
+    "a dedicated evaluator is stopped for ever, and learners that are free were never asked to follow it": _job(
+        Fault("stop", 7, at_s=0.11182896996717284, lasts_s=EVER_S),
         way="versioned-stale",
         shards=2,
         learners=5,
         evaluator=True,
-        tolerant=True,
         seed=176506624,
-        every_updates=0,
         latency_ns=5000,
         eager_nbytes=0,
         reorders=True,
-        flush_rows=256,
-        attempts=((Fault(what="stop", rank=7, at_s=0.11182896996717284, lasts_s=EVER_S),),),
     ),
-    "one learner is missed, the other dies, and a shard waited for ever for the first one's group": Draw(
+    "one learner is missed, the other dies, and a shard waited for ever for the first one's group": _job(
+        Fault("kill", 5, at_call=118),
+        Fault("stop", 3, at_call=23, lasts_s=EVER_S),
         way="hardsync-local",
         shards=2,
         learners=2,
         evaluator=True,
-        tolerant=True,
         seed=1024765195,
-        every_updates=0,
         latency_ns=50000,
         eager_nbytes=0,
-        reorders=False,
-        flush_rows=256,
         group_size=2,
         micro_batches=4,
         alternating=True,
-        attempts=(
-            (
-                Fault(what="kill", rank=5, at_call=118),
-                Fault(what="stop", rank=3, at_call=23, lasts_s=EVER_S, both=False),
-            ),
-        ),
     ),
-    "of the last learner's group, it is the other rank that is stopped for ever": Draw(
+    "of the last learner's group, it is the other rank that is stopped for ever": _job(
+        Fault("stop", 10, at_s=0.0966528184548725, lasts_s=EVER_S),
         way="versioned",
         shards=2,
         learners=5,
-        evaluator=False,
-        tolerant=True,
         seed=1165909601,
-        every_updates=0,
         latency_ns=500000,
         eager_nbytes=4096,
-        reorders=False,
-        flush_rows=256,
         group_size=2,
         micro_batches=4,
         alternating=True,
-        attempts=((Fault(what="stop", rank=10, at_s=0.0966528184548725, lasts_s=EVER_S),),),
     ),
 }
