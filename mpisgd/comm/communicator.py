@@ -63,6 +63,8 @@ class Communicator(Protocol):
     """The number of the signal that has told this rank to come to an end; 0 = none has."""
     deaf: bool
     """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+    nodes: Sequence[Any]
+    """The node of each rank, by any name; none: all are on one."""
 
     @property
     def clock(self) -> Clock:
@@ -131,6 +133,11 @@ class Communicator(Protocol):
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+
+
+def is_far(wire: Communicator, rank: int) -> bool:
+    """Whether that rank is on another node than the wire's own."""
+    return bool(wire.nodes) and wire.nodes[rank] != wire.nodes[wire.rank]
 
 
 class Leaving(Protocol):

@@ -20,14 +20,15 @@ snapshots in the same way (`evaluator_channel.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Communicator
+from mpisgd.comm import pieces
+from mpisgd.comm.communicator import Communicator, is_far
 from mpisgd.comm.messages import Ending, PushFields, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.deltas import Held
@@ -55,6 +56,7 @@ class Slices:
         bounds: the slice of each shard, `flat.slice_bounds`.
         cuts: each shard's slice in `gradients`, where that is not `bounds`.
         held: of `weights`, where what is pulled is rounded (`deltas.py`).
+        in_pieces: whether both cross to other nodes so (`comm/pieces.py`); what is rounded is pulled whole.
     """
 
     weights: np.ndarray
@@ -62,6 +64,7 @@ class Slices:
     bounds: list[tuple[int, int]]
     cuts: Sequence[tuple[int, int]] = ()
     held: Held | None = None
+    in_pieces: bool = False
 
 
 class LearnerChannel:
@@ -99,6 +102,10 @@ class LearnerChannel:
         rooms = [chunks_of(weights[start:end]) for start, end in bounds] if held is None else [[room] for room in held.rooms]
         self._weights = [tuple(each) for each in rooms]
         self._gradients = [gradients[start:end] for start, end in slices.cuts or bounds]
+        self._pushed: list[tuple[Any, ...]] = [(each,) for each in self._gradients]
+        """The bodies of a push to each shard."""
+        if slices.in_pieces:
+            self._cut_for(shard for shard, rank in enumerate(self._ranks) if is_far(wire, rank))
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
@@ -118,6 +125,12 @@ class LearnerChannel:
         self._asks = False
         self._duty: Any = None
         self._signal_told = False
+
+    def _cut_for(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._pushed[shard] = pieces.bodies(self._pushed[shard])
+            if self._held is None:
+                self._weights[shard] = pieces.bodies(self._weights[shard])
 
     @property
     def pushed(self) -> list[int]:
@@ -149,8 +162,8 @@ class LearnerChannel:
         """Begin to send the slices, each behind its header; returns what `finish` waits for."""
         wire, ranks, transfers = self._wire, self._ranks, []
         self._pushes += 1
-        for shard, gradient in enumerate(self._gradients):  # here and below, as a comprehension is a call of its own
-            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report), gradient))
+        for shard, bodies in enumerate(self._pushed):  # here and below, as a comprehension is a call of its own
+            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report), *bodies))
         return transfers
 
     def _told(self, shard: int, report: Report) -> PushFields:

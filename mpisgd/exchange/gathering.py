@@ -93,7 +93,9 @@ class GatheringShardChannel(ShardChannel):
         if not (self._rooms.room_to_park or self._is_coming(push.learner_id)):
             return super()._take_body(push, gradient)
         self._room = self._rooms.lend()
-        self._coming.append(self._wire.post(self.rank_of(push.learner_id), Tag.GRADIENT, self._room))
+        rank = self.rank_of(push.learner_id)
+        bodies = self._bodies(self._room, rank)
+        self._coming.append(self._wire.post(rank, Tag.GRADIENT, *bodies))
         return True
 
     def _come(self) -> Message | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Coming, Communicator, Pattern
+from mpisgd.comm.communicator import Buffer, Coming, Communicator, Opened, Pattern
 from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,
@@ -147,6 +147,10 @@ class ShardChannel:
         """Receive the gradient of a push whose header was taken last; False: a part has come, and no more will."""
         return self._wire.take_body(gradient)
 
+    def _bodies(self, vector: Any, rank: int) -> tuple[Any, ...]:
+        """What a gradient of this rank travels in."""
+        return (vector,)
+
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""
         return ShardChannel.receive(self, EMPTY, until_s=0.0, patterns=_PULLS)
@@ -213,13 +217,19 @@ class ShardChannel:
 
         May be called again between two chunks: those learners are sent all chunks, too.
         """
-        wire, nbytes = self._wire, weights.nbytes
         for learner_id in learner_ids:
-            fields = self._answer(learner_id, clock, verdicts, nbytes)
-            opened = wire.open(self._learner_ranks[learner_id], _ANSWER, fields)
+            fields = self._answer(learner_id, clock, verdicts, weights.nbytes)
+            opened = self._open(self._learner_ranks[learner_id], fields)
             for chunk in self._chunks:
                 opened.add(chunk)
             self._opened.append(opened)
+
+    def _open(self, rank: int, fields: Fields) -> Opened:
+        return self._wire.open(rank, _ANSWER, fields)
+
+    def _empty_count(self, rank: int) -> int:
+        """How many receives this rank has posted for an answer."""
+        return self.chunks_count
 
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
         portion = NO_PORTION if self.portion_of is None else self.portion_of(learner_id)
@@ -252,8 +262,9 @@ class ShardChannel:
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
-        wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0)
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[EMPTY] * self.chunks_count))
+        wire, rank = self._wire, self._learner_ranks[learner_id]
+        fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0
+        wire.finish(wire.start(rank, Tag.ANSWER, fields, *[EMPTY] * self._empty_count(rank)))
 
     def answer_norm(self, learner_ids: Iterable[int], ending: int, norm: float) -> None:
         """Answer those who have asked for the norm of this shard's slice; `ending`: there is none, and why."""

@@ -242,3 +242,39 @@ else:
 comm.Barrier()
 """
     assert "rank 1 sent a header, but no GRADIENT after it" in said_by_two_ranks(script, MPISGD_WAIT=wait, OMPI_MCA_btl="tcp,self")
+
+
+def test_bodies_that_come_in_pieces_while_others_are_taken() -> None:
+    """And one that is too long: it is refused, and all that came before it is there."""
+    script = """
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import LAYOUTS
+
+wire, anything = Wire(comm, polite=False), ((None, None),)
+layout, body, room = LAYOUTS[Tag.PUSH], np.arange(1_000_000, dtype=np.float32), np.zeros(1_000_000, np.float32)
+fields = tuple(0 for _ in layout.fields)
+cut = [slice(at, at + 10_000) for at in range(0, 1_000_000, 10_000)]
+if comm.rank == 1:
+    wire.finish(wire.start(0, Tag.PUSH, fields, *(body[each] for each in cut)))
+    comm.Barrier()
+    wire.finish(wire.start(0, Tag.PUSH, fields, *(body[each] for each in cut[:-1]), body[:20_000]))
+else:
+    for fits in (True, False):
+        if not fits:
+            comm.Barrier()
+        assert wire.take(anything)[:2] == (1, Tag.PUSH)
+        room[:] = 0
+        coming = wire.post(1, Tag.GRADIENT, *(room[each] for each in cut))
+        assert wire.take(anything, coming=[coming]) is None
+        if fits:
+            coming.check()
+            assert (room == body).all()
+            continue
+        try:
+            coming.check()
+        except PeerError as error:
+            assert (room[:-10_000] == body[:-10_000]).all() and not room[-10_000:].any()
+            print(error)
+comm.Barrier()
+"""
+    assert "GRADIENT from rank 1: 80000 bytes, expected 40000" in said_by_two_ranks(script)

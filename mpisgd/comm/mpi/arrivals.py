@@ -91,9 +91,11 @@ class Arrivals:
         """Begin to receive those that are there, of each rank in their order, whatever else is looked for."""
         status, looked = self._status, set[int]()
         for each in coming:
-            if each.is_awaited_of(each.source) and each.source not in looked:
-                looked.add(each.source)
-                if (message := self._comm.Improbe(each.source, each.tag, status)) is not None:
+            while each.is_awaited_of(each.source) and each.source not in looked:
+                message = self._comm.Improbe(each.source, each.tag, status)
+                if message is None:
+                    looked.add(each.source)
+                else:
                     each.begin(status.Get_elements(MPI.BYTE), message)
 
     def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:

@@ -1,17 +1,13 @@
-"""Ranks that act together: by collectives, by pieces of large messages, or in memory that a node shares.
-
-A message too large for Open MPI to send at once begins with a question whether its receive is posted. Over TCP two ranks have one
-connection, and the answer waits behind all that goes the same way. Two nodes that exchange 22 MB each at 1 Gbit/s need 0.18 s.
-Where one begins 20 ms later, whole messages, or some of 1 MiB, take 0.37, and pieces 0.20.
-"""
+"""Ranks that act together: by collectives, by pieces of large messages (`pieces.py`), or in memory that a node shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from mpisgd.comm import pieces
 from mpisgd.comm.communicator import Part
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.mpi.library import MPI
@@ -28,23 +24,8 @@ class _Wait(Protocol):
 _PIECES = 8
 """Of weights, are waited for at once: few enough to be in the cache for whoever goes on with them."""
 
-PIECE_NBYTES = 60 * 2**10
-"""Below Open MPI's `btl_tcp_eager_limit`, 64 KiB with its own header."""
-
 _WEIGHTS = 0
 """Tag of weights; that of part p of a gradient is p + 1."""
-
-
-def pieces(start: int, end: int, itemsize: int) -> Iterator[slice]:
-    """Elements `start` to `end` of a vector, piece by piece."""
-    size = PIECE_NBYTES // itemsize
-    for at in range(start, end, size):
-        yield slice(at, min(at + size, end))
-
-
-def cut(vector: np.ndarray, start: int, end: int) -> Iterator[np.ndarray]:
-    """The same, as views of that vector."""
-    return (vector[piece] for piece in pieces(start, end, vector.itemsize))
 
 
 class Parts:
@@ -80,7 +61,7 @@ class Parts:
             if part.owner == place:
                 for source in range(len(bounds)):
                     if source != place:
-                        for piece in cut(self._rows[source], part.start - start, part.end - start):
+                        for piece in pieces.of(self._rows[source], part.start - start, part.end - start):
                             self.coming.append(comm.Irecv(piece, source, number + 1))
 
     def leave(self, number: int) -> None:
@@ -89,7 +70,7 @@ class Parts:
         if part.owner == self._place:
             self._rows[self._place, part.start - self._start : part.end - self._start] = self._vector[part.start : part.end]
             return
-        for piece in cut(self._vector, part.start, part.end):
+        for piece in pieces.of(self._vector, part.start, part.end):
             self.leaving.append(self._send(piece, part.owner, number + 1))
 
 
@@ -120,15 +101,15 @@ class Shares:
         self.leaving: list[MPI.Request] = []
         self.coming: list[list[tuple[slice, list[MPI.Request]]]] = [[] for _ in parts]
         """Of each part, what is still to be waited for: elements of the vector, and until when."""
-        size = _PIECES * (PIECE_NBYTES // vector.itemsize)
+        size = _PIECES * (pieces.NBYTES // vector.itemsize)
         for number, part in enumerate(parts):
             if part.owner == place:
                 self.coming[number].append((slice(part.start, part.end), []))
-                self._pieces += pieces(part.start - start, part.end - start, vector.itemsize)
+                self._pieces += pieces.cuts(part.start - start, part.end - start, vector.itemsize)
                 continue
             for at in range(part.start, part.end, size):
                 some = slice(at, min(at + size, part.end))
-                requests = [comm.Irecv(piece, part.owner, _WEIGHTS) for piece in cut(vector, some.start, some.stop)]
+                requests = [comm.Irecv(piece, part.owner, _WEIGHTS) for piece in pieces.of(vector, some.start, some.stop)]
                 self.coming[number].append((some, requests))
         self._pieces.reverse()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,30 +93,32 @@ class Sending(Transfer):
 
 
 class Coming:
-    """A body that is received while other messages are taken: from when MPI has seen it (`begin`)."""
+    """The bodies of a message that are received while others are taken: each from when MPI has seen it (`begin`)."""
 
-    __slots__ = ("_error", "_request", "room", "source", "tag", "until_s")
+    __slots__ = ("_error", "_requests", "_rooms", "source", "tag", "until_s")
 
-    def __init__(self, source: int, tag: int, room: Any) -> None:
+    def __init__(self, source: int, tag: int, rooms: Sequence[Any]) -> None:
         self.source = source
         self.tag = tag
-        self.room = room
+        self._rooms = rooms
         self.until_s = math.inf
         """By then (`perf_counter`) it must have been seen: seconds in which this rank computes do not count (`Arrivals.beside`)."""
-        self._request: MPI.Request | None = None
+        self._requests: list[MPI.Request] = []
+        """Of the first bodies."""
         self._error: PeerError | None = None
 
     def is_awaited_of(self, source: int) -> bool:
-        """Whether it is to come of this rank, and MPI has not seen it."""
-        return self._request is None and self._error is None and source == self.source
+        """Whether more is to come of this rank, and MPI has not seen it."""
+        return source == self.source and len(self._requests) < len(self._rooms) and self._error is None
 
     def begin(self, nbytes: int, message: MPI.Message) -> None:
-        """Of another size than there is room for, it is thrown away."""
-        if nbytes == self.room.nbytes:
-            self._request = message.Irecv(self.room)
+        """The next body; of another size than there is room for, it is thrown away."""
+        room = self._rooms[len(self._requests)]
+        if nbytes == room.nbytes:
+            self._requests.append(message.Irecv(room))
             return
         message.Recv(nowhere(nbytes))
-        why = f"{name_of_tag(self.tag)} from rank {self.source}: {nbytes} bytes, expected {self.room.nbytes}"
+        why = f"{name_of_tag(self.tag)} from rank {self.source}: {nbytes} bytes, expected {room.nbytes}"
         self._error = PeerError(why, self.source)
 
     def miss(self, tag: int) -> None:
@@ -125,12 +127,13 @@ class Coming:
         self._error = PeerError(why, self.source)
 
     def is_whole(self) -> bool:
-        if self._request is not None:
-            return bool(self._request.Test())
+        if len(self._requests) == len(self._rooms):
+            return bool(MPI.Request.Testall(self._requests))
         return self._error is not None or time.perf_counter() > self.until_s
 
     def check(self) -> None:
-        if self._request is None:
+        if len(self._requests) < len(self._rooms):
+            MPI.Request.Waitall(self._requests)  # whose memory will be used again
             name = name_of_tag(self.tag)
             why = f"rank {self.source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s"
             raise self._error or PeerError(why, self.source)

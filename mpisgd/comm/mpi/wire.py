@@ -46,13 +46,15 @@ class Wire:
         comm: an mpi4py communicator.
         polite: how this rank waits, unless MPISGD_WAIT says otherwise.
         ranks_per_core: how many share this rank's core.
+        hosts: of each rank; none: all are on this one's.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, polite: bool, ranks_per_core: float = 1.0) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, polite: bool, ranks_per_core: float = 1.0, hosts: Sequence[str] = ()) -> None:
         self._comm = comm
         politeness = Politeness(ranks_per_core)
         self._politely = politeness.until
         self.rank: int = comm.Get_rank()
+        self.nodes = hosts
         wait = os.environ.get("MPISGD_WAIT", "polite" if polite else "blocking")
         self.polite = wait == "polite"
         self._arrivals = Arrivals(comm, politeness, polite=self.polite)
@@ -115,7 +117,7 @@ class Wire:
         """Tell MPI where a message of exactly these sizes is to go when it comes; of a body alone, `take` will."""
         layout = LAYOUTS.get(tag)
         if layout is None:
-            return Coming(source, tag, bodies[0])
+            return Coming(source, tag, bodies)
         buffer = bytearray(layout.nbytes)
         receive = self._comm.Irecv
         requests, rooms = [receive(buffer, source, tag)], []

@@ -33,7 +33,7 @@ class Network:
         self.latency_ns: int = round(options.latency_s * _NS)
         self.overhead_ns: int = round(options.overhead_s * _NS)
         self.turn_nbytes: int = options.turn_nbytes
-        self._nodes = list(nodes)
+        self.nodes = list(nodes)
         self._rank_ns: float = _NS / options.bandwidth
         node_ns = _NS / options.node_bandwidth
         self._node_ns = [node_ns * options.slow_links.get(node, 1.0) for node in range(max(nodes) + 1)]
@@ -64,7 +64,7 @@ class Network:
             rank_out[source] = out_ns = (out_ns if out_ns > begin_ns else begin_ns) + self._last_ns
             rank_in[dest] = in_ns = (in_ns if in_ns > begin_ns else begin_ns) + self._last_ns
             return out_ns if out_ns > in_ns else in_ns
-        here, there = self._nodes[source], self._nodes[dest]
+        here, there = self.nodes[source], self.nodes[dest]
         local = here == there
         busy_ns = round(nbytes * (self._local_ns if local else self._rank_ns))
         ready_ns = rank_out[source]

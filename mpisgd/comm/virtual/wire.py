@@ -115,6 +115,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         "cluster",
         "deaf",
         "network",
+        "nodes",
         "presence",
         "signal",
     )
@@ -125,6 +126,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self.cluster = cluster
         self._heap, self._ready = cluster.heap, cluster.ready
         self.network = network
+        self.nodes = network.nodes
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = defaultdict(deque)
         self._waiting = 0

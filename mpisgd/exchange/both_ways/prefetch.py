@@ -32,7 +32,7 @@ from mpisgd.vectors.memory import Memory, copy_into
 class PrefetchChannel(LearnerChannel):
     """A learner's end, for protocols whose pulls need not wait for the learner's own push; it computes in `memory`.
 
-    `rounded`: weights come as bfloat16 (`deltas.py`).
+    `rounded`: weights come as bfloat16 (`deltas.py`); `in_pieces`: what `Slices` says.
     """
 
     duplex = True
@@ -46,10 +46,11 @@ class PrefetchChannel(LearnerChannel):
         bounds: list[tuple[int, int]],
         *,
         rounded: bool = False,
+        in_pieces: bool = False,
     ) -> None:
         self._memory, self._travels = memory, memory.another()
         held = Held(self._travels.weights, bounds, apart=False) if rounded else None
-        slices = Slices(self._travels.weights, self._travels.gradients, bounds, memory.cuts, held)
+        slices = Slices(self._travels.weights, self._travels.gradients, bounds, memory.cuts, held, in_pieces)
         super().__init__(wire, roles, learner_id, slices, consistent=False)
         self._asked: list[Any] = []
         self._least = 0
@@ -100,8 +101,8 @@ class PrefetchChannel(LearnerChannel):
     def _send_noted(self, noted: list[PushFields]) -> list[Any]:
         """Begin to send what was copied, as shards are to be told of it."""
         self._pushes += 1
-        sent = zip(self._ranks, noted, self._gradients, strict=True)
-        return [self._wire.start(rank, Tag.PUSH, told, gradient) for rank, told, gradient in sent]
+        sent = zip(self._ranks, noted, self._pushed, strict=True)
+        return [self._wire.start(rank, Tag.PUSH, told, *bodies) for rank, told, bodies in sent]
 
     def goodbye(self, *, ending: int) -> None:
         """Say goodbye when all that is under way has come to its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
+from mpisgd.exchange.both_ways import piecewise
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
@@ -17,14 +18,14 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job.roles.agreement import AgreeingChannel, AgreeingPipelinedChannel
 from mpisgd.rules.protocol import Protocol
-from mpisgd.vectors.computing import Rooms
+from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.memory import Memory
 
 
-def slices_of(config: Config, memory: Memory, bounds: list[tuple[int, int]]) -> Slices:
+def slices_of(config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False) -> Slices:
     """A learner's memory, as both formats say that it travels."""
     held = Held(memory.weights, bounds, apart=stages.moves_weights(config)) if config.pull_format == "bfloat16" else None
-    return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held)
+    return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held, in_pieces)
 
 
 def learner_channel(
@@ -44,8 +45,10 @@ def learner_channel(
     to come after its push.
     """
     if config.exchange == "prefetch":
-        return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=config.pull_format == "bfloat16")
-    ends = wire, roles, learner_id, slices_of(config, memory, bounds)
+        rounded = config.pull_format == "bfloat16"
+        return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=rounded, in_pieces=piecewise.fits(roles))
+    in_pieces = config.exchange == "duplex" and piecewise.fits(roles)
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=in_pieces)
     consistent = protocol.consistent
     if config.exchange == "duplex":
         return DuplexChannel(*ends, consistent=False)
@@ -63,10 +66,19 @@ def learner_channel(
     return kind(*ends, delays, consistent=consistent)
 
 
-def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, rooms: Rooms) -> ShardChannel:
+def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates) -> ShardChannel:
     """A shard's end, of a run that is not fault-tolerant."""
+    rounded, gathered = config.pull_format == "bfloat16", config.receive == "gathered"
     if config.exchange == "streamed":
-        return StreamedShardChannel(wire, roles, shard, rounded=config.pull_format == "bfloat16")
-    if config.receive == "gathered":
-        return GatheringShardChannel(wire, roles, shard, rooms)
-    return ShardChannel(wire, roles, shard, duplex=config.both_ways)
+        return StreamedShardChannel(wire, roles, shard, rounded=rounded)
+    ends = wire, roles, shard
+    if not (config.both_ways and piecewise.fits(roles)):
+        return GatheringShardChannel(*ends, update.rooms) if gathered else ShardChannel(*ends, duplex=config.both_ways)
+    channel = (
+        piecewise.PiecewiseGatheringShardChannel(*ends, update.rooms)
+        if gathered
+        else piecewise.PiecewiseShardChannel(*ends, duplex=True)
+    )
+    if not rounded:
+        channel.cut(update.weights)
+    return channel

@@ -47,7 +47,7 @@ class BuiltShard(Built):
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
         if not setup.tolerant:
-            channel = shard_channel(setup.config, self.wire, self._seen, self.index, update.rooms)
+            channel = shard_channel(setup.config, self.wire, self._seen, self.index, update)
             self.server = self._make_server(channel, update)
             return
         tolerant = TolerantShardChannel(self.wire, setup.roles, self.index, self._seen)

@@ -154,7 +154,7 @@ class Rank:
     def _wire(self) -> Wire:
         ranks, polite = self.ranks, self.ranks.oversubscribed
         if not self.setup.tolerant:
-            return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
+            return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core, hosts=ranks.hosts)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
         self._join = wire.group
