@@ -4,8 +4,9 @@ As root. The nodes are namespaces of this machine with shaped links (`tests/node
 wait politely: what is compared is the use of the links, not of the cores. Or, with `--hosts`, they are hosts that mpirun reaches,
 whose links have the rate that `--gbit` says, and which see the current directory. There is a learner on each node, and a round is a
 mini-batch of each; a shard that is apart has one more node. The limit is what the busiest link carries in a round, in its busier
-direction, at the link's rate (`exchange/links.py`). Predictions (`predicted.py`) know what raw MPI moves here at 10 Gbit/s, or as
-the links are, in turn with the jobs, and what mini-batches and updates take of a first job, an allreduce of whole vectors.
+direction, at the link's rate (`exchange/links.py`). Predictions (`predicted.py`) know what raw MPI moves here at 10 and at 1
+Gbit/s, or, between hosts, as the links are, in turn with the jobs, and what mini-batches and updates take of a first job, an
+allreduce of whole vectors.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ UPDATES = 20
 """At most, of a learner, beside those that warm up: rounds of half a second differ little."""
 _FASTEST = 10.0
 """Gbit/s at which raw MPI is measured: the cores, which shape the links as well, move less."""
+_SLOW = 1.0
+"""Gbit/s that the cores can well move: what raw MPI leaves of it is lost on the link."""
 DDP, DDP_HALF = "DDP", "DDP, fp16 hook"
-_MOVED, _COPIED = "moved", "copied"
-_RANKS = {_MOVED: 1, _COPIED: 2}
-"""On each node, of raw MPI."""
+_MOVED, _COPIED, _BROUGHT = "moved", "copied", "brought"
+_RAW = {_MOVED: (1, _FASTEST), _COPIED: (2, _FASTEST), _BROUGHT: (1, _SLOW)}
+"""Ranks on each node, and Gbit/s of its link, of raw MPI."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +153,10 @@ def _site(count: int, hosts: Sequence[str]) -> Iterator[Site]:
         yield Boxes(cluster)
 
 
-def _raw(site: Site, places: int, gbit: float, ranks: int) -> float:
+def _raw(site: Site, places: int, ranks: int, gbit: float) -> float:
     """Bytes per second that raw MPI moves into and out of a node, with a rank on each, or copies on it, with two."""
-    site.shape(_FASTEST)
-    said = site.run([ranks] * places, [], module="tests.bench.exchanged")
     site.shape(gbit)
+    said = site.run([ranks] * places, [], module="tests.bench.exchanged")
     if SAID not in said:
         raise ConfigError(f"raw MPI: {said}")
     return float(said.partition(SAID)[2].split()[0])
@@ -165,13 +167,14 @@ def _row(
 ) -> dict[str, Any]:
     case = _case(key)
     seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *ways)}
-    raw: dict[str, list[float]] = {_MOVED: [], _COPIED: []}
+    raw: dict[str, list[float]] = {name: [] for name in _RAW if site.shapes or name != _BROUGHT}
     carried: dict[str, float] = {}
     jobs: dict[str, Config] = {}
     site.shape(gbit)
     for name in in_turn([*raw, *seconds], repetitions):
         if name in raw:
-            raw[name].append(_raw(site, places, gbit, _RANKS[name]))
+            raw[name].append(_raw(site, places, *_RAW[name]))
+            site.shape(gbit)
         elif name in WAYS:
             with tempfile.TemporaryDirectory(dir=site.directory) as directory:
                 log, carried[name] = trained(site, places, Path(directory), case, WAYS[name])
@@ -180,7 +183,9 @@ def _row(
         else:
             seconds[name].append(_ddp(site, places, key, case, "fp16" if name == DDP_HALF else ""))
     limits = {name: nbytes / (gbit * links.GIGABIT) for name, nbytes in carried.items()}
-    rates = predicted.Rates(gbit, statistics.median(raw[_MOVED]), statistics.median(raw[_COPIED]))
+    medians = {name: statistics.median(values) for name, values in raw.items()}
+    share = predicted.share_of(_SLOW, medians[_BROUGHT]) if _BROUGHT in medians else 1.0
+    rates = predicted.Rates(gbit, share, medians[_MOVED], medians[_COPIED])
     return {
         "case": case.name,
         "nodes": places,

@@ -1,9 +1,9 @@
 """Seconds of a round over links of a known rate, as the virtual cluster predicts them from another job's log.
 
-Known are the rate and who is where; how many bytes per second raw MPI moves into and out of a node here, and copies on it
-(`exchanged.py`); and the log of an allreduce of whole vectors, whose ranks compute while nothing is exchanged: what a mini-batch
-and an update take. So what is tried is the virtual network, and who waits for whom. Where layers travel by themselves, the model
-says how large each is; all take as long.
+Known are the rate and who is where; how many bytes per second raw MPI moves into and out of a node here, copies on it, and brings
+over a link that is slower than cores, where all nodes exchange with each other (`exchanged.py`); and the log of an allreduce of
+whole vectors, whose ranks compute while nothing is exchanged: what a mini-batch and an update take. So what is tried is the virtual
+network, and who waits for whom. Where layers travel by themselves, the model says how large each is; all take as long.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ class Rates(NamedTuple):
 
     Attributes:
         link: Gbit/s in each direction.
+        share: of it, which raw MPI uses: several senders share a receiver's link, and TCP loses some of what it sends.
         moved: into and out of it together, by its cores.
         copied: from rank to rank on it.
     """
 
     link: float
+    share: float
     moved: float
     copied: float
+
+
+def share_of(gbit: float, brought: float) -> float:
+    """The share of a link of so many Gbit/s that raw MPI uses, which brings so many bytes per second, both ways together."""
+    return min(1.0, brought / (2 * gbit * GIGABIT * PAYLOAD))
 
 
 def virtual(log: Run, costs: Run) -> Config:
@@ -69,7 +76,7 @@ def round_s(config: Config, rates: Rates) -> float:
         _LATENCY_S,
         _OVERHEAD_S,
         bandwidth=rates.copied,
-        node_bandwidth=rates.link * GIGABIT * PAYLOAD,
+        node_bandwidth=rates.link * GIGABIT * PAYLOAD * rates.share,
         local_bandwidth=rates.copied,
         core_bandwidth=rates.moved,
         turn_nbytes=TURN_NBYTES,

@@ -26,6 +26,8 @@ class Site(ABC):
 
     directory: str | None = None
     """All nodes see it; None: any."""
+    shapes = False
+    """Whether links have the rate that `shape` says."""
 
     @abstractmethod
     def shape(self, gbit: float) -> None:
@@ -41,6 +43,8 @@ class Site(ABC):
 
 
 class Boxes(Site):
+    shapes = True
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
