@@ -88,7 +88,7 @@ class Communicator(Protocol):
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked.
 
-        Where the tag is a body's: where that of the message is to go that was taken last, while others are taken; `Coming` says
+        Where the tag is a body's: where those of the message are to go that was taken last, while others are taken; `Coming` says
         what may be asked, and `take` must be told of it.
         """
 
@@ -148,7 +148,7 @@ class Leaving(Protocol):
 
 
 class Coming(Protocol):
-    """A body that is received while other messages are taken."""
+    """The bodies of a message that are received while others are taken."""
 
     def is_whole(self) -> bool:
         """Whether there is nothing more to wait for: it is there, or never will be."""

@@ -65,7 +65,7 @@ class Arrivals:
         self, patterns: tuple[Pattern, ...], coming: Sequence[Coming], over: Callable[[], bool]
     ) -> tuple[int, int, int, MPI.Message] | None:
         """Probe as `until` does, beside bodies that are coming, which are received from when MPI has seen them; None where one of
-        them is whole first, or was not seen within `BODY_S` of this wait."""
+        them is whole first, or has not gone on for `BODY_S` of this wait."""
         until_s = time.perf_counter() + BODY_S
         for each in coming:
             each.until_s = until_s

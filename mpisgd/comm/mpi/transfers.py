@@ -102,7 +102,8 @@ class Coming:
         self.tag = tag
         self._rooms = rooms
         self.until_s = math.inf
-        """By then (`perf_counter`) it must have been seen: seconds in which this rank computes do not count (`Arrivals.beside`)."""
+        """By then (`perf_counter`) the next body must have been seen: seconds in which this rank computes do not count
+        (`Arrivals.beside`)."""
         self._requests: list[MPI.Request] = []
         """Of the first bodies."""
         self._error: PeerError | None = None
@@ -116,6 +117,7 @@ class Coming:
         room = self._rooms[len(self._requests)]
         if nbytes == room.nbytes:
             self._requests.append(message.Irecv(room))
+            self.until_s = time.perf_counter() + BODY_S  # each has as long, as in `take_body`: many may take minutes
             return
         message.Recv(nowhere(nbytes))
         why = f"{name_of_tag(self.tag)} from rank {self.source}: {nbytes} bytes, expected {room.nbytes}"

@@ -114,7 +114,7 @@ class Wire:
     # -------------------------------------------------------------------------------------------------------- receive
 
     def post(self, source: int, tag: int, *bodies: np.ndarray) -> Any:
-        """Tell MPI where a message of exactly these sizes is to go when it comes; of a body alone, `take` will."""
+        """Tell MPI where a message of exactly these sizes is to go when it comes; of bodies alone, `take` will."""
         layout = LAYOUTS.get(tag)
         if layout is None:
             return Coming(source, tag, bodies)
