@@ -63,8 +63,11 @@ class PiecewiseShardChannel(ShardChannel):
         return self._pieces_count > 0 and is_far(self._wire, rank)
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        far = [learner_id for learner_id in learner_ids if self._is_cut(self.rank_of(learner_id))]
-        super().start_answers([each for each in learner_ids if each not in far], weights, clock, verdicts)
+        near, far = list[int](), list[int]()
+        for learner_id in learner_ids:
+            (far if self._is_cut(self.rank_of(learner_id)) else near).append(learner_id)
+        if near:  # of whose weights a copy may be made
+            super().start_answers(near, weights, clock, verdicts)
         self.open_answers(far, weights, clock, verdicts)
         self.add_chunk(weights)
         self.close_answers()
