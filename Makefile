@@ -55,7 +55,9 @@ ASIDE := $(shell command -v setsid) bash -c '{ echo 19 > /proc/self/autogroup; }
 # patterns: every test of real ranks, but of runs that share a launch one per pattern of messages; else those marked `slow` and `alone` are
 # left out, and properties draw fewer examples.
 export MPISGD_TESTS ?= some
-LEFT_OUT = $(if $(filter all rest patterns,$(MPISGD_TESTS)),long,long or slow)
+LEFT_OUT_some := long or slow or rare
+LEFT_OUT_all := long
+LEFT_OUT := $(or $(LEFT_OUT_$(MPISGD_TESTS)),long or rare)
 
 check: lint types  ## lint and types
 
@@ -78,7 +80,7 @@ PARTS ?= together$(if $(filter-out some,$(MPISGD_TESTS)), alone)
 TEST_MPI = $(IN_VENV) python -m pytest tests/mpi tests/nodes $(REAL_JOBS)
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), also on nodes (as root) and in a real SLURM, where there is one
 	together() { $(TEST_MPI) -m 'not (alone or $(LEFT_OUT))' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS); }; \
-	  alone() { $(TEST_MPI) -m 'alone and not long' $(ARGS); }; \
+	  alone() { $(TEST_MPI) -m 'alone and not ($(LEFT_OUT))' $(ARGS); }; \
 	  all=5; for part in $(PARTS); do status=0; $$part || status=$$?; \
 	  case $$status in 0) all=0;; 5) ;; *) exit $$status;; esac; done; exit $$all
 

@@ -11,20 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.effort import REST, tests_more
+from tests.effort import REST
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """MPISGD_TESTS=rest: without what `make test` has run just so."""
     if not REST:
         return
-    gone = {
-        item
-        for item in items
-        if isinstance(item, pytest.Function) and not {"slow", "alone"} & set(item.keywords) and not tests_more(item.module)
-    }
-    config.hook.pytest_deselected(items=[item for item in items if item in gone])
-    items[:] = [item for item in items if item not in gone]
+    run = {item for item in items if any(item.get_closest_marker(name) for name in ("slow", "alone", "deeper"))}
+    config.hook.pytest_deselected(items=[item for item in items if item not in run])
+    items[:] = [item for item in items if item in run]
 
 
 def pytest_configure() -> None:

@@ -1,13 +1,13 @@
-"""How much is tested: some by `make test`, all by `make test-all` (MPISGD_TESTS=all), of that what the first has not run, with a
-sixth of the examples (rest), and, under a second MPI, all tests, but of runs that share a launch one per pattern of messages
-(patterns)."""
+"""How much is tested (MPISGD_TESTS): `some` by `make test`; in CI also the `rest`: tests marked `slow`, and once more tests marked
+`deeper`, with a sixth of their examples; under a second MPI `patterns`: of runs that share a launch one per pattern of messages;
+`all` by `make test-all`, tests marked `rare` among them."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from itertools import islice
-from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
@@ -25,19 +25,18 @@ def examples(most: int, of: int = 24) -> int:
 
 
 def thinned(items: Iterable[Item], step: int) -> Iterable[Item]:
-    """All of what a test goes through, or each `step`-th: to be odd to what comes in turn."""
-    return items if EVERYTHING else list(islice(items, 0, None, step))
+    """Return all items that a test goes through, each `step`-th, or (rest) thrice as many: odd to what comes in turn."""
+    return items if EVERYTHING and not REST else list(islice(items, 0, None, max(1, step // 3) if REST else step))
 
 
 def spread(cases: Iterable[Any], step: int, unpack: bool = False) -> list[Any]:
-    """Parameters of a test whose rule others show, too: `make test` has each `step`-th, the rest are `slow`.
+    """Return parameters of a test whose rule others show, too: `make test` has each `step`-th, CI each third of the others.
 
     `unpack`: each case is a tuple of several parameters.
     """
-    given = (case if unpack else (case,) for case in cases)
-    return [pytest.param(*case, marks=[pytest.mark.slow] if number % step else []) for number, case in enumerate(given)]
+    given = [case if unpack else (case,) for case in cases]
+    others = itertools.count()
+    return [pytest.param(*case, marks=_LATER[next(others) % 3 > 0] if number % step else []) for number, case in enumerate(given)]
 
 
-def tests_more(module: ModuleType) -> bool:
-    """Whether tests of a module that `make test` has, too, have more examples where everything is tested."""
-    return not {"EVERYTHING", "examples", "thinned", "drawn_jobs", "dealt"}.isdisjoint(vars(module))
+_LATER = {False: [pytest.mark.slow], True: [pytest.mark.slow, pytest.mark.rare]}
