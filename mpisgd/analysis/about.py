@@ -164,7 +164,7 @@ def _left_out(run: Run) -> list[tuple[str, str]]:
     return [("log", f"{run.left_out}: counts are of all, and exact; tables and figures that need every row are not made")]
 
 
-def _resumed(events: np.ndarray) -> list[int]:
+def _resumed(events: schema.LogRows) -> list[int]:
     """The clocks at which attempts went on, as shard 0 tells."""
     clocks: list[int] = events["clock"][(events["kind"] == schema.Event.RESUMED) & (events["shard"] == 0)].tolist()
     return clocks

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mpisgd.base.errors import DataError
+from mpisgd.records.log.schema import LogRows
 
 #: What a learner does for one mini-batch, in this order.
 ACTIVITIES = ("wait", "pull", "compute", "neighbour", "delay", "push")
@@ -34,7 +35,7 @@ class Cycles:
     edges: np.ndarray
     slack: np.ndarray
     known: np.ndarray
-    row: np.ndarray
+    row: LogRows
 
 
 def nanoseconds(seconds: np.ndarray) -> np.ndarray:
@@ -50,14 +51,14 @@ class _Chains:
     cycle before. push: of this cycle, 0 where it is not known.
     """
 
-    row: np.ndarray
+    row: LogRows
     first: np.ndarray
     durations: np.ndarray
-    push: np.ndarray
+    push: LogRows
     known: np.ndarray
 
 
-def chains_of(pushes: np.ndarray, cycle: np.ndarray) -> _Chains:
+def chains_of(pushes: LogRows, cycle: np.ndarray) -> _Chains:
     row = np.empty(int(cycle.max()) + 1, np.int64)
     row[cycle[::-1]] = np.arange(len(pushes))[::-1]
     first = np.flatnonzero(np.diff(pushes["learner_id"][row], prepend=-1))
@@ -69,7 +70,7 @@ def chains_of(pushes: np.ndarray, cycle: np.ndarray) -> _Chains:
     return _Chains(row, first, durations, np.where(known, np.roll(durations[:, PUSH], -1), 0), known)
 
 
-def offsets_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, shards: int) -> np.ndarray:
+def offsets_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, shards: int) -> np.ndarray:
     """Nanoseconds to add to the seconds of each shard, int64 (shards,): none to shard 0's; the least that makes a log possible.
 
     A push arrives on all shards between its begin and its end.
@@ -85,7 +86,7 @@ def offsets_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, shards: i
     return np.asarray(np.where(least > most, (least + most) // 2, np.clip(0, least, most)))
 
 
-def cycles_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray) -> Cycles:
+def cycles_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray) -> Cycles:
     durations, push = chains.durations, chains.push
     before = durations.sum(axis=1)
     last_arrival = _largest(arrival, cycle)
@@ -107,7 +108,7 @@ def cycles_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: n
 
 
 def _bounds(
-    pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray
+    pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Between which moments each push began, by the module's text, but for what other pushes tell: int64 (cycles,) each."""
     durations, push, known = chains.durations, chains.push, chains.known
@@ -121,7 +122,7 @@ def _bounds(
     return low, np.minimum(-_largest(-arrival, cycle), first_answer - push)
 
 
-def number_cycles(pushes: np.ndarray, path: Path) -> np.ndarray:
+def number_cycles(pushes: LogRows, path: Path) -> np.ndarray:
     """Number the cycle that each push is part of: int64 (pushes,), running on from learner to learner.
 
     Every push goes to all shards, and overtakes none: a learner's k-th on one shard is its k-th on every other.

@@ -15,7 +15,7 @@ import numpy as np
 from mpisgd.analysis import about, books
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Outcome
+from mpisgd.records.log.schema import LogRows, Outcome
 
 #: What learners spend time on, as columns of `pushes`, in the order of one cycle.
 ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
@@ -94,7 +94,7 @@ def learner_time(run: Run) -> LearnerTime:
     )
 
 
-def _activities(rows: np.ndarray) -> tuple[str, ...]:
+def _activities(rows: LogRows) -> tuple[str, ...]:
     return (*ACTIVITIES, NEIGHBOURS) if NEIGHBOURS in (rows.dtype.names or ()) else ACTIVITIES
 
 
@@ -175,7 +175,7 @@ def portion_table(run: Run) -> Table:
     return Table("portions", "Portions of the batch [Dean12 4.2]", columns_of(headings), tuple(rows), note)
 
 
-def _portions_of(name: str, rows: np.ndarray, seconds: float) -> tuple[Cell, ...]:
+def _portions_of(name: str, rows: LogRows, seconds: float) -> tuple[Cell, ...]:
     counts = [int((rows["outcome"] == each).sum()) for each in Outcome]
     busy_s = float((rows["compute_s"] + rows["delay_s"]).sum())
     held_s = float(np.nansum(rows["done_s"] - rows["dealt_s"]))

@@ -51,7 +51,7 @@ from mpisgd.analysis.cycles import (
 )
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import PUSHES_OF_GROUPS, Verdict
+from mpisgd.records.log.schema import PUSHES_OF_GROUPS, LogRows, Verdict
 
 #: Unless asked for more, so many learners and pushes are shown: viewers of traces grow slow.
 MOST_LEARNERS = 256
@@ -95,7 +95,7 @@ class Window:
 class Spans:
     """Spans of the rows of a table."""
 
-    rows: np.ndarray
+    rows: LogRows
     start: np.ndarray
     end: np.ndarray
 
@@ -122,15 +122,15 @@ class Timeline:
     ranks: Ranks
     window: Window
     learners: int
-    pushes: np.ndarray
+    pushes: LogRows
     arrival: np.ndarray
     answer: np.ndarray
     cycle: np.ndarray
-    update: np.ndarray
+    update: LogRows
     cycles: Cycles
     updates: Updates
     evaluations: Spans
-    events: np.ndarray
+    events: LogRows
     moment: np.ndarray
     notes: tuple[str, ...]
 
@@ -270,7 +270,7 @@ def _apart(offset: np.ndarray) -> list[str]:
     return [f"moved, as these shards left the start barrier before or after shard 0: {', '.join(moved)}"] if moved else []
 
 
-def _updates(run: Run, pushes: np.ndarray, offset: np.ndarray) -> tuple[Updates, np.ndarray]:
+def _updates(run: Run, pushes: LogRows, offset: np.ndarray) -> tuple[Updates, np.ndarray]:
     """Spans of all updates, and which of them each of `pushes` went into."""
     rows, all_pushes = run.updates, run.pushes
     end = nanoseconds(rows["time_s"]) + offset[rows["shard"]]

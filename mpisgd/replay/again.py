@@ -20,7 +20,7 @@ from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_summary, read_tables
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event
+from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.replay.checks.finding import Untrue, refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.environment import compare
@@ -111,7 +111,7 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
     _compare(ours, theirs, -1, "evaluations", skipped, whole=record.done is not None)
 
 
-def _as_before(pushes: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
     """As they were logged before scales were, or before waiting for neighbours was told apart from computing."""
     found = np.empty(len(pushes), dtype)
     for name in dtype.names or ():
@@ -121,7 +121,7 @@ def _as_before(pushes: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return found
 
 
-def _compare(ours: np.ndarray, theirs: np.ndarray, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
+def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
     """Raises Untrue at the first row that differs; of a log that is not whole, the last rows, and answers, may be missing."""
     both = min(len(ours), len(theirs))
     first: dict[str, int] = {}

@@ -17,6 +17,7 @@ from mpisgd.base.errors import CheckpointError, DataError
 from mpisgd.data import DataSet
 from mpisgd.job.parts import Brought
 from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.log.schema import LogRows
 from mpisgd.replay.checks.finding import Finding, refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.replay.proof import Proof
@@ -121,5 +122,5 @@ def _begun(record: Record, following: Record, shard: int, computed: Tensors | No
     return kept
 
 
-def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+def _same(one: LogRows | None, other: LogRows | None) -> bool:
     return one is not None and other is not None and one.tobytes() == other.tobytes()

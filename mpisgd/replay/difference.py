@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.base.errors import DataError
+from mpisgd.records.log.schema import LogRows
 from mpisgd.records.log.sums import check_file
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import host_view
@@ -78,7 +79,7 @@ def difference(
     )
 
 
-def _apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def _apart(ours: LogRows, theirs: LogRows) -> np.ndarray:
     """float64: infinite also where either is NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         apart: np.ndarray = np.abs(ours.astype(np.float64) - theirs)

@@ -20,7 +20,7 @@ import numpy as np
 from mpisgd.analysis.cycles import ACTIVITIES, COMPUTE, PUSH
 from mpisgd.analysis.timeline import Timeline
 from mpisgd.base.errors import ConfigError
-from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.records.log.schema import Event, LogRows, Reason, Verdict
 
 _BLOCK = 8192
 _NAMES = tuple("injected delay" if name == "delay" else name for name in ACTIVITIES)
@@ -181,7 +181,7 @@ def _lists(*columns: np.ndarray) -> list[list[Any]]:
     return [column.tolist() for column in columns]
 
 
-def _told(rows: np.ndarray, *names: str) -> Iterator[_Json]:
+def _told(rows: LogRows, *names: str) -> Iterator[_Json]:
     """These columns of each row, as JSON has them."""
     for values in zip(*_lists(*(rows[name] for name in names)), strict=True):
         yield dict(zip(names, map(_number, values), strict=True))

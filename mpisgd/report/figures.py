@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mpisgd.analysis.staleness import OverClock
 from mpisgd.analysis.training import Curve
+from mpisgd.records.log.schema import LogRows
 from mpisgd.report import style
 from mpisgd.report.writing import Drawing
 
@@ -125,7 +126,7 @@ def errors(what: str, title: str, runs: Sequence[tuple[str, Sequence[Curve]]], m
     return [Drawing(f"error_{each}", f"{what} against {each} [Zhang16 Fig. 3]", error(title, runs, each), missing) for each in how]
 
 
-def losses(title: str, iterations: np.ndarray) -> Figure | None:
+def losses(title: str, iterations: LogRows) -> Figure | None:
     """Loss of a batch optimisation against iterations, evaluations and seconds; rows of the log's table of them."""
     if len(iterations) == 0:
         return None

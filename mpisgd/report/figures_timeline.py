@@ -18,7 +18,7 @@ from mpisgd.analysis.cycles import ACTIVITIES, COMPUTE, PUSH
 from mpisgd.analysis.timeline import Timeline, look
 from mpisgd.base.errors import DataError
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Event, LogRows, Verdict
 from mpisgd.report import style
 from mpisgd.report.chrome_trace import word_of
 from mpisgd.report.writing import Drawing
@@ -124,7 +124,7 @@ def _of_learners(row_of: dict[int, int], timeline: Timeline, learner_id: np.ndar
     return np.array([row_of[timeline.ranks.learners[one]] for one in learner_id.tolist()], np.int64)
 
 
-def _bars(axes: Axes, name: str, row: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+def _bars(axes: Axes, name: str, row: LogRows, start: np.ndarray, end: np.ndarray) -> None:
     """Bars of one activity, one per span; one collection is drawn much faster than as many rectangles."""
     if not np.any(end > start):
         return
@@ -159,7 +159,7 @@ def _mark(axes: Axes, timeline: Timeline, row_of: dict[int, int], per_ns: float)
         axes.plot(per_ns * timeline.moment[which], rows + 0.5, linestyle="none", label=word_of(Event, kind), **plus)
 
 
-def _write_staleness(axes: Axes, timeline: Timeline, shown: np.ndarray, rows: np.ndarray, edges: np.ndarray) -> None:
+def _write_staleness(axes: Axes, timeline: Timeline, shown: np.ndarray, rows: LogRows, edges: np.ndarray) -> None:
     """Into those bars of computing, with the delay after it, that are wide enough for it."""
     left, right = axes.get_xlim()
     start, end = np.clip(edges[:, COMPUTE], left, right), np.clip(edges[:, PUSH], left, right)

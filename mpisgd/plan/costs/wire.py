@@ -24,7 +24,7 @@ from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.schema import LogRows, Verdict
 from mpisgd.report import links
 
 #: Of a column, where it is free of waits; not the minimum, which one odd row would decide.
@@ -82,7 +82,7 @@ def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
     return dataclasses.replace(network, latency_s=latency_s), costs
 
 
-def _bandwidths(run: Run, rows: np.ndarray, nbytes: float) -> tuple[NetworkOptions, list[Cost]]:
+def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions, list[Cost]]:
     """A node's link is taken to be as fast as the fastest transfer between two nodes, which is what one rank can make of it."""
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
@@ -124,7 +124,7 @@ def _slow_nodes(run: Run) -> dict[str, int]:
     return {host: order.index(host) for host in links.slow(links.links(run))}
 
 
-def _bandwidth_between_nodes(run: Run, rows: np.ndarray, default: NetworkOptions) -> tuple[NetworkOptions, list[Cost]]:
+def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -> tuple[NetworkOptions, list[Cost]]:
     """Where shards lie beside learners: slices come from here and from elsewhere, so no single pull tells what a link can do.
 
     What each of a node's learners pushes or pulls, whichever is faster, over its seconds; the median of such nodes. A push is now

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpisgd.records.log import schema
 from mpisgd.records.log.counts import SLOTS, Counts, Pushes, Updates, sealed
+from mpisgd.records.log.schema import LogRows
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
 from mpisgd.records.log.writer import CHUNK_ROWS, Rows, TableFile
 
@@ -107,7 +108,7 @@ class BoundedFile(TableFile):
             rows = rows[before:]
         counted.add(rows)
 
-    def _extend(self, name: str, rows: np.ndarray) -> None:
+    def _extend(self, name: str, rows: LogRows) -> None:
         if name in self._thinning:
             rows = rows[self._thinning[name].chosen(self._committed[name], len(rows))]
         if len(rows):

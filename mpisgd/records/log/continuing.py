@@ -46,7 +46,7 @@ def evaluated(
     return done, before
 
 
-def rows_evaluated(run: Path, before: list[list[int]]) -> np.ndarray:
+def rows_evaluated(run: Path, before: list[list[int]]) -> schema.LogRows:
     """The rows of `evaluations` that `evaluated` says come before."""
     parts = [Rows(run / schema.evaluator_file(each), dict(zip(schema.TABLES, counts, strict=True))) for each, *counts in before]
     return schema.joined("evaluations", [part.rows("evaluations") for part in parts])

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
-from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.schema import LogRows, Verdict
 
 SLOTS = ("counts_0", "counts_1")
 _HEADER = 3
@@ -39,7 +39,7 @@ class Tally:
         self.staleness = np.zeros(0, np.int64)
         self.gradients = 0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: LogRows) -> None:
         if len(rows):
             self.learners = _longer(self.learners, 1 + int(rows["learner_id"].max()))
             np.add.at(self.learners[:, 0], rows["learner_id"], 1)
@@ -73,7 +73,7 @@ class Pushes:
         self.settled, self.newest = Tally(), Tally()
         self.clock = 0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: LogRows) -> None:
         """Rows of `pushes`, in the order of the table."""
         if not len(rows):
             return
@@ -144,7 +144,7 @@ class Updates:
         self.rows = self.clock = self.samples = self.gradients = 0
         self.time_s = self.update_s = 0.0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: LogRows) -> None:
         if len(rows):
             self.rows += len(rows)
             self.clock, self.samples = int(rows["clock"][-1]), int(rows["samples"][-1])

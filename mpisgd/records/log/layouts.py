@@ -13,6 +13,7 @@ from mpisgd.base import contained
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import Rows, attempt_of, continued, read_file
+from mpisgd.records.log.schema import LogRows
 
 
 class Begins(NamedTuple):
@@ -54,7 +55,7 @@ class Layout:
     def shards(self) -> int:
         return len(self.rows)
 
-    def table(self, name: str) -> np.ndarray:
+    def table(self, name: str) -> LogRows:
         parts = [rows.rows(name) for shard in self.rows for rows in shard]
         return schema.joined(name, parts)
 

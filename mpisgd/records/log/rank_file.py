@@ -20,6 +20,7 @@ from mpisgd.base.errors import DataError
 from mpisgd.records.log import counts as counting
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
+from mpisgd.records.log.schema import LogRows
 from mpisgd.records.log.superblock import AsIfClosed, was_left_open
 from mpisgd.records.log.thinning import Thinning
 
@@ -51,12 +52,12 @@ class Rows:
         except DataError:
             return {}
 
-    def rows(self, table: str) -> np.ndarray:
+    def rows(self, table: str) -> LogRows:
         """Raises DataError where they cannot be read, or there are fewer."""
         rows = self._short[table] if table in self._short else read_table(self.path, table)
         return rows[: self._count(table, len(rows))]
 
-    def chunks(self, table: str) -> Iterator[np.ndarray]:
+    def chunks(self, table: str) -> Iterator[LogRows]:
         """Read rows some at a time; what is found wrong with a row may be told after it was given."""
         if table in self._short:
             yield self.rows(table)
@@ -212,15 +213,15 @@ def read_file(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
     raise AssertionError
 
 
-def read_table(path: Path, name: str) -> np.ndarray:
+def read_table(path: Path, name: str) -> LogRows:
     """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
     return read_tables(path, (name,))[0]
 
 
-def read_tables(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+def read_tables(path: Path, names: Sequence[str]) -> list[LogRows]:
     """Read several tables as `read_table` does, with the file opened once."""
 
-    def read(file: h5py.File, open_: bool) -> list[np.ndarray]:
+    def read(file: h5py.File, open_: bool) -> list[LogRows]:
         whole = _reading(file, open_)
         return [_Table(path, file, name, open_, whole).rows() for name in names]
 
@@ -265,7 +266,7 @@ class _Table:
         except _BROKEN as error:
             raise DataError(f"{self._what} cannot be read: {error}") from error
 
-    def rows(self) -> np.ndarray:
+    def rows(self) -> LogRows:
         """The committed rows."""
         table = np.empty(self.committed, self.dtype)
         at = 0
@@ -274,7 +275,7 @@ class _Table:
             at += len(rows)
         return table
 
-    def chunks(self) -> Iterator[np.ndarray]:
+    def chunks(self) -> Iterator[LogRows]:
         """The rows, some at a time, and more than are committed where more have a checksum.
 
         Raises DataError, at the latest after the last of them, where they are not those that were written.
@@ -293,7 +294,7 @@ class _Table:
 def read_summary(path: Path) -> np.ndarray:
     """The last words of the rank. Raises DataError where they are not those that were written."""
 
-    def read(file: h5py.File, _: bool) -> np.ndarray:
+    def read(file: h5py.File, _: bool) -> LogRows:
         sums.check_summary(f"{path}: the summary", file)
         return contained.whole(file, "summary")
 

@@ -18,6 +18,7 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
 from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
+from mpisgd.records.log.schema import LogRows
 
 _COUNTED = 4096
 """Rows that are counted at a time: what is chosen of them is copied."""
@@ -130,7 +131,7 @@ class Tables(Directory):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self._tables: dict[str, np.ndarray] = {}
+        self._tables: dict[str, LogRows] = {}
         self._summaries: np.ndarray | None = None
 
     @cached_property
@@ -151,7 +152,7 @@ class Tables(Directory):
             here = before
         return found[::-1]
 
-    def table(self, name: str) -> np.ndarray:
+    def table(self, name: str) -> LogRows:
         """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
         if name not in self._tables:
             parts = [each.rows(name) for each in self.parts]
@@ -160,7 +161,7 @@ class Tables(Directory):
             self._tables[name] = schema.joined(name, parts)
         return self._tables[name]
 
-    def chunks(self, name: str) -> Iterator[np.ndarray]:
+    def chunks(self, name: str) -> Iterator[LogRows]:
         """Read the rows some at a time: there may be more than memory holds. Not of a run that is being written."""
         if name in self._tables:
             yield self._tables[name]
@@ -209,7 +210,7 @@ class Tables(Directory):
         """Whether a coordinator has dealt portions of a batch."""
         return (self.path / schema.coordinator_file()).is_file()
 
-    def of_coordinator(self, name: str) -> np.ndarray:
+    def of_coordinator(self, name: str) -> LogRows:
         """The rows of a table of the coordinator's, dtype `schema.COORDINATOR[name]`; none where there is no coordinator."""
         parts = [rows.rows(name) for rows in self.parts_of_coordinator]
         return np.concatenate([np.empty(0, schema.COORDINATOR[name]), *parts])
@@ -235,25 +236,25 @@ class Run(Tables):
     """Read access to a run: the tables of its log by name, and what they come to."""
 
     @property
-    def pushes(self) -> np.ndarray:
+    def pushes(self) -> LogRows:
         """All of them: raises DataError where some were left out (`left_out`)."""
         return self._all("pushes")
 
     @property
-    def updates(self) -> np.ndarray:
+    def updates(self) -> LogRows:
         return self._all("updates")
 
-    def _all(self, name: str) -> np.ndarray:
+    def _all(self, name: str) -> LogRows:
         if self.left_out:
             raise DataError(f"{self.path}: {self.left_out}; all of the {name} are needed here")
         return self.table(name)
 
     @property
-    def evaluations(self) -> np.ndarray:
+    def evaluations(self) -> LogRows:
         return self.table("evaluations")
 
     @property
-    def events(self) -> np.ndarray:
+    def events(self) -> LogRows:
         return self.table("events")
 
     def final_clock(self, shard: int) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
+from mpisgd.records.log.schema import LogRows
 
 #: The field of a table that is set after its row was flushed.
 AMENDED = {"pushes": "answer_s"}
@@ -29,7 +30,7 @@ _BEGINS = "# crc32"
 _LINE = re.compile(_BEGINS + r" of what follows: ([0-9a-f]{8})\n")
 
 
-def add(crc32: int, table: str, rows: np.ndarray) -> int:
+def add(crc32: int, table: str, rows: LogRows) -> int:
     """The sum of the rows before and these; what may be amended does not count."""
     if table in AMENDED:
         rows = rows.copy()
@@ -67,7 +68,7 @@ class Summing:
         if not (committed <= self.count <= there if left_open else committed == self.count):
             raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: LogRows) -> None:
         if self._told >= 0:
             self._crc32 = add(self._crc32, self._table, rows)
             self._answers = add_amended(self._answers, self._table, rows)
@@ -85,7 +86,7 @@ class Summing:
             )
 
 
-def add_amended(crc32: int, table: str, rows: np.ndarray) -> int:
+def add_amended(crc32: int, table: str, rows: LogRows) -> int:
     """The sum of the field that is amended, of the rows before and these."""
     return zlib.crc32(np.ascontiguousarray(rows[AMENDED[table]]).data, crc32) if table in AMENDED else crc32
 

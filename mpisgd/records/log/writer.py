@@ -22,7 +22,7 @@ from mpisgd.base.errors import StorageError
 from mpisgd.comm.messages import Push
 from mpisgd.protocols import Verdict
 from mpisgd.records.log import schema, sums
-from mpisgd.records.log.schema import Event
+from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.update.slice_update import Step
 
 CHUNK_ROWS = 1024
@@ -44,12 +44,12 @@ class Rows:
         self._type = h5py.h5t.py_create(self._dtype)
         self._row: tuple[int, ...] = tuple(dataset.shape[1:])
 
-    def extend(self, start: int, rows: np.ndarray) -> None:
+    def extend(self, start: int, rows: LogRows) -> None:
         """Write rows behind the first `start` ones, which are all that count."""
         self._id.set_extent((start + len(rows), *self._row))
         self.write(start, rows)
 
-    def write(self, start: int, rows: np.ndarray) -> None:
+    def write(self, start: int, rows: LogRows) -> None:
         """Write (n, ...) rows, C-contiguous and of the dataset's type, in the place of those from `start` on."""
         self._id.write(*self._places(start, len(rows)), rows, self._type)
 
@@ -154,7 +154,7 @@ class TableFile:
         """Rows of a table that are in the file."""
         return self._committed[name]
 
-    def _extend(self, name: str, rows: np.ndarray) -> None:
+    def _extend(self, name: str, rows: LogRows) -> None:
         """Write rows behind those that are in the file."""
         self._data[name].extend(self._on_disk(name), rows)
         self._data[name].flush()

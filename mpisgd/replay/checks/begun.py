@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mpisgd.records.log import schema
 from mpisgd.records.log.layouts import begins
 from mpisgd.records.log.rank_file import continued
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Event, LogRows, Verdict
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Start:
     portions: Sequence[int] = ()
 
 
-def begun(path: Path, lambda_: int, events: np.ndarray) -> Start:
+def begun(path: Path, lambda_: int, events: LogRows) -> Start:
     """How a shard's log begins: by the rows before, not the checkpoint, so that the log alone says how the run went on."""
     before = continued(path)[:-1]
     pushes, updates = (schema.joined(table, [each.rows(table) for each in before]) for table in ("pushes", "updates"))
@@ -56,7 +54,7 @@ def begun(path: Path, lambda_: int, events: np.ndarray) -> Start:
     )
 
 
-def _portions(pushes: np.ndarray) -> list[int]:
+def _portions(pushes: LogRows) -> list[int]:
     """Those that were applied; none where learners draw by themselves."""
     if "portion" not in (pushes.dtype.names or ()):
         return []
@@ -74,6 +72,6 @@ def _dealt_before(path: Path) -> list[int]:
     return [*_dealt_before(path.with_name(schema.shard_file(0, last))), *_portions(pushes)]
 
 
-def _last_seq(pushes: np.ndarray, first: list[int]) -> list[int]:
+def _last_seq(pushes: LogRows, first: list[int]) -> list[int]:
     """Per learner the largest seq, or that before its first."""
     return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=at - 1)) for learner_id, at in enumerate(first)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.protocols import SandblasterOptions
-from mpisgd.records.log.schema import Outcome, Why
+from mpisgd.records.log.schema import LogRows, Outcome, Why
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Record
 from mpisgd.rules.verdict import Kind
@@ -118,7 +118,7 @@ class Claimed:
         if finished and (not len(rows) or rows["why"][-1] == Why.GOES_ON or rows["clock"][-1] != self.evaluations):
             refuse(f"the last iteration does not end at clock {self.evaluations}", -1, "iterations", row=len(rows) - 1)
 
-    def _check_shard(self, stretch: Stretch, shard: int, pushes: np.ndarray, updates: np.ndarray) -> None:
+    def _check_shard(self, stretch: Stretch, shard: int, pushes: LogRows, updates: LogRows) -> None:
         _, first, end = stretch
         summed = np.flatnonzero((pushes["verdict"] == Kind.APPLY) & (pushes["clock"] < end)).tolist()
         claimed = [(clock, push) for clock in range(first, end) for push in self.pushes[clock]]

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
+from mpisgd.records.log.schema import LogRows
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.rules.verdict import Kind
@@ -52,7 +53,7 @@ def _check_told(record: Record, learner_id: int) -> None:
             _refuse(more, learner_id, both, f"shard {fewer.shard} has no row of this gradient")
 
 
-def _first_other(ours: np.ndarray, theirs: np.ndarray) -> int | None:
+def _first_other(ours: LogRows, theirs: LogRows) -> int | None:
     """First place where two columns differ; NaN is equal to NaN."""
     other = np.flatnonzero((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))
     return int(other[0]) if len(other) else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from mpisgd.records.log import schema
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Event, LogRows, Verdict
 
 if TYPE_CHECKING:
     from mpisgd.replay.checks.record import ShardRecord
@@ -49,7 +49,7 @@ def lives(shard: ShardRecord, learner_id: int) -> list[Life]:
     return found
 
 
-def rows_of_lives(shard: ShardRecord, learner_id: int) -> list[np.ndarray]:
+def rows_of_lives(shard: ShardRecord, learner_id: int) -> list[LogRows]:
     """The numbers of the rows of each of `lives`."""
     rows = shard.rows_of[learner_id]
     since_s = [life.since_s for life in lives(shard, learner_id)]
@@ -77,7 +77,7 @@ def completed(shards: list[ShardRecord]) -> list[ShardRecord]:
     ]
 
 
-def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> Iterator[tuple[int, np.ndarray]]:
+def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> Iterator[tuple[int, LogRows]]:
     """Find, for each rank that was this learner and is lost, where a row is to be inserted, and the row, if any shard has more than
     this one."""
     others = [
@@ -92,7 +92,7 @@ def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> 
                 break
 
 
-def _inserted(shard: ShardRecord, lost: Lost, row: np.ndarray) -> tuple[int, np.ndarray]:
+def _inserted(shard: ShardRecord, lost: Lost, row: LogRows) -> tuple[int, LogRows]:
     """Make of another shard's row one of this shard, and find its place."""
     pushes = shard.pushes
     row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given

@@ -21,7 +21,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.layouts import begins
 from mpisgd.records.log.rank_file import read_continues, read_summary, read_tables
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event
+from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.replay.checks.begun import Start, begun
 from mpisgd.replay.checks.lives import Lost, completed, firsts_of_spares
 from mpisgd.rules.portions import NO_PORTION
@@ -89,8 +89,8 @@ class ShardRecord:
 
     shard: int
     lambda_: int
-    pushes: np.ndarray
-    updates: np.ndarray
+    pushes: LogRows
+    updates: LogRows
     departures: list[Departure]
     timeouts: list[TimeOut]
     summary: np.void
@@ -100,7 +100,7 @@ class ShardRecord:
     """Learners a transfer with which was given up."""
     inserted: frozenset[int] = frozenset()
     """Numbers of rows that the shard never had: of gradients of lost learners that came to other shards alone."""
-    events: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, schema.EVENTS))
+    events: LogRows = dataclasses.field(default_factory=lambda: np.empty(0, schema.EVENTS))
     """dtype `schema.EVENTS`, in the order in which they happened."""
 
     @property
@@ -145,14 +145,14 @@ class ShardRecord:
         return float(self.pushes["scale"][number]) if "scale" in schema.extra(self.pushes.dtype) else math.nan
 
     @cached_property
-    def rows_of(self) -> list[np.ndarray]:
+    def rows_of(self) -> list[LogRows]:
         """Per learner the numbers of its rows, in their order; learner_ids must be in range."""
         learners = self.pushes["learner_id"]
         counts = np.bincount(learners, minlength=self.lambda_)
         return np.split(np.argsort(learners, kind="stable"), np.cumsum(counts)[:-1])
 
     @cached_property
-    def events_of(self) -> list[np.ndarray]:
+    def events_of(self) -> list[LogRows]:
         """Per learner its rows of `events`."""
         order = np.argsort(self.events["learner_id"], kind="stable")
         ends = np.searchsorted(self.events["learner_id"][order], np.arange(self.lambda_ + 1))
@@ -333,6 +333,6 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck, events=events)
 
 
-def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
+def _of(events: LogRows, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
     return rows

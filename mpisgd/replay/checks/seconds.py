@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from mpisgd.gradient.straggler import Delays
-from mpisgd.records.log.schema import Event
+from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 
@@ -59,12 +59,12 @@ def _check_floats(record: Record, shard: ShardRecord) -> None:
             _refuse(shard, int(wrong[0]), f"{name} {shard.pushes[name][wrong[0]]}")
 
 
-def _spent(pushes: np.ndarray) -> tuple[str, ...]:
+def _spent(pushes: LogRows) -> tuple[str, ...]:
     """What a learner says it spent, by column: in a group also waiting for its neighbours."""
     return (*_SPENT, _NEIGHBOURS) if _NEIGHBOURS in (pushes.dtype.names or ()) else _SPENT
 
 
-def _check_spent(shard: ShardRecord, rows: np.ndarray, *, ahead: bool) -> None:
+def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
     """Between an answer and the next arrival there is the computing; between the start and an arrival all that was spent.
 
     `ahead`: the learner may begin to compute before this shard has made its weights: of an allreduce in buckets it goes on when its
@@ -82,7 +82,7 @@ def _check_spent(shard: ShardRecord, rows: np.ndarray, *, ahead: bool) -> None:
         _refuse(shard, int(rows[at]), f"its learner has spent {spent[at]} s so far, but it arrived {elapsed[at]} s after the start")
 
 
-def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: np.ndarray) -> None:
+def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: LogRows) -> None:
     """Delays are functions of (seed, learner_id, number of the computation) and, of slow learners, of what they computed for."""
     config = record.config
     pushes = shard.pushes[rows]
