@@ -1,7 +1,7 @@
 """Processor seconds of tests, by phase and fixture: `PYTEST_ADDOPTS='-p tests.spent' MPISGD_SPENT=FOLDER make test`.
 
-Each process of pytest writes one file of JSON lines into the folder: own seconds, seconds of its children (ranks, commands), programs
-started. `python -m tests.spent FOLDER` prints the tables of tests/README.md.
+Each process of pytest writes one file of JSON lines into the folder: own seconds, seconds of its children (ranks, commands), and
+programs started. `python -m tests.spent FOLDER` prints the tables of tests/README.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -83,5 +84,41 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def lines_in(folder: Path) -> list[dict[str, Any]]:
-    """All lines that processes of pytest wrote into a folder."""
+    """Read all lines that processes of pytest wrote into a folder."""
     return [json.loads(line) for path in sorted(folder.rglob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def kinds(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Divide the seconds by their cause; a controller's children are its workers, which have lines of their own."""
+    phases = [line for line in lines if line["kind"] in ("setup", "call", "teardown")]
+    processes = [line for line in lines if line["kind"] == "process"]
+    return {
+        "ranks and other programs that tests start": sum(line["children"] for line in phases),
+        "fixtures": sum(line["own"] for line in phases if line["kind"] != "call"),
+        "tests that draw examples": sum(line["own"] for line in phases if line["kind"] == "call" and line["drawn"]),
+        "other tests": sum(line["own"] for line in phases if line["kind"] == "call" and not line["drawn"]),
+        "imports, collection, workers": sum(line["own"] for line in processes) - sum(line["own"] for line in phases),
+    }
+
+
+def by(lines: list[dict[str, Any]], key: Callable[[str], str]) -> dict[str, float]:
+    """Sum the seconds of phases by a part of the test's name, the most first."""
+    found: Counter[str] = Counter()
+    for line in lines:
+        if line["kind"] in ("setup", "call", "teardown"):
+            found[key(line["name"])] += line["own"] + line["children"]
+    return dict(found.most_common())
+
+
+def main(folder: Path, most: int = 20) -> None:
+    """Print the seconds by kind, by room of tests and by module."""
+    lines = lines_in(folder)
+    of_room = by(lines, lambda name: "/".join(name.split("/")[:2]))
+    of_module = by(lines, lambda name: name.partition("::")[0])
+    for title, found in (("kind", kinds(lines)), ("room", of_room), ("module", dict(list(of_module.items())[:most]))):
+        print(f"| {title} | s |\n|---|---:|")
+        print("".join(f"| {name} | {value:.1f} |\n" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

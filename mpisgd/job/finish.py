@@ -138,13 +138,12 @@ def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
     )
 
 
-def finish(outcome: Outcome, *, logged: bool) -> Outcome:
+def finish(outcome: Outcome, log: Run | None) -> Outcome:
     """Join the logs, check the books, mark the run DONE; the outcome, with what only the log can tell.
 
     Raises ProtocolError where the books do not balance, DataError where a log file is missing.
     """
-    if logged:
-        log = Run(outcome.path)
+    if log is not None:
         directory.join(log)
         check_books(log, outcome)
         outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(applied_losses(log)))
@@ -246,15 +245,14 @@ def _sum(books: Books) -> str:
     )
 
 
-def farewell(outcome: Outcome, *, logged: bool, batch: bool = False) -> str:
+def farewell(outcome: Outcome, log: Run | None, *, batch: bool = False) -> str:
     """The last line that a run prints; `batch`: of a batch optimisation, whose clock counts evaluations."""
     ending = "diverged" if outcome.diverged else "finished"
     rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
     counted = f"{outcome.clocks[0]:,} {'evaluations' if batch else 'updates'}"
     text = f"mpisgd: {ending}: {counted} in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
-    if not logged:
+    if log is None:
         return text
-    log = Run(outcome.path)
     if (log.events["kind"] == schema.Event.ENOUGH).any():
         text += ", stopped early"
     last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]

@@ -125,7 +125,7 @@ def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = group.create_dataset(table, (count,), dtype, **how)
     data.attrs["rows"] = count
-    explain(data, table)
+    explain(data, table, dtype)
     start = 0
     for part in parts:
         for rows in part.chunks(table):
@@ -156,7 +156,7 @@ def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
         learners += [(shard, learner_id, *each) for learner_id, each in enumerate(counts.pushes.books(clock).tolist())]
         staleness += [(shard, tau, count) for tau, count in enumerate(counts.pushes.applied(clock).staleness.tolist())]
     for name, rows, dtype in (("learners", learners, schema.LEARNERS), ("staleness", staleness, schema.STALENESS)):
-        explain(log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True), name)
+        explain(log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True), name, dtype)
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

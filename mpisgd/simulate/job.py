@@ -25,6 +25,7 @@ from mpisgd.job.roles import Built, build
 from mpisgd.job.tensors import with_measured_stages
 from mpisgd.job.world import Setup
 from mpisgd.records import directory
+from mpisgd.records.log.reader import Run
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
 
@@ -69,7 +70,7 @@ class Job:
             return self._run()
 
     def _run(self) -> Outcome:
-        config, setup, world, logged = self.config, self.setup, self.world, self.config.log.enabled
+        config, setup, world = self.config, self.setup, self.world
         directory.write_config(self.path, config_file.dumps(config, self.environment()))
         lambda_, ranks = self.roles.lambda_, self.roles.streams
         carried, wasted = links.said(config, self.roles, setup.hosts, setup.bounds)
@@ -84,8 +85,9 @@ class Job:
             accounts = self._train()
             world.wires.clear()  # whatever was made for a rank goes with it: the collector need not look for that
         outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
-        outcome = finish(outcome, logged=logged)
-        self._say(farewell(outcome, logged=logged, batch=config.protocol.batch))
+        log = Run(self.path) if config.log.enabled else None
+        outcome = finish(outcome, log)
+        self._say(farewell(outcome, log, batch=config.protocol.batch))
         return outcome
 
     def _train(self) -> dict[int, np.ndarray]:

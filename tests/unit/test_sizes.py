@@ -70,7 +70,7 @@ def test_the_end_of_a_long_run(tmp_path: Path) -> None:
     big_run(tmp_path / "run")
     outcome = Outcome(tmp_path / "run", (PUSHES // 2,), (0,), False, 1.0)
     with measured(NBYTES // 4):
-        finish(outcome, logged=True)
+        finish(outcome, Run(outcome.path))
     run = Run(tmp_path / "run")
     assert run.done
     with h5py.File(run.path / schema.LOG) as log:

@@ -104,12 +104,8 @@ def signalled(
 _finish = job.finish
 
 
-def _unless_interrupted(outcome: Outcome, *, logged: bool) -> Outcome:
-    return (
-        outcome
-        if len(Run(outcome.path).events[Run(outcome.path).events["kind"] == Event.STOPPED]) == 0
-        else _finish(outcome, logged=logged)
-    )
+def _unless_interrupted(outcome: Outcome, log: Run) -> Outcome:
+    return _finish(outcome, log) if (log.events["kind"] == Event.STOPPED).any() else outcome
 
 
 def hold(done: Signalled) -> bool:

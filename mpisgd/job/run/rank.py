@@ -35,6 +35,7 @@ from mpisgd.liveness.watchdog import Watchdog
 from mpisgd.records.callbacks import End, call, given
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 from mpisgd.records.loggers import Loggers
 
 
@@ -176,11 +177,12 @@ class Rank:
         told = np.zeros(1 + self.ranks.size, np.int64)
         if self.rank == 0:
             self._check_who_came(wire)
-            outcome = finish(outcome, logged=logged)
+            log = Run(outcome.path) if logged else None
+            outcome = finish(outcome, log)
             for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
-            self._say(farewell(outcome, logged=logged, batch=batch))
+            self._say(farewell(outcome, log, batch=batch))
             end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
             call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged

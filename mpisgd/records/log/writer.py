@@ -69,9 +69,9 @@ class Rows:
         return h5py.h5s.create_simple(shape), there
 
 
-def explain(data: h5py.Dataset, table: str) -> None:
-    """Give a data set of a table the attributes that say what its columns are."""
-    for name, texts in schema.said(table, data.dtype).items():
+def explain(data: h5py.Dataset, table: str, dtype: np.dtype) -> None:
+    """Give a data set of a table, of this dtype, the attributes that say what its columns are."""
+    for name, texts in schema.said(table, dtype).items():
         data.attrs[name] = texts
 
 
@@ -133,7 +133,7 @@ class TableFile:
             file.attrs[name] = value
         for name, dtype in self.tables.items():
             data = file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
-            explain(data, name)
+            explain(data, name, dtype)
         self._create_more(file)
         file.create_dataset("committed", data=np.zeros(len(self.tables), np.int64))
         file.create_dataset("sums", data=np.zeros((len(self.tables), 2), np.int64))
@@ -141,7 +141,7 @@ class TableFile:
         self._data = {name: Rows(file[name]) for name in (*self.tables, "committed", "sums")}
         summary = np.zeros(1, schema.SUMMARY)
         summary["shard"], summary["final_clock"] = shard, -1
-        explain(file.create_dataset("summary", data=summary if shard >= 0 else summary[:0]), "summary")
+        explain(file.create_dataset("summary", data=summary if shard >= 0 else summary[:0]), "summary", schema.SUMMARY)
         file.swmr_mode = True
 
     def _create_more(self, file: h5py.File) -> None:

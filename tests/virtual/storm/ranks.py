@@ -36,6 +36,7 @@ from mpisgd.records.checkpoint.checkpoints import Share
 from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
 from mpisgd.simulate.passes import Passes
 from mpisgd.update.device_update import make_update
@@ -254,7 +255,7 @@ class Ranks(World):
             self._interrupted(rank, wire, outcome.clocks)
         told = np.zeros(1 + len(self.hosts), np.int64)
         if rank == 0:
-            outcome = finish(outcome, logged=self.drawn.logged)
+            outcome = finish(outcome, Run(outcome.path) if self.drawn.logged else None)
             for spool in self.path.glob(f"{schema.SPOOL}*"):
                 spool.unlink(missing_ok=True)
             told[0] = outcome.diverged
