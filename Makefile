@@ -24,8 +24,10 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+# Where this is set, each rank compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all aside check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release containers clean
+.PHONY: help demo test bring test-all aside check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release containers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,9 +41,13 @@ demo: $(READY)  ## train on real digits with real ranks on this machine, and sho
 	$(IN_VENV) mpisgd demo
 
 test: check test-unit test-mpi  ## lint, types and the tests that take six minutes on two cores, some on real ranks
+
+bring: $(READY)  ## what tests want from Debian (as root) and the package index, SLURM among it; they are skipped without it
+	bash tests/bring.sh $(VENV)
+
 test-all: export MPISGD_TESTS := all
 # Tests without ranks run beside those with, at the lowest priority: they take the cores where those wait, most of all the ones that come first.
-test-all: check  ## lint, types and all tests, with all the examples that are drawn
+test-all: $(if $(filter rest,$(MPISGD_TESTS)),,bring) check  ## lint, types and all tests, with all the examples that are drawn
 	mkdir -p build; $(ASIDE) $(MAKE) test-unit > build/test-unit.log 2>&1 & aside=$$!; trap 'kill -- -$$aside 2> /dev/null || true' EXIT; \
 	  status=0; $(MAKE) test-mpi PARTS="alone together" || status=$$?; wait $$aside || status=$$?; cat build/test-unit.log; [[ $$status == 0 ]]
 
