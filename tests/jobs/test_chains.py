@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.jobs.golden import JOBS
 # --------------------------------------------------------------------------------------------------------- the warning
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", spread(SCRIPTS, 4))
 def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
     outcome = submit(script, done=False, signals=[signal.SIGUSR1])
     assert outcome.note("signals") == "USR1\n"
@@ -27,7 +28,7 @@ def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
     assert "did not end well" not in outcome.stderr
 
 
-@pytest.mark.parametrize("script", spread(SCRIPTS, 3))
+@pytest.mark.parametrize("script", spread(SCRIPTS, 4))
 def test_a_launcher_that_stays_when_its_ranks_have_saved_is_killed(submit, script):
     outcome = submit(script, done=False, signals=[signal.SIGUSR1], environment={"FAKE_STAYS": "1", "LEAVE_S": "0.2"})
     assert outcome.note("signals") == "USR1\n"
@@ -115,15 +116,13 @@ def test_a_chain_goes_on_from_what_was_saved_until_done(submit, script):
     assert len((submit.checkout / "results" / "mpisgd-4711.links").read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("script", CHAINS)
-@pytest.mark.parametrize("status", [0, 1, 137])
+@pytest.mark.parametrize(("status", "script"), spread(itertools.product([0, 1, 137], CHAINS), 2, unpack=True))
 def test_a_chain_outlives_whatever_ended_a_link_that_had_saved(submit, script, status):
     """A lost node, say, for which mpirun may say 0."""
     assert queued_again(script, submit(script, done=False, status=status, environment={"FAKE_SAVES": "1"}))
 
 
-@pytest.mark.parametrize("script", CHAINS)
-@pytest.mark.parametrize("status", [2, 85])
+@pytest.mark.parametrize(("status", "script"), [(2, CHAINS[0]), (85, CHAINS[1]), (2, CHAINS[2])])
 def test_a_chain_ends_where_nothing_new_was_saved(submit, script, status):
     outcome = submit(script, done=False, status=status)
     assert not queued_again(script, outcome)

@@ -1,8 +1,7 @@
 """The cluster's recipe (docs/howto/cluster.md): after it, ranks run on the site's MPI, and nothing replaces its mpi4py.
 
-MPISGD_SITE_PYTHON names the Python of an environment that was made by the recipe, MPISGD_SITE_MPIRUN the site's launcher. To make
-one takes a C compiler, the site's MPI and some minutes: with Debian's Open MPI (`apt-get install openmpi-bin libopenmpi-dev`),
-MPICC=/usr/bin/mpicc.openmpi and /usr/bin/mpirun.openmpi.
+`make bring` makes such an environment with Debian's Open MPI, where that can be had; MPISGD_SITE_PYTHON, its Python, and
+MPISGD_SITE_MPIRUN, the site's launcher, name another one.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PYTHON, MPIRUN = (os.environ.get(f"MPISGD_SITE_{name}", "") for name in ("PYTHON", "MPIRUN"))
-pytestmark = pytest.mark.skipif(not (PYTHON and MPIRUN), reason="no environment of the recipe: MPISGD_SITE_PYTHON, _MPIRUN")
+BROUGHT = {"PYTHON": f"{REPOSITORY}/.venv-site/bin/python", "MPIRUN": "/usr/bin/mpirun.openmpi"}
+PYTHON, MPIRUN = (os.environ.get(f"MPISGD_SITE_{name}", path) for name, path in BROUGHT.items())
+THERE = all(Path(path).exists() for path in (PYTHON, MPIRUN))
+pytestmark = pytest.mark.skipif(not THERE, reason="no environment of the recipe: MPISGD_SITE_PYTHON, _MPIRUN, or `make bring`")
 
 
 def said(*command: str) -> str:

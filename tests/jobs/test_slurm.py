@@ -293,9 +293,9 @@ def test_a_cancelled_chain_does_not_come_back(checkout: Submitting) -> None:
     assert checkout.cluster.show(job)["Restarts"] == "0"
 
 
-@pytest.mark.skipif(os.environ.get("MPISGD_SLOW") != "1", reason="five minutes, for SLURM counts limits in minutes: MPISGD_SLOW=1")
+@pytest.mark.rare
 def test_the_time_limits_own_warning_leads_to_a_checkpoint_and_the_next_link_finishes(checkout: Submitting) -> None:
-    """Real training, longer than the time limit of three minutes: SLURM warns it one to two minutes after its start."""
+    """Real training, longer than the time limit of three minutes: SLURM warns it after one to two; five in all."""
     checkout.configure("epochs = 0.75\nplacement = 'spread'\nstraggler = {delay = 'constant', delay_mean_s = 1.0}")
     checkout.edit("slurm-chain.sbatch", **ONE_EACH, time="00:03:00", signal="B:USR1@60")
     job = checkout.submit("slurm-chain.sbatch")

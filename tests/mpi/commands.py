@@ -1,4 +1,4 @@
-"""Run under mpirun: many commands of mpisgd, one after the other, in one job (starting ranks is what takes long).
+"""Run under mpirun: many commands of mpisgd, and scripts, one after the other, in one job (starting ranks is what takes long).
 
 `python commands.py listing.json`, a list of {"ranks": n, "cwd": directory, "words": [...]}. The first n ranks take themselves for
 all, in that directory; the others wait. What each rank said and its exit status come back in `listing.json.done`. Nothing here
@@ -12,10 +12,12 @@ import importlib
 import io
 import json
 import os
+import runpy
 import sys
 import time
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 from drive import say_size, wait_politely
 
@@ -38,8 +40,14 @@ def execute(job: dict[str, Any], comm: MPI.Intracomm) -> tuple[int, str, str, fl
     out, err = io.StringIO(), io.StringIO()
     start_s = time.monotonic()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(job["words"])
+        status = script(job["words"]) if job["words"][0].endswith(".py") else main(job["words"])
     return status, out.getvalue(), err.getvalue(), time.monotonic() - start_s
+
+
+def script(words: list[str]) -> int:
+    with mock.patch.object(sys, "argv", words):
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
 
 
 def everything() -> None:

@@ -164,14 +164,19 @@ Case = tuple[str, str]
 
 
 def dealt(names: Iterable[str], once: Collection[str] = (), always: Collection[str] = ()) -> list[Case]:
-    """Every run with synchronous sends, which find what rests on buffers; every second one (fourth, of the rest), but for `once`,
-    also otherwise.
+    """Every run with synchronous sends, which find what rests on buffers; every second one, but for `once`, also otherwise.
 
     `make test` makes those of `always` alone, with synchronous sends (`effort.py`); under a second MPI one of them otherwise, too.
+    The rest is each other run once, and with synchronous sends those of `once`, with which others are compared.
     The other switches take turns: all of the suite's other launches send as users do, and wait as the machine suggests. Ranks that
     block while others need their core are what costs most here.
     """
     all_names = list(names)
+    if REST:
+        left = [name for name in all_names if name not in always]
+        switches = itertools.cycle(("ssend", "blocking", "ssend", "send"))
+        compared = [("ssend", name) for name in left if name in once]
+        return [*compared, *zip(switches, (name for name in left if name not in once), strict=False)]
     if not EVERYTHING:
         some = [name for name in all_names if name in always]
         others = [name for name in some if name not in once] if PATTERNS else []
@@ -180,8 +185,7 @@ def dealt(names: Iterable[str], once: Collection[str] = (), always: Collection[s
             *(("blocking", name) for name in others[:1]),
             *(("send", name) for name in others[-1:]),
         ]
-    turn = ("blocking", None, None, None, "send", None, None, None) if REST else ("blocking", None, "send", None)
-    turns = zip((name for name in all_names if name not in once), itertools.cycle(turn), strict=False)
+    turns = zip((name for name in all_names if name not in once), itertools.cycle(("blocking", None, "send", None)), strict=False)
     return [*(("ssend", name) for name in all_names), *((switch, name) for name, switch in turns if switch)]
 
 
@@ -197,10 +201,12 @@ class Shared:
     Args:
         cases: which runs are made under which switch.
         jobs: (directory, name) -> that run's job, as drive.py wants it; the run goes into that directory.
+        before: makes, in the module's directory, what the jobs go on with.
     """
 
     cases: Sequence[Case]
     jobs: Callable[[Path, str], dict[str, Any]]
+    before: Callable[[Path], None] = lambda _: None
 
 
 def jobs_of(runs: Mapping[str, tuple[int, dict[str, Any]]], common: dict[str, Any]) -> Callable[[Path, str], dict[str, Any]]:
@@ -223,10 +229,13 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         modules = {item.module.__name__: item.module for item in request.session.items if hasattr(item, "module")}
         jobs: list[dict[str, Any]] = []
         for module, shared in ((name, module.SHARED) for name, module in modules.items() if hasattr(module, "SHARED")):
+            top = directory / module.rpartition(".")[2]
+            for switch in {switch for switch, _ in shared.cases}:
+                (top / switch).mkdir(parents=True)
+            shared.before(top)
             for switch, name in shared.cases:
-                place = directory / module.rpartition(".")[2] / switch
-                place.mkdir(parents=True, exist_ok=True)
-                jobs.append({**shared.jobs(place, name), "env": SWITCHES[switch]})
+                job = shared.jobs(top / switch, name)
+                jobs.append({**job, "env": job.get("env", {}) | SWITCHES[switch]})
         drive(directory, jobs, ranks=max(job["ranks"] for job in jobs), timeout_s=900)
         return directory
 

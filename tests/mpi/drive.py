@@ -5,6 +5,7 @@ ranks than there are runs on the first ones. `record`: learner 0 saves the weigh
 parameters). `env`: environment variables during that job.
 "gpu": "staged" or "direct": there is a GPU, a pretended one (`tests/pretend_gpu.py`), whose memory MPI is not given, or is; then
 learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
+"apart": path: each rank takes itself to be on a node of its own, and what it says goes into path-RANK.
 {"ranks": n, "resume": directory} goes on with a run, with "shards", "group_size", "pipeline" or "stages" in place of its own.
 `drive.py jobs.json together` runs all at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The
 learners of a job with "held": n compute no more than n mini-batches, and wait to be killed, or for the file "until".
@@ -18,10 +19,11 @@ import dataclasses
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -200,6 +202,17 @@ def gpu(how: str | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def apart(path: str | None, rank: int) -> Iterator[None]:
+    """As a job's "apart" says."""
+    if path is None:
+        yield
+        return
+    node = mock.patch.object(socket, "gethostname", lambda: f"node{rank}")
+    with node, Path(f"{path}-{rank}").open("w") as said, redirect_stderr(said):
+        yield
+
+
 def one(job: dict[str, Any], comm: MPI.Intracomm) -> None:
     if "resume" in job:
         resume(job, comm)
@@ -224,7 +237,7 @@ def main() -> None:
             comm = cast(MPI.Intracomm, world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank))
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
-                with under(job.get("env", {})), gpu(job.get("gpu")):
+                with under(job.get("env", {})), gpu(job.get("gpu")), apart(job.get("apart"), comm.rank):
                     one(job, comm)
                 comm.Free()
             wait_politely(world)

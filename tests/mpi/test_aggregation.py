@@ -31,17 +31,11 @@ RUNS: dict[str, tuple[int, list[int], dict[str, Any]]] = {
     "two-S2": (6, [2, 2], {"team_size": 2, "shards": 2, "linear_scaling": True, "alpha0": 0.005}),
     "uneven": (6, [3, 2], {"team_size": 3, "optimizer": "adam", "alpha0": 0.002}),
     "evaluator": (7, [2, 2, 1], {"team_size": 2, "evaluator": True, "evaluation": {"every_epochs": 0.2, "train": True}}),
-    "backup": (7, [2, 2, 2], {"team_size": 2, "protocol": {"name": "backup", "b": 1}, "straggler": LATE}),
-    "backup-S2": (
-        7,
+    "backup": (8, [2, 2, 2], {"team_size": 2, "shards": 2, "protocol": {"name": "backup", "b": 1}, "straggler": LATE}),
+    "backup-late": (
+        6,
         [2, 2, 1],
-        {
-            "team_size": 2,
-            "protocol": {"name": "backup", "b": 1},
-            "shards": 2,
-            "nonfinite": "drop",
-            "straggler": LAST_LATE,
-        },
+        {"team_size": 2, "protocol": {"name": "backup", "b": 1}, "nonfinite": "drop", "straggler": LAST_LATE},
     ),
     "timeout": (6, [2, 2, 1], {"team_size": 2, "protocol": {"name": "timeout", "timeout_s": 0.002}}),
     "large": (4, [3], {"team_size": 0, "model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.05}),
@@ -56,10 +50,11 @@ def job(directory: Path, name: str) -> dict:
     return {"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config}
 
 
-CASES = dealt(RUNS, once=("alone-S2",), always=("alone-S2", "one-S2", "backup-S2"))
+CASES = dealt(RUNS, once=("alone-S2",), always=("alone-S2", "one-S2", "backup-late"))
 SHARED = Shared(CASES, job)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -69,6 +64,7 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert replay.check(run.path, trust=True) == ""
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), [(switch, name) for switch, name in CASES if name in TEAMS])
 def test_pushes_count_the_ranks_of_their_teams(runs: Path, switch: str, name: str) -> None:
     run, (ranks, sizes, special) = Run(runs / switch / name), RUNS[name]
@@ -84,6 +80,7 @@ def test_pushes_count_the_ranks_of_their_teams(runs: Path, switch: str, name: st
         assert run.updates["learning_rate"] == pytest.approx(expected, rel=1e-15)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "one"))
 def test_one_team_has_the_bits_of_hardsync(runs: Path, switch: str, name: str) -> None:
     team, alone = runs / switch / name, runs / "ssend" / name.replace("one", "alone")
@@ -96,6 +93,7 @@ def test_one_team_has_the_bits_of_hardsync(runs: Path, switch: str, name: str) -
     assert Run(team).evaluations[columns].tolist() == Run(alone).evaluations[columns].tolist()
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "backup"))
 def test_nobody_waits_for_the_slowest_team(runs: Path, switch: str, name: str) -> None:
     """Else backup shows nothing: N = 2 of 3 teams make an update."""
@@ -170,7 +168,7 @@ mpisgd.train(loss=loss, config={"out": sys.argv[1], "threads": 1, "aggregation":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "who"), [(1, "learner 0"), (2, "member 1 of learner 0")])
+@pytest.mark.parametrize(("rank", "who"), [pytest.param(1, "learner 0", marks=pytest.mark.rare), (2, "member 1 of learner 0")])
 def test_a_rank_that_fails_ends_the_job_by_name(rank: int, who: str, tmp_path: Path) -> None:
     done = launch(3, "-c", FAILING, str(tmp_path / "run"), str(rank), timeout_s=180)
     assert done.status != 0

@@ -14,7 +14,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.update.optimizer import CACHED_NBYTES
 
-from .conftest import Shared, dealt
+from .conftest import Shared, dealt, only
 
 BFLOAT16 = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 LAYERWISE = {"exchange": "layerwise"}
@@ -22,9 +22,9 @@ UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 #: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
 #: vector is cut: the others' kernels treat the last elements of a slice by themselves.
 RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "4": (4, 4, {"straggler": UNEVEN, "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
+    "4": (4, 2, {"straggler": UNEVEN, "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
     "4-evaluator": (4, 3, {"evaluator": True, "evaluation": {"every_epochs": 0.2, "train": True}}),
-    "5": (5, 5, {"optimizer": "adam", "clip_norm": 0.5, "schedule": "linear", "linear_scaling": True, "alpha0": 0.002}),
+    "3": (3, 3, {"optimizer": "adam", "clip_norm": 0.5, "schedule": "linear", "linear_scaling": True, "alpha0": 0.002}),
     "cnn": (4, 1, {"model": "small_cnn", "sampling": "replacement", "optimizer": {"name": "sgd", "nesterov": True}}),
     "diverged": (2, 2, {"alpha0": 1e30, "nonfinite": "continue"}),
     "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
@@ -42,13 +42,10 @@ NODE = "-node"
 """The same in memory that all share."""
 for _each in ("4", "cnn", "large"):
     RUNS[_each + NODE] = (*RUNS[_each][:2], {**RUNS[_each][2], "aggregation": "node"})
-COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+COMMON = {"epochs": 0.3, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-CASES = dealt(
-    RUNS,
-    always=("4-node", "5", "diverged", "large", "large-bfloat16", "large-layerwise", "large-layerwise-bfloat16", "3-layerwise"),
-)
+CASES = dealt(RUNS, always=("4-node", "3", "large-bfloat16", "large-layerwise", "3-layerwise"))
 TWIN = "twin-"
 """The same by hardsync, those of an evaluator evaluated by learner 0; made once."""
 
@@ -66,6 +63,7 @@ TWINS = {name.removesuffix(NODE): ("ssend", TWIN + name.removesuffix(NODE)) for 
 SHARED = Shared([*CASES, *TWINS.values()], job)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_the_bits_of_hardsync(runs: Path, switch: str, name: str) -> None:
     run, twin = runs / switch / name, runs / "ssend" / (TWIN + name.removesuffix(NODE))
@@ -84,11 +82,13 @@ def test_the_bits_of_hardsync(runs: Path, switch: str, name: str) -> None:
     )
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_the_log_proves_them(runs: Path, switch: str, name: str) -> None:
     assert replay.check(runs / switch / name, trust=True) == ""
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_every_rank_is_learner_and_shard_and_its_books_balance(runs: Path, switch: str, name: str) -> None:
     run, learners = Run(runs / switch / name), RUNS[name][0]
@@ -105,9 +105,13 @@ def test_every_rank_is_learner_and_shard_and_its_books_balance(runs: Path, switc
         assert not rows["staleness"].any()
 
 
-def test_slices_were_large_and_small_and_one_run_diverged(runs: Path) -> None:
+def test_slices_were_large_and_small(runs: Path) -> None:
     """Else this shows less than it says."""
-    large, small = (Run(runs / "ssend" / name).environment["parameter_nbytes"] / RUNS[name][0] for name in ("large", "5"))
+    large, small = (Run(runs / "ssend" / name).environment["parameter_nbytes"] / RUNS[name][0] for name in ("large-bfloat16", "3"))
     assert large > CACHED_NBYTES > small
-    for switch in (switch for switch, name in CASES if name == "diverged"):
-        assert Run(runs / switch / "diverged").summaries["diverged"].any()
+
+
+@pytest.mark.deeper
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "diverged"))
+def test_one_run_diverged(runs: Path, switch: str, name: str) -> None:
+    assert Run(runs / switch / name).summaries["diverged"].any()

@@ -15,8 +15,6 @@ from mpisgd.records.log.reader import Run
 
 from .conftest import launch
 
-# The rate is one that holds for stale gradients too: with momentum 0.9 and a gradient one update old, plain delayed SGD in torch
-# stays below 0.03 at 0.005 on every seed, and at 0.02 ends anywhere from 0.5 to 800,000.
 SCRIPT = """
 import torch
 from torch import nn
@@ -33,28 +31,17 @@ def make_data():
 
 outcome = mpisgd.train(
     model=make_model, loss=nn.functional.mse_loss, data=make_data,
-    config={"epochs": 20, "alpha0": 0.005, "out": "mine", "protocol": {"name": "softsync", "n": 2}, "log": {"progress": "off"}},
+    config={"epochs": 10, "alpha0": 0.005, "out": "mine", "protocol": {"name": "softsync", "n": 1}, "log": {"progress": "off"}},
 )
 assert not outcome.diverged
-assert outcome.samples[0] >= 10_000
+assert outcome.samples[0] >= 5_000
 """
-
-
-def test_own_model_loss_and_data(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SCRIPT)
-    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
-    assert done.status == 0, done.text
-    run = Run(tmp_path / "mine")
-    assert run.evaluations["loss"][-1] < 0.2 * run.evaluations["loss"][0]
-    state = torch.load(tmp_path / "mine" / "weights.pt", weights_only=True)["theta"]
-    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    model.load_state_dict(state)
 
 
 @pytest.mark.slow
 def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT.replace("y = x[:, :1] * 2", "y = x[:, :7].no_such_thing * 2"))
-    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
+    done = launch(2, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert "no_such_thing" in done.text
 
@@ -63,12 +50,16 @@ GUARDED = SCRIPT.replace("outcome = ", 'if __name__ == "__main__":\n  outcome = 
 
 
 @pytest.mark.slow
-def test_replay_says_how_a_scripts_objects_are_brought_again(tmp_path: Path) -> None:
-    """In a line that works, and from anywhere."""
+def test_own_model_loss_and_data_and_how_replay_is_brought_them(tmp_path: Path) -> None:
+    """Replay says it in a line that works, and from anywhere."""
     (tmp_path / "mine.py").write_text(GUARDED)
-    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
+    done = launch(2, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status == 0, done.text
     run = Run(tmp_path / "mine")
+    assert run.evaluations["loss"][-1] < 0.2 * run.evaluations["loss"][0]
+    state = torch.load(tmp_path / "mine" / "weights.pt", weights_only=True)["theta"]
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model.load_state_dict(state)
     assert run.config["model"] == {"name": "custom", "factory": "mine:make_model", "kwargs": {}}
     assert run.config["data"]["factory"] == "mine:make_data"
     assert run.config["loss"] == "mse_loss"

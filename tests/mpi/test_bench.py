@@ -65,6 +65,7 @@ def test_log(tmp_path: Path) -> None:
     assert min(rates.values()) > 0
 
 
+@pytest.mark.rare
 def test_oversubscribed(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path, 4, "oversubscribed")
     assert row["ranks"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report.single import report
 
-from .conftest import drive
+from .conftest import Shared
 from .test_resume import newest, together_until
 
 pytestmark = pytest.mark.slow
@@ -37,18 +38,23 @@ LEAST = 1700
 """Updates before the kill: more than twice as many pushes as are kept without gaps."""
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    directory = tmp_path_factory.mktemp("bounded")
+def killed(top: Path) -> None:
+    directory = top / "send"
     job = {"ranks": 3, "config": {**JOB, "out": str(directory / "run")}, "held": LEAST + 300}
     together_until(directory, [job], {"run": LEAST})
-    killed = Run(directory / "run")
-    assert killed.left_out
-    assert killed.attempt == 0
-    assert all(book.balanced and book.pushed >= 2 * LEAST for book in killed.books())
+    run = Run(directory / "run")
+    assert run.left_out
+    assert run.attempt == 0
+    assert all(book.balanced and book.pushed >= 2 * LEAST for book in run.books())
     assert newest(directory / "run") < SAMPLES // 2
-    drive(directory, [{"ranks": 3, "resume": str(directory / "run")}], ranks=3)
-    return Run(directory / "run")
+
+
+SHARED = Shared([("send", "run")], lambda directory, name: {"ranks": 3, "resume": str(directory / name)}, killed)
+
+
+@pytest.fixture(scope="module")
+def run(launched: Callable[[str], Path]) -> Run:
+    return Run(launched(__name__) / "send" / "run")
 
 
 def test_counts_go_on(run: Run) -> None:

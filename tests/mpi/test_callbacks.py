@@ -46,11 +46,11 @@ class Told:
 
 @pytest.mark.slow
 def test_who_is_told_of_what(tmp_path: Path) -> None:
-    """A shard, two learners, an evaluator; the functions are methods of a class that the configuration names."""
+    """A shard, a learner, an evaluator; the functions are methods of a class that the configuration names."""
     (tmp_path / "named.py").write_text(FUNCTIONS + CLASS)
     job = JOB.partition("    **{")[0].replace('"epochs"', '"callbacks": "named:Told", "epochs"')
     (tmp_path / "mine.py").write_text(f"import mpisgd\nmpisgd.train({job})")
-    done = launch(4, "mine.py", cwd=tmp_path, timeout_s=180)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status == 0, done.text
     updates, evaluations, ends = (
         [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
@@ -71,7 +71,7 @@ def test_who_is_told_of_what(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_that_raises_ends_the_job_named(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT.replace('FAILS = ""', 'FAILS = "on_evaluation"'))
-    done = launch(4, "mine.py", cwd=tmp_path, timeout_s=180)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert "RuntimeError: the callback on_evaluation failed: ValueError: no disk" in done.text
     assert "(evaluator) on " in done.text

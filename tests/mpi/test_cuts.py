@@ -15,6 +15,8 @@ from tests import cut_models
 from . import laws
 from .conftest import Shared, dealt, jobs_of, launch, only
 
+pytestmark = pytest.mark.slow
+
 MODEL = f"{cut_models.__name__}:"
 WHOLE, LISTED = ({"model": {"name": f"{MODEL}{name}"}} for name in ("whole", "listed"))
 #: name -> (ranks, what differs from COMMON); those of one learner have bits of their own.
@@ -34,7 +36,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 COMMON = {"protocol": "hardsync", "epochs": 0.1, "mu": 8, "threads": 1, "shards": 2}
 COMMON |= {"evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 ALONE = tuple(name for name in RUNS if name.startswith("cut-alone"))
-CASES = dealt(RUNS, once=ALONE, always=("cut-alone-learner", "cut-names-learner"))
+CASES = dealt(RUNS, once=ALONE)
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
@@ -56,17 +58,18 @@ mpisgd.train(config={**config, **json.loads(sys.argv[1])})
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
-        (
+        pytest.param(
             '{"model": {"name": "tests.cut_models:Fickle"}, "stages": {"at": ["second"]}}',
             "ConfigError: stages.at = ['second']: torch's splitter cannot trace the Fickle",
+            marks=pytest.mark.rare,
         ),
-        (
+        pytest.param(
             '{"model": {"name": "tests.cut_models:whole"}, "stages": {"balance": "seconds"}}',
             "ConfigError: group_size = 2: the model is a Whole",
+            marks=pytest.mark.rare,
         ),
         (  # which one rank alone tries
             '{"model": {"name": "tests.cut_models:misfits"}}',

@@ -12,7 +12,7 @@ from mpisgd import replay
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
-from .conftest import Shared, jobs_of
+from .conftest import Shared, dealt, jobs_of
 
 COMMON: dict[str, Any] = {
     "sampling": "dealt",
@@ -25,10 +25,11 @@ COMMON: dict[str, Any] = {
     "log": {"progress": "off"},
 }
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {name: (5, {"shards": 2, "protocol": name}) for name in ("versioned", "softsync")}
-CASES = [("send", name) for name in RUNS]
+CASES = dealt(RUNS, always=("versioned",))
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_each_portion_is_applied_once(switch: str, name: str, runs: Path) -> None:
     """60 portions; two shards and three learners."""

@@ -1,11 +1,12 @@
 """Every command of the documentation's pages is executed, in the pages' order, in one directory: later ones use earlier runs.
 
-Those of mpisgd that stand side by side share one launch, which takes each for `mpirun --oversubscribe -n N`. The rest are given to
-a shell as they are, as are all of the README, so that what launches ranks is also run as it is written.
+Those of mpisgd and scripts that stand side by side share one launch, which takes each for `mpirun --oversubscribe -n N`. The rest
+are given to a shell as they are, as are all of the README, so that what launches ranks is also run as it is written.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -19,12 +20,13 @@ from .conftest import Launched, execute
 pytestmark = pytest.mark.slow
 
 DOCS = pages.ROOT / "docs"
-MOST = 10
-"""Commands of one launch, which is ended when it takes `LONGEST_S` for each."""
 LONGEST_S = 60
-RANKS = re.compile(r"(?:mpirun --oversubscribe -n (\d+) )?mpisgd (.+)")
-LAUNCH = {"run", "doctor", "bench", "submit"}
-"""Commands that look at how they were launched, or launch ranks."""
+"""A launch is ended when it takes so long for each of its commands."""
+RANKS = re.compile(r"(?:mpirun --oversubscribe -n (\d+) )?(?:mpisgd|python(?= \w+\.py)) (.+)")
+LAUNCH = {"run", "on_ranks.py"}
+"""Commands that launch ranks: later ones use their runs."""
+LOOK = {"doctor", "bench", "submit"}
+"""Commands that look at how they were launched."""
 
 
 class Shared(NamedTuple):
@@ -41,24 +43,25 @@ def in_order() -> list[Path]:
 
 
 def commands() -> list[tuple[str, str]]:
-    return [(page.stem, command) for page in in_order() for command in pages.commands(page)]
+    """Page and command, of which each is run once."""
+    found: dict[str, str] = {}
+    for page in in_order():
+        for command in pages.commands(page):
+            found.setdefault(command, page.stem)
+    return [(page, command) for command, page in found.items()]
 
 
 def shared(command: str) -> Shared | None:
     found = RANKS.fullmatch(command)
     words = shlex.split(found[2], comments=True) if found else []
-    return Shared(int(found[1] or 1), tuple(words)) if found and words[0] not in LAUNCH else None
+    return Shared(int(found[1] or 1), tuple(words)) if found and words[0] not in LAUNCH | LOOK else None
 
 
-def together(first: int) -> list[Shared]:
-    """The commands, from this one on, that one launch executes."""
-    found: list[Shared] = []
-    for _, command in commands()[first : first + MOST]:
-        each = shared(command)
-        if each is None:
-            break
-        found.append(each)
-    return found
+def together(first: int) -> dict[int, Shared]:
+    """The commands, from this one on, that one launch executes, by number."""
+    rest = list(enumerate(commands()))[first:]
+    until = itertools.takewhile(lambda each: not LAUNCH & set(each[1][1].split()), rest)
+    return {number: each for number, (_, command) in until if (each := shared(command))}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def test_command(workplace: Path, ended: dict[int, Launched], number: int, comma
         return
     if number not in ended:
         batch = together(number)
-        calls = [(each.ranks, workplace, each.words) for each in batch]
-        done = execute(workplace, calls, max(each.ranks for each in batch), timeout_s=LONGEST_S * len(batch))
-        ended.update(enumerate(done, number))
+        calls = [(each.ranks, workplace, each.words) for each in batch.values()]
+        done = execute(workplace, calls, max(each.ranks for each in batch.values()), timeout_s=LONGEST_S * len(batch))
+        ended.update(zip(batch, done, strict=True))
     assert ended[number].status == 0, ended[number].text

@@ -13,7 +13,7 @@ from mpisgd.records import weights
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 
-from .conftest import execute
+from .conftest import Launched, execute
 
 #: Nothing is better than the initial weights by so much: it is over at snapshot 2 of 400.
 JOB = (
@@ -29,22 +29,34 @@ JOB = (
         "--evaluation.min-delta",
         "99",
     ),
-    *("--straggler.delay", "constant", "--straggler.delay-mean-s", "0.005", "--out", "run"),
+    *("--straggler.delay", "constant", "--straggler.delay-mean-s", "0.005"),
 )
 
 
+PROTOCOLS = {"hardsync": (), "softsync": ("--protocol.n", "2")}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Launched]]:
+    """Two shards, two learners, an evaluator."""
+    top = tmp_path_factory.mktemp("early")
+    commands = [(5, top, (*JOB, "--protocol", name, *words, "--out", name)) for name, words in PROTOCOLS.items()]
+    return top, dict(zip(PROTOCOLS, execute(top, commands, ranks=5), strict=True))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [("hardsync",), ("softsync", "--protocol.n", "2")], ids=lambda words: words[0])
-def test_it_ends_in_order_and_keeps_the_best(protocol: tuple[str, ...], tmp_path: Path) -> None:
-    """Two shards, two learners, an evaluator; of softsync, what is under way makes updates still."""
-    (trained,) = execute(tmp_path, [(5, tmp_path, (*JOB, "--protocol", *protocol))], ranks=5)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_it_ends_in_order_and_keeps_the_best(ended: tuple[Path, dict[str, Launched]], protocol: str) -> None:
+    """Of softsync, what is under way makes updates still."""
+    top, launched = ended
+    trained = launched[protocol]
     assert trained.status == 0, trained.text
     assert "snapshot 2: loss no better for 2 evaluations: training ends" in trained.text
     assert ", stopped early, test " in trained.text
-    run = Run(tmp_path / "run")
+    run = Run(top / protocol)
     assert run.done is not None
     assert max(run.done["samples"]) < 100 * 120
-    assert len(set(run.done["clock"])) == 1 or protocol[0] == "softsync"
+    assert len(set(run.done["clock"])) == 1 or protocol == "softsync"
     told = run.events[run.events["kind"] == Event.ENOUGH]
     assert sorted(told["shard"].tolist()) == [0, 1]
     for shard, over_s in told[["shard", "time_s"]].tolist():

@@ -336,7 +336,7 @@ def test_a_diverged_run_that_drops_everything_ends(tmp_path: Path) -> None:
 
 
 def test_an_exception_in_one_learners_model_ends_the_job(tmp_path: Path) -> None:
-    done = train(6, tmp_path, "--model", "user:Failing")
+    done = train(3, tmp_path, "--model", "user:Failing")
     assert done.status != 0
     assert "the user's own mistake" in done.text
     assert "rank 2 (learner 1) on" in done.text

@@ -24,7 +24,7 @@ def needs_ulfm(case: Case) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("at shards", "learner", "shard", 1, False),
+        pytest.param(Case("at shards", "learner", "shard", 1, False), marks=pytest.mark.rare),
         Case("at shards", "learner", "shard", 2, False, receive="gathered"),
         Case("at shards", "evaluator", "shard", 2, True),
     ],
@@ -43,7 +43,7 @@ def test_four_hundred_at_shards(case: Case, tmp_path: Path) -> None:
     "case",
     [
         Case("answers", "shard", "learner", 1, False, "longer header"),
-        Case("answers", "shard", "learner", 1, False, "ending"),
+        pytest.param(Case("answers", "shard", "learner", 1, False, "ending"), marks=pytest.mark.rare),
         Case("answers", "shard", "evaluator", 2, True, "longer body"),
     ],
     ids=["header", "ending", "body"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report import single as report
 from tests import cut_models
+from tests.effort import REST
 
-from .conftest import drive
+from .conftest import Shared
 from .test_resume import COMMON, newest, together_until
 
 pytestmark = pytest.mark.slow
@@ -42,6 +44,9 @@ JOBS: dict[str, tuple[dict[str, Any], list[tuple[int, dict[str, Any]]]]] = {
     ),
 }
 
+if REST:
+    del JOBS["traced"]
+
 
 def begun(name: str, out: Path) -> dict[str, Any]:
     special, [(ranks, first), *_] = JOBS[name]
@@ -53,15 +58,25 @@ def resumed(name: str, out: Path, attempt: int) -> dict[str, Any]:
     return {"ranks": ranks, "resume": str(out), **other}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("groups")
+def killed(top: Path) -> None:
+    directory = top / "send"
     together_until(directory, [begun(name, directory / name) for name in JOBS], dict.fromkeys(JOBS, 0))
     clocks = {name: newest(directory / name) for name in JOBS}
     together_until(directory, [resumed(name, directory / name, 1) for name in JOBS], clocks)
-    last = [resumed(name, directory / name, 2) for name in JOBS]
-    drive(directory, [*last, *[begun(name, directory / "whole" / name) for name in JOBS]], ranks=7)
-    return directory
+
+
+def job(directory: Path, name: str) -> dict[str, Any]:
+    """The last attempt of a run that was killed, or all of one."""
+    run, out = name.removeprefix("whole/"), directory / name
+    return resumed(run, out, 2) if run == name else begun(run, out)
+
+
+SHARED = Shared([("send", name) for name in (*JOBS, "whole/hardsync", "whole/softsync")], job, killed)
+
+
+@pytest.fixture(scope="module")
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__) / "send"
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -69,7 +69,7 @@ def test_what_no_checkpoint_has_is_wanted_again_when_it_goes_on(tmp_path: Path) 
     assert main(["export", str(tmp_path / "first"), str(begun)]) == 0
     words = ["train", *COMMON, *SMALL, *KEPT, "--shards", "2", "--init-from", str(begun), "--out", str(out), "--epochs", "400"]
     slow = ["--straggler.delay", "constant", "--straggler.delay-mean-s", "0.1"]
-    process = subprocess.Popen([*mpirun(5), sys.executable, "-m", "mpisgd", *words, *slow], env=environment())
+    process = subprocess.Popen([*mpirun(3), sys.executable, "-m", "mpisgd", *words, *slow], env=environment())
     try:
         deadline_s = time.monotonic() + 100
         while not list(out.glob("checkpoint/*/manifest.json")) and process.poll() is None and time.monotonic() < deadline_s:
@@ -80,11 +80,11 @@ def test_what_no_checkpoint_has_is_wanted_again_when_it_goes_on(tmp_path: Path) 
         process.kill()
     begun.rename(tmp_path / "aside.pt")
     again = ("-m", "mpisgd", "train", "--resume", str(out))
-    refused = launch(5, *again)
+    refused = launch(3, *again)
     assert refused.status == 2
     assert "begun.pt is not there" in refused.text
     (tmp_path / "aside.pt").rename(begun)
     made = Run(out)
     epochs = made.updates["samples"][made.updates["shard"] == 0].sum() / made.environment["train_samples"] + 0.5
-    assert launch(5, *again, "--epochs", f"{epochs:.3f}").status == 0
+    assert launch(3, *again, "--epochs", f"{epochs:.3f}").status == 0
     assert replay.replay(out).holds

@@ -50,7 +50,7 @@ mpisgd.train(
 def test_who_writes_what(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text(FAKE)
     (tmp_path / "mine.py").write_text(SCRIPT)
-    done = launch(4, "mine.py", cwd=tmp_path, timeout_s=180)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status == 0, done.text
     updates, evaluations = (
         [json.loads(line) for line in (tmp_path / f"told-run-{part}").read_text().splitlines()]
@@ -69,7 +69,7 @@ def test_one_that_cannot_be_imported_is_refused_before_there_is_a_run(tmp_path: 
     """By the ranks that would be told: shard 0 and the evaluator."""
     (tmp_path / "wandb.py").write_text("raise ImportError('broken')")
     (tmp_path / "mine.py").write_text(SCRIPT)
-    done = launch(4, "mine.py", cwd=tmp_path, timeout_s=180)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status not in (0, None)
     assert "ConfigError: loggers: wandb cannot be imported: broken" in done.text
     assert not (tmp_path / "run").exists()

@@ -44,6 +44,7 @@ class Piece(nn.Module):
         return self.partition.sum(self.last(self.middle(passed).relu()))
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_no_rank_holds_the_pieces_of_others(tmp_path: Path) -> None:
     """Beside torch, a rank needs less than the parameters of the whole model alone: weights, a gradient, and one under way."""

@@ -96,17 +96,17 @@ LATE = {"delay": "exponential", "delay_mean_s": 0.003}
 CNN = {"model": "small_cnn", "evaluation": {"every_epochs": 0.2}, "averaging": 0.9}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "alone-cnn": (3, {**CNN, "protocol": "hardsync"}),
-    "two-cnn": (6, {**CNN, "protocol": "hardsync", "group_size": 2, "shards": 2}),
+    "alone-cnn": (2, {**CNN, "protocol": "hardsync"}),
+    "two-cnn": (5, {**CNN, "protocol": "hardsync", "group_size": 2, "shards": 2, "evaluator": True}),
     "alone-parts": (3, {**CNN, "protocol": "hardsync", "micro_batches": 4}),
     "two-parts": (8, {**CNN, "protocol": "hardsync", "group_size": 2, "shards": 4, "micro_batches": 4}),
     "own-softsync": (
         8,
         {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 4, "micro_batches": 2} | {"pipeline": "1f1b"},
     ),
-    "own-versioned-evaluator": (
-        8,
-        {**OWN, "protocol": {"name": "versioned", "grads_to_wait": 1}, "group_size": 2, "shards": 3, "evaluator": True}
+    "own-versioned": (
+        6,
+        {**OWN, "protocol": {"name": "versioned", "grads_to_wait": 1}, "group_size": 2, "shards": 2, "epochs": 0.3}
         | {"straggler": LATE, "micro_batches": 4},
     ),
     "factories": (
@@ -123,7 +123,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"pull_format": "bfloat16"},
     ),
     "given-up": (
-        8,
+        6,
         {"protocol": {"name": "backup", "b": 1, "abort": True}, "group_size": 2, "shards": 2, "push_format": "bfloat16"}
         | {"straggler": {"delay": "exponential", "delay_mean_s": 0.02}, "micro_batches": 4, "pipeline": "1f1b"},
     ),
@@ -134,11 +134,12 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"micro_batches": 2, "autocast": "bfloat16", "alpha0": 0.01},
     ),
 }
-COMMON = {"epochs": 0.5, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
-CASES = dealt(RUNS, once=("alone-cnn", "alone-parts"), always=("alone-cnn", "two-cnn", "own-versioned-evaluator", "given-up"))
+COMMON = {"epochs": 0.3, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+CASES = dealt(RUNS, once=("alone-cnn", "alone-parts"), always=("alone-cnn", "two-cnn", "own-versioned", "given-up"))
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -151,6 +152,7 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert size == 1 or sorted(ranks) == list(range(RUNS[name][0] - (run.environment["evaluator_rank"] >= 0)))
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "agreed"))
 def test_a_part_that_is_not_finite_is_dropped_by_the_shards_of_all_stages(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -161,6 +163,7 @@ def test_a_part_that_is_not_finite_is_dropped_by_the_shards_of_all_stages(runs: 
         assert np.isnan(rows["loss"]).all()
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "given-up"))
 def test_a_group_gives_up_as_one(runs: Path, switch: str, name: str) -> None:
     events = Run(runs / switch / name).events
@@ -170,6 +173,7 @@ def test_a_group_gives_up_as_one(runs: Path, switch: str, name: str) -> None:
     assert sorted(told[0]) == sorted(told[1])
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "two"))
 def test_two_stages_have_the_bits_of_one_rank(runs: Path, switch: str, name: str) -> None:
     ours, theirs = (runs / where for where in (f"{switch}/{name}", f"ssend/{name.replace('two', 'alone')}"))
@@ -202,9 +206,15 @@ mpisgd.train(model=lambda: [Odd(), torch.nn.Linear(8, 10)], config={**config, "l
 @pytest.mark.parametrize(
     ("ranks", "size", "refused"),
     [
-        (6, 2, "ConfigError: stage 0 of the model returned dict, expected a tensor or a tuple of tensors"),
-        (5, 2, "ConfigError: group_size = 2: 3 ranks compute, which do not divide into groups of 2: expected 2 or 4 of them"),
-        (6, 3, "ConfigError: shards = 2: expected at least group_size = 3, one for each stage of the model"),
+        (4, 2, "ConfigError: stage 0 of the model returned dict, expected a tensor or a tuple of tensors"),
+        pytest.param(
+            *(5, 2, "ConfigError: group_size = 2: 3 ranks compute, which do not divide into groups of 2: expected 2 or 4 of them"),
+            marks=pytest.mark.rare,
+        ),
+        pytest.param(
+            *(6, 3, "ConfigError: shards = 2: expected at least group_size = 3, one for each stage of the model"),
+            marks=pytest.mark.rare,
+        ),
     ],
 )
 @pytest.mark.slow

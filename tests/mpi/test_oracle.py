@@ -15,7 +15,8 @@ from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.records.log.reader import Run
 from mpisgd.replay import Brought, replay
-from tests.effort import EVERYTHING
+from mpisgd.replay.serial import as_in_the_run
+from tests.effort import EVERYTHING, REST
 from tests.papers_loops import Lamb, Lars
 
 from .conftest import Shared
@@ -85,8 +86,10 @@ RUNS = {
     "allreduce-5": (5, 0, "rmsprop", {"name": "allreduce"}),
     "lambda1-softsync": (1, 2, "sgd", {"name": "softsync", "n": 1}),
 }
-if not EVERYTHING:  # whose step is the same without ranks
-    RUNS = {name: run for name, run in RUNS.items() if not name.startswith(("lamb-", "lars-", "clipped-allreduce"))}
+LATER = {"hardsync-S3", "lamb-S2", "lars-S1", "clipped-allreduce", "lambda1-softsync"}
+"""Whose step is the same without ranks, or in other runs."""
+if not EVERYTHING or REST:
+    RUNS = {name: run for name, run in RUNS.items() if (name in LATER) == REST}
 #: Slices of whole layers; and what is no plain loop, but proved.
 MORE: dict[str, dict[str, Any]] = {
     "lamb-S2": {"exchange": "layerwise"},
@@ -147,17 +150,20 @@ def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
     return np.array(seen)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("name", RUNS)
 def test_equals_serial_sgd_at_every_update(runs: Path, name: str) -> None:
     learners, _, optimizer, _ = RUNS[name]
     recorded = np.load(runs / f"{name}.npy")
-    expected = serial(learners * MU, len(recorded), optimizer)
+    with as_in_the_run(1):
+        expected = serial(learners * MU, len(recorded), optimizer)
     assert len(recorded) == -(-int(EPOCHS * 1437 + 0.999) // (learners * MU))
     moved = np.abs(expected[-1] - expected[0]).max()
     assert moved > 0.01, "the serial run must have gone somewhere"
     assert np.abs(recorded - expected).max() < 2e-4 * moved
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("lamb-", "lars-", "clipped-"))] + ["rates"])
 def test_replay_proves_it(runs: Path, name: str) -> None:
     def model(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:

@@ -17,6 +17,7 @@ from .conftest import launch
 SIZES = ("--mu", "8", "--epochs", "2", "--threads", "1", "--log.progress", "off", "--evaluation.every-epochs", "0")
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_majority_trains_and_is_replayed(tmp_path: Path) -> None:
     majority.written(tmp_path)

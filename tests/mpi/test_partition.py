@@ -41,19 +41,17 @@ SPEECH = {"model": {"name": "speech", "hidden": [20, 16, 18]}, "group_form": "pa
 OWN = {"model": {"name": f"{__name__}:Own"}, "group_form": "partition"}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "local-hardsync": (7, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 4, "epochs": 0.2}),
-    "own-softsync": (
-        8,
-        {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 3, "micro_batches": 2, "evaluator": True},
-    ),
+    "local-hardsync": (6, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 3, "epochs": 0.1}),
+    "own-softsync": (6, {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 2, "micro_batches": 2}),
     "own-averaged": (
-        6,
+        5,
         {
             **OWN,
             "protocol": "hardsync",
             "group_size": 2,
             "shards": 2,
             "averaging": 0.9,
+            "evaluator": True,
             "evaluation": {"every_epochs": 0.1, "train": True},
         },
     ),
@@ -69,11 +67,12 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"shards": 3, "epochs": 0.05, "mu": 32, "autocast": "bfloat16", "alpha0": 0.01},
     ),
 }
-COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+COMMON = {"epochs": 0.2, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 CASES = dealt(RUNS, always=("local-hardsync", "own-softsync", "own-averaged"))
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -83,6 +82,7 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert (run.pushes["neighbour_s"] > 0).all()
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_a_group_evaluates_to_the_bits_of_the_whole_model(runs: Path, switch: str, name: str) -> None:
     """Weights and statistics of all pieces are in one file; with them one process comes to the last evaluation of the log."""

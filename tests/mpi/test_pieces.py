@@ -9,17 +9,16 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.comm import pieces
-from mpisgd.config import config_file
 from mpisgd.records.log.reader import Run
 
 from . import laws
-from .conftest import SWITCHES, launch
+from .conftest import Shared, dealt
 
 COMMON = {
     "protocol": {"name": "softsync", "n": 3},
     "model": {"name": "mlp", "hidden": [1200, 1200]},
     "shards": 2,
-    "epochs": 0.2,
+    "epochs": 0.1,
     "mu": 8,
     "log": {"progress": "off"},
     "evaluation": {"every_epochs": 0},
@@ -34,29 +33,25 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 """How old weights may be, and what differs."""
 
 
-@pytest.mark.parametrize(
-    ("name", "switch"),
-    [
-        ("duplex", "ssend"),
-        pytest.param("gathered", "ssend", marks=pytest.mark.slow),
-        pytest.param("gathered", "blocking", marks=pytest.mark.slow),
-        pytest.param("prefetch", "send", marks=pytest.mark.slow),
-        pytest.param("prefetch", "ssend", marks=pytest.mark.slow),
-        pytest.param("rounded", "send", marks=pytest.mark.slow),
-    ],
-)
-def test_laws_and_replay(name: str, switch: str, tmp_path: Path) -> None:
-    ahead, changes = RUNS[name]
-    config, out = tmp_path / "job.toml", tmp_path / "run"
-    config.write_text(config_file.dumps(config_file.from_mapping({**COMMON, **changes, "out": str(out)})))
-    env = {"MPISGD_WAIT": "polite", "MPISGD_MESSAGES": "1", **SWITCHES[switch]}
-    done = launch(5, "-m", "tests.mpi.apart", "train", str(config), **env)
-    assert done.status == 0, done.err
+def job(directory: Path, name: str) -> dict[str, Any]:
+    out = str(directory / name)
+    env = {"MPISGD_WAIT": "polite", "MPISGD_MESSAGES": "1"}
+    return {"ranks": 5, "config": {**COMMON, **RUNS[name][1], "out": out}, "apart": f"{out}-said", "env": env}
+
+
+CASES = dealt(RUNS, always=("duplex",))
+SHARED = Shared(CASES, job)
+
+
+@pytest.mark.deeper
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
+    said = "".join((runs / switch / f"{name}-said-{rank}").read_text() for rank in range(5))
     piece = f"WEIGHTS {pieces.NBYTES / 1e6:.6g} MB"
-    assert (done.text.count(piece) > 1000) == (name != "rounded"), "else this shows nothing"
-    run = Run(out)
+    assert (said.count(piece) > 1000) == (name != "rounded"), "else this shows nothing"
+    run = Run(runs / switch / name)
     assert len(set(run.environment["hosts"])) == 5
-    laws.hold(run, ahead=ahead)
-    proof = replay.replay(out)
+    laws.hold(run, ahead=RUNS[name][0])
+    proof = replay.replay(run.path)
     assert proof.reason == ""
     assert [each.elements for each in proof.differences] == [0]

@@ -18,12 +18,13 @@ from mpisgd.plan.costs.observe import distance, observe
 from mpisgd.plan.costs.predict import predict
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
+from tests.effort import REST
 
 from .conftest import drive
 
 pytestmark = pytest.mark.alone
 
-LAMBDA = 8
+LAMBDA = 6
 SAMPLES = 1437  # of the digits
 
 SCENE = {
@@ -37,19 +38,19 @@ SCENE = {
 
 #: Name -> protocol, shards, gradients that are applied.
 RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
-    "hardsync": ({"name": "hardsync"}, 1, 176),
-    "backup-1": ({"name": "backup", "b": 1}, 1, 154),
-    "backup-2": ({"name": "backup", "b": 2}, 1, 132),
-    "softsync-1": ({"name": "softsync", "n": 1}, 1, 320),
-    "softsync-2": ({"name": "softsync", "n": 2}, 1, 320),
-    "softsync-2-s2": ({"name": "softsync", "n": 2}, 2, 320),
-    "softsync-4": ({"name": "softsync", "n": 4}, 1, 320),
-    "softsync-8": ({"name": "softsync", "n": 8}, 1, 320),
+    "hardsync": ({"name": "hardsync"}, 1, 22 * LAMBDA),
+    "backup-1": ({"name": "backup", "b": 1}, 1, 22 * (LAMBDA - 1)),
+    "softsync-1": ({"name": "softsync", "n": 1}, 1, 40 * LAMBDA),
+    "softsync-2-s2": ({"name": "softsync", "n": 2}, 2, 40 * LAMBDA),
+    "softsync-6": ({"name": "softsync", "n": 6}, 1, 40 * LAMBDA),
 }
+if not REST:
+    RUNS["backup-2"] = ({"name": "backup", "b": 2}, 1, 22 * (LAMBDA - 2))
+    RUNS["softsync-2"] = ({"name": "softsync", "n": 2}, 1, 40 * LAMBDA)
+    RUNS["softsync-3"] = ({"name": "softsync", "n": 3}, 1, 40 * LAMBDA)
 
-
-SOURCES = ("hardsync", "softsync-2")
-REPEATED = ("softsync-1", "softsync-2", "softsync-2-s2", "softsync-4", "softsync-8")
+SOURCES = ("hardsync", "softsync-2-s2")
+REPEATED = tuple(name for name in RUNS if name.startswith("softsync"))
 LAUNCHES = 3
 """Where something else ran on this machine meanwhile, real runs are not what their logs say it costs: they are launched again, and
 of each pair the best counts."""

@@ -46,18 +46,19 @@ SOME_LATE = {"delay": "exponential", "delay_mean_s": 0.003}
 """However the ranks come to a core."""
 STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.03}
 """The late are late by much longer than it takes to tell them, also where they do not come to a core at once."""
-LARGE = {"model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.2}
+LARGE = {"model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.1}
 """6 MB: weights are sent in chunks, while they are made."""
 ABORT = {"name": "backup", "b": 2, "abort": True}
+LARGE_ABORT = {**LARGE, "epochs": 0.2, "protocol": ABORT, "straggler": {**STRAGGLERS, "delay_mean_s": 0.06}, "alpha0": 0.01}
 LOCAL = {"local_steps": 3, "inner_alpha0": 0.002, "alpha0": 0.7, "epochs": 1}
 """Learners take steps by themselves, and push how far they came."""
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "hardsync-8": (8, {"protocol": "hardsync", "shards": 3, "optimizer": "adam", "alpha0": 0.005}),
-    "softsync-8-evaluator": (
-        8,
+    "hardsync-6": (6, {"protocol": "hardsync", "shards": 3, "optimizer": "adam", "alpha0": 0.005}),
+    "softsync-6-evaluator": (
+        6,
         {
-            "protocol": {"name": "softsync", "n": 5},
+            "protocol": {"name": "softsync", "n": 3},
             "shards": 2,
             "evaluator": True,
             "averaging": 0.9,
@@ -65,13 +66,13 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
             "evaluation": {"every_epochs": 0.5},
         },
     ),
-    "backup-7": (7, {"protocol": {"name": "backup", "N": 3}, "shards": 2, "placement": "spread"}),
+    "backup-6": (6, {"protocol": {"name": "backup", "N": 3}, "shards": 2, "placement": "spread"}),
     "timeout-5": (5, {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.002}, "shards": 2}),
-    "versioned-8": (8, {"protocol": {"name": "versioned", "grads_to_wait": 2}, "shards": 3, "epochs": 1, "straggler": SOME_LATE}),
+    "versioned-6": (6, {"protocol": {"name": "versioned", "grads_to_wait": 2}, "shards": 2, "epochs": 1, "straggler": SOME_LATE}),
     "async-4": (4, {"protocol": {"name": "async", "most_staleness": 6, "modulation": "inverse_plus_one"}}),
     "ssp-5": (5, {"protocol": {"name": "ssp", "slack": 1, "modulation": "inverse"}, "shards": 2}),
-    "downpour-8": (
-        8,
+    "downpour-6": (
+        6,
         {
             "protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4, "local_alpha": 0.02, "warm_up": 5},
             "shards": 3,
@@ -82,11 +83,11 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "allreduce-5-evaluator": (5, {"protocol": "allreduce", "evaluator": True, "averaging": 0.9}),
     # Learners are told that their gradient comes too late; alone, and while weights are sent in chunks.
-    "abort-6": (6, {"protocol": ABORT, "shards": 2, "straggler": STRAGGLERS, "epochs": 1}),
-    "large-abort-5": (5, {**LARGE, "protocol": ABORT, "straggler": {**STRAGGLERS, "delay_mean_s": 0.06}, "alpha0": 0.01}),
+    "abort-6": (6, {"protocol": ABORT, "shards": 2, "straggler": STRAGGLERS, "epochs": 0.5}),
+    "large-abort-5": (5, LARGE_ABORT),
     "large-softsync-5": (
         5,
-        {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "optimizer": "rmsprop", "alpha0": 0.001, "threads": 2},
+        {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "optimizer": "rmsprop", "alpha0": 0.001},
     ),
     "softsync-5-duplex": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex"}),
     "softsync-5-prefetch": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "prefetch"}),
@@ -95,10 +96,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "large-softsync-5-gathered": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "receive": "gathered"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
     "backup-7-gathered": (7, {"protocol": {"name": "backup", "N": 3}, "shards": 2, "receive": "gathered", "evaluator": True}),
-    "large-abort-5-gathered": (
-        5,
-        {**LARGE, "protocol": ABORT, "straggler": {**STRAGGLERS, "delay_mean_s": 0.06}, "alpha0": 0.01, "receive": "gathered"},
-    ),
+    "large-abort-5-gathered": (5, {**LARGE_ABORT, "receive": "gathered"}),
     "softsync-5-duplex-gathered": (
         5,
         {
@@ -141,7 +139,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
             "pull_format": "bfloat16",
         },
     ),
-    "large-hardsync-4-topk": (4, {**LARGE, "protocol": "hardsync", "push_format": "topk"}),
+    "large-hardsync-4-topk": (4, {**LARGE, "protocol": "hardsync", "push_format": "topk", "threads": 2}),
     "abort-6-pulls": (
         6,
         {"protocol": ABORT, "shards": 2, "straggler": STRAGGLERS, "epochs": 1, "pull_format": "bfloat16"},
@@ -169,7 +167,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
 UNEVEN = {name for name in RUNS if name.startswith(("timeout", "async"))}
 """Shards may sum different numbers of gradients, and the first that is done ends the run."""
 FRESH = ("hardsync", "allreduce", "backup", "timeout", "versioned", "abort", "large-abort", "large-hardsync", "teams")
-COMMON = {"epochs": 0.5, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0}}
+COMMON = {"epochs": 0.3, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0}}
 CASES = dealt(RUNS, always=list(RUNS)[: list(RUNS).index("large-hardsync-4-bfloat16")])
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
@@ -180,6 +178,7 @@ def test_every_protocol_is_among_them() -> None:
     )
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -193,6 +192,7 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert [each.elements for each in proof.differences] == [0] * (2 if "averaging" in RUNS[name][1] else 1)
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, *FRESH))
 def test_only_fresh_gradients_of_one_clock_are_applied(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -206,6 +206,7 @@ def test_only_fresh_gradients_of_one_clock_are_applied(runs: Path, switch: str, 
     assert name in UNEVEN or len(set(run.summaries["final_clock"])) == 1
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "versioned"))
 def test_by_version_check_every_sample_is_applied_exactly_as_often_as_there_are_epochs(runs: Path, switch: str, name: str) -> None:
     """An epoch of 1,437 samples in mini-batches of 8: each learner its share, on every shard, whatever was rejected."""
@@ -219,6 +220,7 @@ def test_by_version_check_every_sample_is_applied_exactly_as_often_as_there_are_
     assert (run.pushes["verdict"] == Verdict.REJECT).any(), "else this shows nothing"
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "abort", "large-abort"))
 def test_learners_that_are_told_give_up(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -228,7 +230,7 @@ def test_learners_that_are_told_give_up(runs: Path, switch: str, name: str) -> N
 
 
 def test_evaluations_and_weights(runs: Path) -> None:
-    run = Run(runs / "ssend" / "softsync-8-evaluator")
+    run = Run(runs / "ssend" / "softsync-6-evaluator")
     rows = run.evaluations
     assert set(rows["averaged"]) == {0, 1}
     assert np.array_equal(rows["snapshot"][rows["averaged"] == 0], [0, 1, 2])
@@ -238,13 +240,14 @@ def test_evaluations_and_weights(runs: Path) -> None:
     assert set(saved) == {"theta", "thetabar"}
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "hardsync-6-evaluator"))
 def test_an_evaluator_also_evaluates_on_the_training_data(runs: Path, switch: str, name: str) -> None:
     assert set(Run(runs / switch / name).evaluations["train"]) == {0, 1}
 
 
 def test_log_is_one_table_over_all_shards(runs: Path) -> None:
-    run = Run(runs / "ssend" / "hardsync-8")
+    run = Run(runs / "ssend" / "hardsync-6")
     with h5py.File(run.path / "log.h5") as log:
         for name in TABLES:
             assert log[name][:].tobytes() == run.table(name).tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report import single as report
 
-from .conftest import drive
+from .conftest import Shared
 from .test_resume import COMMON, newest, together_until
 
 pytestmark = pytest.mark.slow
@@ -56,18 +57,27 @@ def resumed(name: str, out: Path, attempt: int) -> dict[str, Any]:
     return {"ranks": ranks, "resume": str(out)} | ({} if name == "allreduce" else {"shards": shards})
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("recut")
+def killed(top: Path) -> None:
+    directory = top / "send"
     together_until(directory, [begun(name, directory / name) for name in JOBS], dict.fromkeys(JOBS, 0))
     clocks = {name: newest(directory / name) for name in JOBS}
     together_until(directory, [resumed(name, directory / name, 1) for name in JOBS], clocks)
     for name in JOBS:
         shutil.copytree(directory / name, directory / "killed" / name)
-    last = [resumed(name, directory / name, 2) for name in JOBS]
-    whole = [begun(name, directory / "whole" / name) for name in JOBS]
-    drive(directory, [*last, *whole], ranks=6)
-    return directory
+
+
+def job(directory: Path, name: str) -> dict[str, Any]:
+    """The last attempt of a run that was killed, or all of one."""
+    run, out = name.removeprefix("whole/"), directory / name
+    return resumed(run, out, 2) if run == name else begun(run, out)
+
+
+SHARED = Shared([("send", where + name) for where in ("", "whole/") for name in JOBS], job, killed)
+
+
+@pytest.fixture(scope="module")
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__) / "send"
 
 
 @pytest.mark.parametrize("name", JOBS)

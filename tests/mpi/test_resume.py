@@ -27,11 +27,11 @@ from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
-from tests.effort import EVERYTHING, PATTERNS
+from tests.effort import EVERYTHING, PATTERNS, REST
 from tests.forge import unsealed
 
 from . import laws
-from .conftest import DRIVE, Launched, drive, execute
+from .conftest import DRIVE, Launched, Shared, execute
 
 EVERY = 8
 COMMON: dict[str, Any] = {
@@ -63,7 +63,9 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "local-S2": (4, {"protocol": "hardsync", "shards": 2, "local_steps": 2, "inner_alpha0": 0.001, "alpha0": 0.7}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
-if not EVERYTHING:
+if REST:
+    JOBS = {name: JOBS[name] for name in ("allreduce-node", "backup", "softsync-S2", "layers-S2", "duplex-S2", "teams")}
+elif not EVERYTHING:
     JOBS = {name: JOBS[name] for name in ("hardsync-S2", "async", *(["backup"] if PATTERNS else []))}
 SYNCHRONOUS = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "backup", "teams")]
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
@@ -133,20 +135,32 @@ def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str,
     assert not any((directory / name / schema.DONE).exists() for name in least), "killed in the middle"
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("resume")
+def killed(top: Path) -> None:
+    directory = top / "send"
     begun = [{"ranks": ranks, "config": config(name, directory / name)} for name, (ranks, _) in JOBS.items()]
-    resumed = {name: {"ranks": ranks, "resume": str(directory / name)} for name, (ranks, _) in JOBS.items()}
     together_until(directory, begun, dict.fromkeys(JOBS, 0))
     for name in JOBS:
         shutil.copytree(directory / name, directory / "killed" / name)
-    together_until(directory, [resumed[name] for name in TWICE], {name: newest(directory / name) for name in TWICE})
-    whole = [{"ranks": JOBS[name][0], "config": config(name, directory / "whole" / name)} for name in SYNCHRONOUS]
-    drive(directory, [*resumed.values(), *whole], ranks=max(ranks for ranks, _ in JOBS.values()))
-    return directory
+    together_until(directory, [job(directory, name) for name in TWICE], {name: newest(directory / name) for name in TWICE})
 
 
+def job(directory: Path, name: str) -> dict[str, Any]:
+    """The last attempt of a run that was killed, or all of one."""
+    run = name.removeprefix("whole/")
+    return {"ranks": JOBS[run][0]} | (
+        {"resume": str(directory / name)} if run == name else {"config": config(run, directory / name)}
+    )
+
+
+SHARED = Shared([("send", name) for name in (*JOBS, *(f"whole/{name}" for name in SYNCHRONOUS))], job, killed)
+
+
+@pytest.fixture(scope="module")
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__) / "send"
+
+
+@pytest.mark.deeper
 @pytest.mark.parametrize("name", JOBS)
 def test_one_log_without_a_seam(runs: Path, name: str) -> None:
     run = Run(runs / name)
@@ -173,6 +187,7 @@ def test_one_log_without_a_seam(runs: Path, name: str) -> None:
         assert joined["updates"]["clock"].tolist() == run.updates["clock"].tolist()
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("name", JOBS)
 def test_replay_proves_all_attempts(runs: Path, name: str) -> None:
     proof = replay.replay(runs / name, trust=True)
@@ -183,12 +198,14 @@ def test_replay_proves_all_attempts(runs: Path, name: str) -> None:
         assert not [line for line in proof.seams if "slice of the checkpoint" in line], "the log alone gives all of it"
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_the_bits_of_a_run_without_interruption(runs: Path, name: str) -> None:
     kinds = laws.same_bits(runs / name, runs / "whole" / name)
     assert kinds == ({"theta", "thetabar"} if "averaging" in JOBS[name][1] else {"theta"})
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize("name", JOBS)
 def test_evaluations_go_on(runs: Path, name: str) -> None:
     rows = Run(runs / name).evaluations
@@ -207,6 +224,7 @@ def test_the_report_tells(runs: Path) -> None:
     assert lines["continued"] == f"from the checkpoints of clock {clocks}"
 
 
+@pytest.mark.deeper
 def test_a_killed_run_reads_well_in_between(runs: Path) -> None:
     for name in JOBS:
         run = Run(runs / "killed" / name)

@@ -54,6 +54,7 @@ CASES = dealt(RUNS, always=list(RUNS)[:1])
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_books_balance_and_replay_proves_the_run(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
@@ -70,6 +71,7 @@ def test_books_balance_and_replay_proves_the_run(runs: Path, switch: str, name: 
     assert [found.elements for found in proof.differences] == [0]
 
 
+@pytest.mark.deeper
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "arrival"))
 def test_pushes_are_sums_of_several_portions(runs: Path, switch: str, name: str) -> None:
     pushes = Run(runs / switch / name).pushes
@@ -78,7 +80,7 @@ def test_pushes_are_sums_of_several_portions(runs: Path, switch: str, name: str)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.rare)])
 def test_a_signal_saves_the_history_and_the_run_goes_on(shards: int, started: list[Job], tmp_path: Path) -> None:
     """With as many shards to the bits of a run that was never stopped, which virtual ranks have made; else within rounding."""
     job = {

@@ -55,7 +55,7 @@ def test_learners_of_a_batch_optimisation_die_and_hang_and_each_portion_counts_o
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
-@pytest.mark.parametrize(("rank", "name"), [(1, "shard 1"), (2, "coordinator")])
+@pytest.mark.parametrize(("rank", "name"), [pytest.param(1, "shard 1", marks=pytest.mark.rare), (2, "coordinator")])
 def test_without_a_shard_or_the_coordinator_of_a_batch_optimisation_there_is_no_job(
     started: list[Job], tmp_path: Path, rank: int, name: str
 ) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
-from .conftest import drive
-
-pytestmark = pytest.mark.alone
+from .conftest import Shared, drive, jobs_of
 
 LAMBDA = 30
 
@@ -26,8 +27,8 @@ SCENE = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """In one launch; most of its ranks wait while those against stragglers run."""
+def thirty(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    """n -> the run of n-softsync; all in one launch."""
     directory = tmp_path_factory.mktemp("staleness")
     jobs = [
         {
@@ -41,19 +42,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         }
         for n, pushes in ((1, 600), (15, 1100), (30, 1100))
     ]
-    jobs += [
-        {"ranks": 6, "config": {**STRAGGLERS, "protocol": protocol, "epochs": epochs, "out": str(directory / protocol["name"])}}
-        for protocol, epochs in (({"name": "backup", "b": 1}, 1.0), ({"name": "hardsync"}, 0.25))
-    ]
     drive(directory, jobs, ranks=LAMBDA + 1, timeout_s=400)
-    return {name: Run(directory / name) for name in ("1", "15", "30", "backup", "hardsync")}
+    return {n: Run(directory / str(n)) for n in (1, 15, 30)}
 
 
-@pytest.fixture
-def thirty(runs: dict[str, Run]) -> dict[int, Run]:
-    return {n: runs[str(n)] for n in (1, 15, 30)}
-
-
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("n", [15, 30])
 def test_mean_staleness_is_n_and_hardly_any_exceeds_twice_n(thirty: dict[int, Run], n: int) -> None:
     staleness = thirty[n].pushes["staleness"][thirty[n].pushes["verdict"] == Verdict.APPLY]
@@ -62,6 +57,9 @@ def test_mean_staleness_is_n_and_hardly_any_exceeds_twice_n(thirty: dict[int, Ru
     assert (staleness > 2 * n).mean() < 0.01, "but for learners that were kept from a core"
 
 
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.rare
 def test_1_softsync_has_staleness_0_1_2(thirty: dict[int, Run]) -> None:
     applied = thirty[1].pushes[thirty[1].pushes["verdict"] == Verdict.APPLY]
     assert (applied["staleness"] > 2).mean() < 0.01, "but for learners that were kept from a core"
@@ -78,13 +76,19 @@ STRAGGLERS = {
     "evaluation": {"every_epochs": 0},
     "log": {"progress": "off"},
 }
+PROTOCOLS: dict[str, tuple[int, dict[str, Any]]] = {
+    "backup": (6, {"protocol": {"name": "backup", "b": 1}, "epochs": 1.0}),
+    "hardsync": (6, {"protocol": "hardsync", "epochs": 0.25}),
+}
+SHARED = Shared([("send", name) for name in PROTOCOLS], jobs_of(PROTOCOLS, STRAGGLERS))
 
 
 @pytest.fixture
-def backup_and_hardsync(runs: dict[str, Run]) -> tuple[Run, Run]:
-    return runs["backup"], runs["hardsync"]
+def backup_and_hardsync(runs: Path) -> tuple[Run, Run]:
+    return Run(runs / "send" / "backup"), Run(runs / "send" / "hardsync")
 
 
+@pytest.mark.slow
 def test_backup_drops_what_the_straggler_sends_late(backup_and_hardsync: tuple[Run, Run]) -> None:
     pushes = backup_and_hardsync[0].pushes
     assert (pushes["staleness"][pushes["verdict"] == Verdict.APPLY] == 0).all()
@@ -96,11 +100,13 @@ def test_backup_drops_what_the_straggler_sends_late(backup_and_hardsync: tuple[R
     assert all(books.balanced and books.dropped > 0 for books in backup_and_hardsync[0].books())
 
 
+@pytest.mark.slow
 def test_backup_is_faster_per_update_than_hardsync(backup_and_hardsync: tuple[Run, Run]) -> None:
     backup, hardsync = (np.median(np.diff(run.updates["time_s"][run.updates["shard"] == 0])) for run in backup_and_hardsync)
     assert backup < 0.5 * hardsync, "three learners take 10 ms, the fourth 160 ms"
 
 
+@pytest.mark.slow
 def test_injected_delays_are_in_the_log(backup_and_hardsync: tuple[Run, Run]) -> None:
     pushes = backup_and_hardsync[1].pushes
     others = pushes["delay_s"][pushes["learner_id"] != 3]

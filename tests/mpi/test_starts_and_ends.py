@@ -45,7 +45,7 @@ def begin(started: list[Job], out: Path, ranks: int, module: str, *words: str, *
         ("launch", 3, ()),
         ("mpi-init", 2, ()),
         ("meta", 1, ("--evaluator",)),
-        ("load", 0, ("--protocol", "allreduce")),
+        pytest.param("load", 0, ("--protocol", "allreduce"), marks=pytest.mark.rare),
     ],
 )
 def test_a_death_in_the_start_ends_the_job(

@@ -34,7 +34,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("placement", "vectors"), [("spread", 1), ("packed", 2)])
+@pytest.mark.parametrize(("placement", "vectors"), [pytest.param("spread", 1, marks=pytest.mark.rare), ("packed", 2)])
 def test_links_carry_what_the_first_line_says(open_mpi: None, tmp_path: Path, placement: str, vectors: int) -> None:
     out = tmp_path / "run"
     words = [word for name, value in (SETTINGS | {"placement": placement}).items() for word in (f"--{name}", value)]

@@ -18,7 +18,7 @@ from tests.nodes.job import Job
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 APART = (1, 1, 1)
-ROUNDS = 20
+ROUNDS = 12
 RATE = "100mbit"
 """4 MB take 0.33 s, a mini-batch and an update next to nothing: how a busy machine schedules the ranks hardly matters."""
 SETTINGS = {
@@ -38,14 +38,14 @@ WAYS = {"hardsync": {"protocol": "hardsync"}, "softsync": {"protocol": "softsync
 
 def test_a_log_of_a_shard_that_never_rests_predicts_another_protocol(open_mpi: None, tmp_path: Path) -> None:
     runs = {}
-    for name, way in WAYS.items():
-        words = [word for key, value in (SETTINGS | way).items() for word in (f"--{key}", value)]
-        with Cluster(len(APART)) as cluster:
-            for node in cluster.nodes:
-                cluster.shape(node, RATE)
+    with Cluster(len(APART)) as cluster:
+        for node in cluster.nodes:
+            cluster.shape(node, RATE)
+        for name, way in WAYS.items():
+            words = [word for key, value in (SETTINGS | way).items() for word in (f"--{key}", value)]
             job = Job(cluster, APART, [*words, "--out", str(tmp_path / name)])
             assert job.end(120) == 0, job.text
-        runs[name] = Run(tmp_path / name)
+            runs[name] = Run(tmp_path / name)
     for of, run in runs.items():
         fit = fitted(run)
         for name, other in runs.items():

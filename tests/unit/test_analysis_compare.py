@@ -13,6 +13,7 @@ from mpisgd.cli.reading import compare as command
 from mpisgd.report.compare import compare, distinct_names
 from tests.unit import fabricate, logs_by_hand
 
+pytestmark = pytest.mark.usefixtures("nothing_drawn")
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
 BACKUP = {"name": "backup", "N": 2, "b": 1}
 

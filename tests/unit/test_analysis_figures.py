@@ -18,6 +18,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.report import figures, figures_time, style
 from mpisgd.report.look import WIDTH_IN, Look, applied
 from mpisgd.report.single import draw
+from tests.effort import spread
 from tests.unit import fabricate
 
 
@@ -79,7 +80,7 @@ def test_all_figures_of_a_run(run: Run, tmp_path: Path) -> None:
         assert width == round(WIDTH_IN * style.DPI)
 
 
-@pytest.mark.parametrize("width", [3.4, WIDTH_IN, 12.0])
+@pytest.mark.parametrize("width", spread([3.4, WIDTH_IN, 12.0], 3))
 def test_nothing_is_cut_or_overlaps_the_axes(width: float, run: Run) -> None:
     with applied(Look(width=width)):
         drawings = draw(run)

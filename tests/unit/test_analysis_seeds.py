@@ -19,6 +19,7 @@ from mpisgd.report import figures, seeds
 from mpisgd.report.compare import Comparison, compare
 from tests.unit import fabricate, logs_by_hand
 
+pytestmark = pytest.mark.usefixtures("nothing_drawn")
 BACKUP = {"name": "backup", "N": 2, "b": 1}
 
 

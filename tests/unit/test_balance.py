@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from mpisgd.pipeline import balance
 from mpisgd.pipeline.balance import measures_stages
 from mpisgd.vectors.cut import cut_into_stages
 from mpisgd.vectors.flat import Layer, cut_between
+from tests.effort import examples
 
 
 class Clock:
@@ -164,6 +165,7 @@ def test_names_are_given_once_and_beside_groups_alone() -> None:
         StagesOptions(("1", "1"))
 
 
+@settings(max_examples=examples(100, 4))
 @given(st.lists(st.integers(1, 20), min_size=3, max_size=8), st.integers(1, 3))
 def test_the_largest_run_is_as_small_as_can_be(sizes: list[int], count: int) -> None:
     layers = [Layer("", size) for size in sizes]

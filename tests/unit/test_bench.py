@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -59,6 +61,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, int, dict[st
         return Run(simulate(mine).path)
 
     monkeypatch.setattr(launched, "train", fake)
+    monkeypatch.setattr(scale, "CASE", dataclasses.replace(scale.CASE, updates=24))
+    for each in (settings, faults):
+        monkeypatch.setattr(each, "LONGER", 1)
     return seen
 
 
@@ -287,15 +292,20 @@ def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:
 
 @pytest.mark.slow
 def test_one_json_file_with_the_machine(
-    launches: list[tuple[Config, int, dict[str, str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    one, asked = spread([1.0]), Mock()
+    row: dict[str, Any] = {"protocol": "hardsync", "scaling": "weak", "learners": 2, "mu": 64, "speed_up": one}
+    row |= {"measured_over_predicted": one, "images_per_s": {"measured": one, "predicted": one}}
+    asked.return_value = [row]
+    monkeypatch.setattr(scale, "measure", asked)
     assert main(["bench", "scale", "--repetitions", "1", "--learners", "2", "--out", str(tmp_path)]) == 0
     written: dict[str, Any] = json.loads((tmp_path / "scale.json").read_text())
-    assert written["bench"] == "scale" and len(written["rows"]) == 4
+    asked.assert_called_once_with(1, (2,))
+    assert (written["bench"], written["rows"]) == ("scale", [row])
     assert {"processor", "cores", "versions", "load_average"} <= set(written["machine"])
     assert written["machine"]["mpi"] == version() != "", "whose ranks these were"
     assert capsys.readouterr().out.splitlines()[0].startswith("protocol")
-    assert np.isfinite(written["rows"][0]["speed_up"]["median"])
 
 
 def test_a_log_that_is_kept_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import Thinning
 from mpisgd.records.log.writer import TableFile
+from tests.effort import examples
 
 # -------------------------------------------------------------------------------------------------------------- the rule
 
@@ -113,7 +114,8 @@ def direct(rows: dict[str, np.ndarray]) -> Counts:
     return found
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.deeper
+@settings(max_examples=examples(60, 10), deadline=None)
 @given(count=st.integers(0, 12_000), flush_rows=st.integers(1, 700), extra=st.integers(0, 1 << 20), seed=st.integers(0, 9))
 def test_the_file_is_bounded_and_its_counts_are_exact(
     tmp_path_factory: pytest.TempPathFactory, count: int, flush_rows: int, extra: int, seed: int

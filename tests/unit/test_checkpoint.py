@@ -36,6 +36,7 @@ from mpisgd.records.log import schema
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate
+from tests.effort import thinned
 
 SIZE = 50
 OPTIMIZERS = {
@@ -368,9 +369,10 @@ def write_on(run: Path, first: int) -> None:
             take(writer, clock)
 
 
+@pytest.mark.deeper
 def test_whenever_it_is_killed_the_newest_that_is_complete_loads(tmp_path: Path) -> None:
     generator, newest = random.Random(2), 0
-    for _ in range(8):
+    for _ in thinned(range(8), 3):
         job = multiprocessing.get_context("fork").Process(target=write_on, args=(tmp_path, newest + 1))
         job.start()
         deadline_s = time.monotonic() + 20

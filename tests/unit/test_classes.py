@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import mpisgd
 
 MOST = 15
@@ -27,6 +29,7 @@ def wide(root: Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_class_of_the_package_has_more() -> None:
     assert wide(PACKAGE) == {}
 

@@ -145,8 +145,8 @@ def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
     source, log = tmp_path / "source", tmp_path / "log"
     source.write_bytes(b"archive")
     command = [sys.executable, "-c", program, str(source), str(log)]
-    ranks = [subprocess.Popen(command) for _ in range(3)]
-    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0, 0]
+    ranks = [subprocess.Popen(command) for _ in range(2)]
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
     assert log.read_text() == "built\n"
 
 

@@ -73,6 +73,7 @@ def test_digits_are_all_there_and_split_by_class() -> None:
     assert torch.equal(again.test.targets, data.test.targets)
 
 
+@pytest.mark.slow
 @needs_digits
 def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits

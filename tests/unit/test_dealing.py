@@ -77,6 +77,7 @@ def test_what_cannot_be_is_refused() -> None:
         dealing.commit(0, 0)
 
 
+@pytest.mark.deeper
 @settings(max_examples=examples(1000), deadline=None)
 @given(seed=st.integers(0, 2**32), portions=st.integers(1, 24), learners=st.integers(1, 8), duplicates=st.booleans())
 def test_each_portion_is_committed_exactly_once(seed: int, portions: int, learners: int, duplicates: bool) -> None:

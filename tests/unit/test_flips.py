@@ -16,27 +16,29 @@ from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import TableFile
+from tests.effort import REST
 from tests.faults import flips
 from tests.faults.campaign import table_of
 
 
 @pytest.mark.slow
 def test_a_hundred(tmp_path: Path) -> None:
-    """Ten of each kind of file, in runs of one, two and three shards."""
-    runs = [(number, flips.execute(random.Random(number), tmp_path, number), 0.0) for number in range(10 * len(flips.KINDS))]
+    """Ten of each kind of file, in CI three, in runs of one, two and three shards."""
+    times = 3 if REST else 10
+    runs = [(number, flips.execute(random.Random(number), tmp_path, number), 0.0) for number in range(times * len(flips.KINDS))]
     table = table_of(runs)
     assert table["failures"] == []
-    assert {kind: times for kind, times in table["kinds"].items() if kind in flips.KINDS} == dict.fromkeys(flips.KINDS, 10)
+    assert {kind: times for kind, times in table["kinds"].items() if kind in flips.KINDS} == dict.fromkeys(flips.KINDS, times)
     outcomes = table["totals"]
-    assert outcomes["log of a finished run: reported"] > 2
-    assert outcomes["log of a killed run: reported"] > 2
-    assert outcomes["parts of a checkpoint: passed over"] == 10
-    assert outcomes["manifest of a checkpoint: passed over"] > 5
-    assert outcomes["accounts of a checkpoint: harmless"] == 10, "the manifest has what they say"
-    assert outcomes["weights.pt: reported"] == 10
-    assert outcomes["snapshots: reported"] == 10
-    assert outcomes["log.h5, by h5py alone: refused by HDF5"] > 2
-    assert outcomes["lock: harmless"] == 10
+    assert outcomes["log of a finished run: reported"] > times // 5
+    assert outcomes["log of a killed run: reported"] > times // 5
+    assert outcomes["parts of a checkpoint: passed over"] == times
+    assert outcomes["manifest of a checkpoint: passed over"] > times // 2
+    assert outcomes["accounts of a checkpoint: harmless"] == times, "the manifest has what they say"
+    assert outcomes["weights.pt: reported"] == times
+    assert outcomes["snapshots: reported"] == times
+    assert outcomes["log.h5, by h5py alone: refused by HDF5"] > times // 5
+    assert outcomes["lock: harmless"] == times
 
 
 EVENT = (0, 3, 4, -1, 0.5, 1.5)

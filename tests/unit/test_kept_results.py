@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("figures")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[list[str]]]:
+    """The rows that a script of results/ prints, which is run once."""
+    figures = tmp_path_factory.mktemp("figures")
 
+    @cache
+    def rows_of(name: str) -> list[list[str]]:
+        script = [sys.executable, str(ROOT / "results" / f"{name}.py"), "--out", str(figures)]
+        return rows_in(subprocess.run(script, capture_output=True, text=True, check=True, timeout=300).stdout)
 
-def printed(name: str, figures: Path) -> list[list[str]]:
-    """The rows that a script of results/ prints."""
-    script = [sys.executable, str(ROOT / "results" / f"{name}.py"), "--out", str(figures)]
-    return rows_in(subprocess.run(script, capture_output=True, text=True, check=True, timeout=300).stdout)
+    return rows_of
 
 
 def rows_in(text: str) -> list[list[str]]:
@@ -33,9 +37,10 @@ def rows_in(text: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "at_least"), [("docs/explanation/performance.md", 6), ("results/README.md", 25)])
-def test_tables_of_ratios_have_the_rows_of_the_kept_files(figures: Path, page: str, at_least: int) -> None:
-    known = printed("speed", figures)
-    of_nodes = printed("links", figures)
+def test_tables_of_ratios_have_the_rows_of_the_kept_files(
+    printed: Callable[[str], list[list[str]]], page: str, at_least: int
+) -> None:
+    known, of_nodes = printed("speed"), printed("links")
     page_rows = rows_in((ROOT / page).read_text())
     bench = {row[0] for row in known}
     told = [row for row in page_rows if row[0] in bench and len(row) in (5, 6) and row not in of_nodes]
@@ -44,8 +49,8 @@ def test_tables_of_ratios_have_the_rows_of_the_kept_files(figures: Path, page: s
 
 
 @pytest.mark.slow
-def test_tables_of_several_nodes_are_those_of_the_kept_file(figures: Path) -> None:
-    known = printed("links", figures)
+def test_tables_of_several_nodes_are_those_of_the_kept_file(printed: Callable[[str], list[list[str]]]) -> None:
+    known = printed("links")
     page_rows = rows_in((ROOT / "results" / "README.md").read_text())
     assert len(known) > 40
     assert [row for row in known if row not in page_rows] == []

@@ -37,14 +37,14 @@ from mpisgd.protocols import (
 )
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, cut_large, first_layers, named
 
-MODELS: list[tuple[ModelOptions, tuple[int, ...], list[str]]] = [
+MODELS: list[Any] = [
     (SoftmaxOptions(), (1, 8, 8), ["1"]),
     (MlpOptions((10, 20, 30)), (8,), ["1", "3", "5", "7"]),
     (MlpOptions((8,), batch_norm=True), (8,), ["1", "2", "4"]),
     (SmallCnnOptions(), (1, 8, 8), ["0", "2", "6"]),
     (MnistCnnOptions(), (1, 28, 28), ["0", "3", "6", "9", "13"]),
     (Cifar10FullOptions(), (3, 32, 32), ["0", "3", "6", "10"]),
-    (AlexNetOptions(), (3, 227, 227), ["0", "3", "6", "8", "10", "15", "18", "20"]),
+    pytest.param(AlexNetOptions(), (3, 227, 227), ["0", "3", "6", "8", "10", "15", "18", "20"], marks=pytest.mark.slow),
 ]
 
 

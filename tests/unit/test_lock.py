@@ -21,6 +21,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.records import lock as module
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
+from tests.effort import spread
 
 HOLD = """
 import sys
@@ -73,7 +74,7 @@ def test_who_is_alive_and_who_is_not(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", spread(reversed(SPACES), 2))
 def test_a_container_with_the_same_host_name(space: str, tmp_path: Path) -> None:
     """Its process numbers mean others here, and these others there."""
     words = unshared(space)
@@ -90,7 +91,7 @@ def test_a_container_with_the_same_host_name(space: str, tmp_path: Path) -> None
     mine.release()
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", spread(SPACES, 2))
 def test_within_a_container(space: str, tmp_path: Path) -> None:
     """Also where /proc shows the processes outside of it: who is gone is gone, who is there is there."""
     script = f"""
@@ -201,8 +202,13 @@ def of_the_dead(nonce: object, **other: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-@pytest.mark.parametrize("left", ["stale", "chain", "nothing"])
+@pytest.mark.parametrize(
+    ("left", "links"),
+    [
+        *(("stale", True), ("chain", False), ("nothing", True)),
+        *(pytest.param(*case, marks=pytest.mark.rare) for case in (("stale", False), ("chain", True), ("nothing", False))),
+    ],
+)
 def test_of_many_jobs_one_has_the_lock(left: str, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that come at the same time, find the lock of one that was killed, or of several that were as they took it over."""
     if not links:

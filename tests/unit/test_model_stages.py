@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -22,12 +22,14 @@ from mpisgd.job.tensors import Tensors, crossing_nbytes
 from mpisgd.pipeline.pieces import StagePasses, crossing
 from mpisgd.vectors.cut import cut_into_stages
 from mpisgd.vectors.flat import FlatModel
+from tests.effort import examples
 
 
 def mlp(*hidden: int) -> nn.Module:
     return models.make(MlpOptions(hidden=hidden, batch_norm=True), input_shape=(6,), classes=3, seed=1)
 
 
+@settings(max_examples=examples(100, 4))
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 6))
 def test_stages_are_runs_of_the_flat_vector_with_shards_of_their_own(hidden: list[int], count: int, more: int) -> None:
     model = mlp(*hidden)

@@ -18,6 +18,7 @@ from mpisgd.config import ConstantOptions, CustomScheduleOptions, ScheduleOption
 from mpisgd.config.config_file import dumps, from_mapping
 from mpisgd.config.optimizers import TORCH_SCHEDULERS
 from mpisgd.update import schedule
+from tests.effort import spread
 
 UPDATES, SAMPLES, TRAIN = 40, 12, 100
 
@@ -53,7 +54,7 @@ def torchs(name: str, **kwargs: Any) -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("name", TORCH_SCHEDULERS)
+@pytest.mark.parametrize("name", spread(TORCH_SCHEDULERS, 4))
 def test_each_update_has_the_rate_of_torchs_loop(name: str) -> None:
     given, said = KWARGS[name]
     found = rates(make_options("schedule", name, kwargs=given))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from torch import nn
 
 from mpisgd import replay
+from mpisgd.__main__ import main
 from mpisgd.analysis.about import header, status
 from mpisgd.api import train
 from mpisgd.base import imports
@@ -192,29 +194,34 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a script, in a directory of its own, was started."""
+    """Start a script, in a directory of its own, as Python does."""
     directory = tmp_path_factory.mktemp("a place")
     (directory / "scripts").mkdir()
     (directory / "scripts" / "mine.py").write_text(SCRIPT)
-    done = shell(f"{sys.executable} scripts/mine.py", directory)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        runpy.run_path(str(directory / "scripts" / "mine.py"), run_name="__main__")
     return directory
 
 
 @pytest.mark.slow
-def test_replay_says_the_line_that_brings_a_scripts_objects_again(scripted: Path, tmp_path: Path) -> None:
-    refused = shell(f"mpisgd replay '{scripted}/named'", tmp_path)
-    assert refused.returncode == 2
-    assert "model.factory = 'mine:make_model', from module 'mine', of which there is no file here" in refused.stderr
-    said = [each for each in refused.stderr.splitlines() if "mpisgd replay /" in each or "mpisgd replay '/" in each]
+def test_replay_says_the_line_that_brings_a_scripts_objects_again(
+    scripted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert main(["replay", str(scripted / "named")]) == 2
+    refused = capsys.readouterr().err
+    assert "model.factory = 'mine:make_model', from module 'mine', of which there is no file here" in refused
+    said = [each for each in refused.splitlines() if "mpisgd replay /" in each or "mpisgd replay '/" in each]
     assert len(said) == 1
     proven = shell(said[0], tmp_path)
     assert proven.returncode == 0, proven.stdout + proven.stderr
     assert "identical: theta, 18 parameters, bit for bit" in proven.stdout
-    trusted = shell(f"mpisgd replay '{scripted}/named' --trust", tmp_path)
-    assert trusted.returncode == 2
-    assert "there is no module 'mine' in" in trusted.stderr
-    assert said[0] in trusted.stderr
+    assert main(["replay", str(scripted / "named"), "--trust"]) == 2
+    trusted = capsys.readouterr().err
+    assert "there is no module 'mine' in" in trusted
+    assert said[0] in trusted
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.flat import FlatModel, slice_bounds
+from tests.effort import thinned
 from tests.unit import fabricate
 from tests.unit.fabricate import Log, row, rows
 
@@ -99,7 +100,13 @@ def synthetic(updates: int, kind: str, seed: int = 1) -> tuple[list[list[Given]]
     return [[one() for _ in range(8)] for _ in range(updates)], float((spread**2).sum()), float((mean**2).sum())
 
 
-@pytest.mark.parametrize("kind", ["ones", "weights", "weights and samples", "teams", "weights of the rate"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("weights and samples", "teams", "weights of the rate"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ones", "weights")),
+    ],
+)
 def test_the_truth_is_found(kind: str, every_update: None, tmp_path: Path) -> None:
     """B_simple is about 20 samples; 600 updates tell it to some percent."""
     updates, variance, gradient_sq = synthetic(600, kind)
@@ -112,8 +119,9 @@ def test_the_truth_is_found(kind: str, every_update: None, tmp_path: Path) -> No
     assert abs(found.samples - variance / gradient_sq) < 4 * found.error
 
 
+@pytest.mark.deeper
 def test_the_error_is_the_spread_of_repetitions(every_update: None, tmp_path: Path) -> None:
-    found = [noise_scale(run_of(tmp_path / str(seed), synthetic(100, "weights", seed)[0])) for seed in range(30)]
+    found = [noise_scale(run_of(tmp_path / str(seed), synthetic(100, "weights", seed)[0])) for seed in thinned(range(30), 3)]
     assert 0.7 < np.mean([each.error for each in found]) / np.std([each.samples for each in found]) < 1.4
 
 
@@ -142,7 +150,15 @@ def test_parts_of_a_run_are_told_apart(every_update: None, tmp_path: Path) -> No
     assert noise_scale(run).samples == pytest.approx(5.0, rel=0.1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take longer than so small a network."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """A small network, trained for a while, and the data."""
     split = digits.load(True).train
@@ -170,11 +186,8 @@ def direct(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> tup
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 3])
-def test_mini_batches_tell_what_the_gradients_of_all_samples_tell(
-    trained: tuple[nn.Module, torch.Tensor, torch.Tensor], shards: int, every_update: None, tmp_path: Path
-) -> None:
-    model, inputs, targets = trained
+def test_mini_batches_tell_what_the_gradients_of_all_samples_tell(one_thread: None, every_update: None, tmp_path: Path) -> None:
+    model, inputs, targets = trained()
     variance, gradient_sq = direct(model, inputs, targets)
     flat = FlatModel(model)
     random = np.random.default_rng(2)
@@ -185,10 +198,12 @@ def test_mini_batches_tell_what_the_gradients_of_all_samples_tell(
         nn.functional.cross_entropy(flat.module(inputs[drawn]), targets[drawn]).backward()  # type: ignore[no-untyped-call]
         return Given(flat.gradients.numpy().copy(), samples=8)
 
-    found = noise_scale(run_of(tmp_path / "run", [[mini_batch() for _ in range(8)] for _ in range(250)], shards))
-    assert found.variance == pytest.approx(variance, rel=0.05)
-    assert found.samples == pytest.approx(variance / gradient_sq, rel=0.15)
-    assert abs(found.samples - variance / gradient_sq) < 4 * found.error
+    updates = [[mini_batch() for _ in range(8)] for _ in range(250)]
+    for shards in (1, 3):
+        found = noise_scale(run_of(tmp_path / str(shards), updates, shards))
+        assert found.variance == pytest.approx(variance, rel=0.05)
+        assert found.samples == pytest.approx(variance / gradient_sq, rel=0.15)
+        assert abs(found.samples - variance / gradient_sq) < 4 * found.error
 
 
 def by_hand(path: Path, **fields: Any) -> Run:

@@ -19,6 +19,7 @@ from .older_runs import NAMES, unpack
 LEFT = {"hardsync": ((-1, -1), 78, 39), "softsync": ((27,), 29, 29), "virtual": ((27,), 31, 31)}
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_read_and_reported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = unpack(name, tmp_path)

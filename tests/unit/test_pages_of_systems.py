@@ -26,7 +26,7 @@ if [[ ${0##*/} == $SUBMITS && ($SUBMITS != flux || $1 == batch) ]]; then cat >"$
 """
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", ["slurm", *(pytest.param(each, marks=pytest.mark.slow) for each in SYSTEMS if each != "slurm")])
 def test_commands_that_need_the_system(system: str, tmp_path: Path) -> None:
     page = HOWTO / f"{system}.md"
     submits, answer, directive, besides = SYSTEMS[system]

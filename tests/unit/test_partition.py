@@ -27,6 +27,7 @@ from mpisgd.models.partition import Partition
 from mpisgd.models.together import Together
 from mpisgd.pipeline.rounds import Rounds
 from mpisgd.vectors.flat import FlatModel
+from tests.effort import examples
 
 
 def partitions(places: int) -> list[Partition]:
@@ -41,8 +42,9 @@ def together(places: int, call: Callable[[Partition], Any]) -> list[Any]:
 # --------------------------------------------------------------------------------------------------------- what they compute
 
 
+@pytest.mark.deeper
 @given(st.data(), st.integers(1, 5), st.integers(1, 9), st.sampled_from([-1, 0, 1]))
-@settings(deadline=None)
+@settings(max_examples=examples(240, of=8), deadline=None)
 def test_pieces_of_a_tensor_are_what_they_are_in_it(data: st.DataObject, places: int, most: int, dim: int) -> None:
     whole = torch.randn(places * 2 + most, places * 2 + most)
     halo = data.draw(st.integers(0, 2))
@@ -65,8 +67,9 @@ def test_pieces_of_a_tensor_are_what_they_are_in_it(data: st.DataObject, places:
         assert torch.equal(total, in_order), "summed in the order of pieces"
 
 
+@pytest.mark.deeper
 @given(st.integers(1, 5), st.sampled_from(["exchange", "gather", "sum"]), st.integers(0, 2**31))
-@settings(deadline=None)
+@settings(max_examples=examples(240, of=8), deadline=None)
 def test_each_call_is_the_adjoint_of_its_backward_pass(places: int, name: str, seed: int) -> None:
     """<A x, y> = <x, A' y>, over all pieces together, whatever the others do with what they have."""
     generator = torch.Generator().manual_seed(seed)

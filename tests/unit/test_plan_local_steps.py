@@ -44,7 +44,11 @@ def test_an_exchange_counts_once_for_all_own_steps(constant: Run) -> None:
     assert f"with H = {found[-1].local_steps}, " in local_steps.advice(found)[0]
 
 
-@pytest.mark.parametrize("protocol", [HardsyncOptions(), AsyncOptions(), BackupOptions(b=1)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "protocol",
+    [HardsyncOptions(), *(pytest.param(each, marks=pytest.mark.rare) for each in (AsyncOptions(), BackupOptions(b=1)))],
+    ids=lambda each: type(each).__name__,
+)
 def test_it_is_what_a_run_with_so_many_does(protocol: HardsyncOptions | AsyncOptions | BackupOptions, tmp_path: Path) -> None:
     run = virtual_run(
         tmp_path / "one", protocol, learners=LEARNERS, pushes=800, compute=LognormalComputeOptions(mean_s=C), network=SLOW

@@ -210,6 +210,6 @@ def test_the_suite_is_what_make_test_runs() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert f"LEFT_OUT_some := {suites.LEFT_OUT}\n" in makefile
     assert f"REAL_JOBS := {' '.join(suites.REAL_JOBS)}\n" in makefile
-    for words in ("--dist worksteal", "--ignore=tests/mpi --ignore=tests/nodes", "-n 2 --dist loadscope --no-loadscope-reorder"):
+    for words in ("--dist worksteal", "--ignore=tests/mpi --ignore=tests/nodes", "--dist loadscope --no-loadscope-reorder"):
         assert words in makefile
         assert any(words in suite for suite in suites.SUITE)

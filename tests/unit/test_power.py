@@ -67,12 +67,13 @@ def test_it_is_back_for_us_though_another_namespace_holds_it(disk: power.Disk) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.usefixtures("nothing_drawn")
+@pytest.mark.parametrize("shards", [3, pytest.param(1, marks=pytest.mark.rare)])
 def test_done_is_true_of_what_is_on_the_disk(shards: int, disk: power.Disk) -> None:
     """Cut at the moment when the run has ended."""
     out = disk.path / "runs" / "one"
-    table = {"model": "softmax", "epochs": 2, "shards": shards, "virtual": {"learners": 3}, "log": {"progress": "off"}}
-    simulate(from_mapping({**table, "out": str(out)}))
+    table = {"model": "softmax", "epochs": 0.5, "shards": shards, "virtual": {"learners": 3}, "log": {"progress": "off"}}
+    simulate(from_mapping({**table, "threads": 1, "out": str(out)}))
     disk.cut()
     disk.back()
     assert (out / schema.DONE).is_file()

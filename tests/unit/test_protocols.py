@@ -28,6 +28,7 @@ from mpisgd.rules.attendance import Gone
 from mpisgd.rules.modulation import Modulation
 from mpisgd.rules.rules import GIVE, SUM, Rules
 from mpisgd.rules.verdict import Kind, Verdict
+from tests.effort import examples, thinned
 
 OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
     "hardsync": lambda _: HardsyncOptions(),
@@ -200,7 +201,8 @@ class OneShard:
         self.done[learner_id].append(seq)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.deeper
+@settings(max_examples=examples(600, of=8), deadline=None)
 @given(
     kind=st.sampled_from(sorted(OPTIONS)),
     lambda_=st.integers(1, 6),
@@ -269,9 +271,9 @@ def ahead(seed: int, lambda_: int, slack: int, leaving: float) -> int:
 
 
 @pytest.mark.slow
-def test_the_bound_of_ssp_holds_in_ten_thousand_schedules_and_is_reached() -> None:
+def test_the_bound_of_ssp_holds_in_all_schedules_and_is_reached() -> None:
     most = {slack: 0 for slack in (0, 1, 3)}
-    for seed in range(10_000):
+    for seed in thinned(range(10_000), 15):
         slack = (0, 1, 3)[seed % 3]
         found = ahead(seed, lambda_=2 + seed % 4, slack=slack, leaving=0.02 * (seed % 2))
         assert found <= slack, f"seed {seed}: {found} ahead, slack {slack}"

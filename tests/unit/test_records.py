@@ -22,6 +22,7 @@ from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
+from tests.effort import spread
 from tests.unit.logs_by_rows import random_rows, run_of, table_file
 
 FORK = multiprocessing.get_context("fork")
@@ -262,7 +263,7 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
     assert all("evaluator.attempt-" in each and each.endswith("what was evaluated then is evaluated again") for each in said)
 
 
-@pytest.mark.parametrize("step", [1, 7, 10, 30])
+@pytest.mark.parametrize("step", spread([7, 1, 10, 30], 2))
 def test_rows_are_read_some_at_a_time(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = run_of(tmp_path / "run")
     monkeypatch.setattr(schema, "STEP", step)

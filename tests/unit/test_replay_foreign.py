@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-
-import pytest
 
 from mpisgd import replay
 from mpisgd.records.log import schema
@@ -14,11 +13,11 @@ from tests.forge import rewrite
 from .test_replay import SOFTSYNC, simulated
 
 
-@pytest.mark.parametrize(("column", "by"), [("rounded", 1.3), ("gradient_sq", 1.09)])
-def test_what_last_bits_decide_is_not_held_against_a_foreign_run(column: str, by: float, tmp_path: Path) -> None:
+def test_what_last_bits_decide_is_not_held_against_a_foreign_run(tmp_path: Path) -> None:
     """As GPUs gave it: what was rounded off was another by a tenth, and a squared norm by 6 %, of weights that are within 5 %."""
-    path = simulated(tmp_path / "run", protocol=SOFTSYNC, push_format="bfloat16")
-    table = "pushes" if column == "rounded" else "updates"
-    rewrite(path / schema.shard_file(0), table, lambda rows: rows.__setitem__(column, rows[column] * by))
-    assert f"{column} " in replay.replay(path).reason
-    assert replay.replay(path, tolerance=FOREIGN_TOLERANCE).reason == ""
+    run = simulated(tmp_path / "run", protocol=SOFTSYNC, push_format="bfloat16", epochs=0.05)
+    for table, column, by in (("pushes", "rounded", 1.3), ("updates", "gradient_sq", 1.09)):
+        path = shutil.copytree(run, tmp_path / column)
+        rewrite(path / schema.shard_file(0), table, lambda rows: rows.__setitem__(column, rows[column] * by))  # noqa: B023
+        assert f"{column} " in replay.replay(path).reason
+        assert replay.replay(path, tolerance=FOREIGN_TOLERANCE).reason == ""

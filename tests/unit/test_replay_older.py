@@ -22,7 +22,7 @@ from tests.unit.test_replay import SOFTSYNC, simulated
 
 
 def older(path: Path, **special: Any) -> Path:
-    simulated(path, **{"protocol": SOFTSYNC, "evaluation": {"every_epochs": 0.03}, **special})
+    simulated(path, **{"protocol": SOFTSYNC, "epochs": 0.1, "evaluation": {"every_epochs": 0.03}, **special})
     contents = tomllib.loads((path / schema.CONFIG).read_text())
     assert contents["environment"].pop("rules") == schema.RULES
     contents["environment"]["batch_norm_policy"] = "as it was said then"

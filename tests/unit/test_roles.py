@@ -26,9 +26,11 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from tests.effort import examples
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.deeper
+@settings(max_examples=examples(400, of=8), deadline=None)
 @given(data=st.data(), shards=st.integers(1, 6), evaluator=st.booleans(), placement=st.sampled_from(["packed", "spread"]))
 def test_every_rank_has_one_role(data: st.DataObject, shards: int, evaluator: bool, placement: str) -> None:
     size = shards + evaluator + data.draw(st.integers(1, 8))

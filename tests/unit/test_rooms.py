@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,13 +103,10 @@ PLANTED = [
 
 
 def test_the_walk_sees_planted_violations(tmp_path: Path) -> None:
-    copy = tmp_path / "mpisgd"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    before = violations(copy)
     for module, line, _ in PLANTED:
-        with (copy / module).open("a") as file:
-            file.write(f"\n{line}\n")
-    found = sorted(set(violations(copy)) - set(before))
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text(f"{line}\n")
+    found = sorted(violations(tmp_path))
     assert len(found) == len(PLANTED)
     for text, complaint in zip(found, sorted(complaint for _, _, complaint in PLANTED), strict=True):
         assert re.fullmatch(complaint, text)

@@ -50,7 +50,7 @@ def _stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stub.py").write_text(STUB)
-    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, str(tmp_path / "stub.py"), "-n", str(ranks)])
+    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, "-IS", str(tmp_path / "stub.py"), "-n", str(ranks)])
 
 
 def run(plan: list[dict[str, Any]], *words: str) -> tuple[int, list[list[str]]]:

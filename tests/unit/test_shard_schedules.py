@@ -24,6 +24,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.serving.refusals import Refusals
+from tests.effort import examples, thinned
 from tests.unit.fakes import Crew, ScriptedChannel, push
 from tests.unit.served import EVERYBODY, LEAVE, byes, make, pulls, serve
 
@@ -47,7 +48,8 @@ def gradient_of(learner_id: int, seq: int) -> float:
     return float(np.float32(math.sin(1 + 7 * learner_id + 31 * seq)))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.deeper
+@settings(max_examples=examples(240, of=12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(sorted(PROTOCOLS)),
     seed=st.integers(0, 2**32),
@@ -94,9 +96,10 @@ def test_any_schedule_ends_with_balanced_books(
     assert done.weights == pytest.approx([expected] * weights, abs=1e-4)
 
 
+@pytest.mark.deeper
 def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = set()
-    for seed in range(20):
+    for seed in thinned(range(20), 3):
         monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
         crew = Crew(4, lambda timestamp: timestamp + 1, gradient_of, seed=seed)
         crew.waiting.append(LEAVE)

@@ -115,7 +115,7 @@ except StorageError as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["removed", "replaced"])
+@pytest.mark.parametrize("how", ["removed", pytest.param("replaced", marks=pytest.mark.rare)])
 def test_a_log_that_somebody_removed_is_missed(how: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", REMOVED, str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), how]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=3000)

@@ -113,7 +113,7 @@ def named(seq: int) -> tuple[np.ndarray, Seeds]:
 
 
 @pytest.mark.slow  # each worker imports torch
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.rare)])
 def test_workers_read_what_the_learner_would(workers: int) -> None:
     """One process reads the stream, since each of several would have to read all of it."""
     given = DataLoader(Numbers(), num_workers=workers, multiprocessing_context="spawn", collate_fn=noisy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from mpisgd.cli import submit
 from mpisgd.config import Config
 from mpisgd.protocols import AllreduceOptions, BackupOptions, SoftsyncOptions
 from mpisgd.site.layout import Layout, Wishes, fit
+from tests.effort import spread
 
 # -------------------------------------------------------------------------------------------------------------- counts
 
@@ -137,10 +139,10 @@ def test_lsf_is_told_minutes_queue_project_and_cores(job: Path, capsys: pytest.C
     assert {'#BSUB -R "span[ptile=4] affinity[core(4)]"', "#BSUB -W 01:01", "#BSUB -q long", "#BSUB -P mine"} <= set(lines)
 
 
-@pytest.mark.parametrize("system", ["slurm", "lsf", "jsrun"])
-@pytest.mark.parametrize(
-    "more", [[], ["--chain"], ["--array", "hardsync", "softsync --protocol.n 2"], ["--chain", "--array", "async"]]
-)
+MORE = [["--chain", "--array", "async"], [], ["--chain"], ["--array", "hardsync", "softsync --protocol.n 2"]]
+
+
+@pytest.mark.parametrize(("system", "more"), spread(itertools.product(["slurm", "lsf", "jsrun"], MORE), 5, unpack=True))
 def test_every_combination_is_a_script(job: Path, capsys: pytest.CaptureFixture[str], system: str, more: list[str]) -> None:
     text = printed(capsys, "--system", system, "--nodes", "2", "--gpus-per-node", "2", *more)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=300)

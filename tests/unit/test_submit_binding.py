@@ -56,7 +56,7 @@ def test_what_the_launcher_is_asked_for(system: str, capsys: pytest.CaptureFixtu
         assert ("train+=(--binding roles)" in text) == (binding == "roles")
 
 
-@pytest.mark.parametrize("system", ["slurm", "pbs", "lsf", "flux"])
+@pytest.mark.parametrize("system", spread(["slurm", "pbs", "lsf", "flux"], 3))
 def test_whole_nodes_are_shared_out_by_role(system: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train+=(--binding roles)" in script(capsys, "--system", system, "--exclusive")
     assert "--binding roles" not in script(capsys, "--system", system, "--exclusive", "--binding", "cores").partition("set -euo")[2]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,21 @@ from mpisgd.launching.submitted import SubmittedJob
 from tests.unit.older_runs import unpack
 
 #: One program for all: it notes its words, and says what the next entry of `says` has for its name; the last one again and again.
-FAKE = f"""#!{sys.executable} -IS
-import json, sys
-from pathlib import Path
-name = Path(sys.argv[0]).name
-here = Path(sys.argv[0]).parent
-with (here / "asked").open("a") as asked:
-    asked.write(" ".join([name, *sys.argv[1:]]) + "\\n")
-if name in ("sbatch", "bsub", "qsub") or sys.argv[1:2] == ["batch"]:
-    (here / "script").write_text(sys.stdin.read())
-    print({{"sbatch": "17", "bsub": "Job <17> is submitted.", "qsub": "17.server", "flux": "ƒ17"}}[name])
-    sys.exit()
-says = json.loads((here / "says").read_text())
-text = says.pop(0) if len(says) > 1 else says[0]
-(here / "says").write_text(json.dumps(says))
-if text.startswith("!"):
-    sys.exit(text[1:])
-if text.startswith("DONE "):
-    _, place, text = text.split(" ", 2)
-    Path(place).joinpath("DONE").touch()
-print(text)
+FAKE = """#!/bin/bash
+here=${0%/*} name=${0##*/}
+echo "$name $*" >>"$here/asked"
+declare -A answers=([sbatch]=17 [bsub]="Job <17> is submitted." [qsub]=17.server [flux]=ƒ17)
+if [[ $name =~ ^(sbatch|[bq]sub)$ || $1 == batch ]]; then
+  cat >"$here/script"
+  echo "${answers[$name]}"
+  exit
+fi
+says=("$here"/says/*)
+text=$(<"${says[0]}")
+if ((${#says[@]} > 1)); then rm "${says[0]}"; fi
+if [[ $text == !* ]]; then echo "${text:1}" >&2; exit 1; fi
+if [[ $text == "DONE "* ]]; then read -r _ place text <<<"$text"; : >"$place/DONE"; fi
+echo "$text"
 """
 
 
@@ -65,7 +59,10 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def says(here: Path, *texts: str) -> None:
-    (here / "bin" / "says").write_text(json.dumps(texts))
+    shutil.rmtree(here / "bin" / "says", ignore_errors=True)
+    (here / "bin" / "says").mkdir()
+    for number, text in enumerate(texts):
+        (here / "bin" / "says" / f"{number:02}").write_text(text)
 
 
 def asked(here: Path) -> list[str]:

@@ -243,7 +243,7 @@ def main_compare(words: list[str]) -> None:
 # ------------------------------------------------------------------------------------------------- one after the other
 
 VIRTUAL = """\
-epochs = 0.2
+epochs = 0.05
 out = "results/s"
 model = "softmax"
 virtual.learners = 3
@@ -253,6 +253,7 @@ seed = [0, 1]
 """
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_sweep_of_virtual_runs_is_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     write(VIRTUAL)
     assert main(["simulate", "sweep.toml"]) == 0
@@ -300,7 +301,7 @@ sys.exit(status)
 def test_real_ranks_begin_one_run_after_the_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And only what has failed again, with --resume."""
     Path("stub.py").write_text(STUB)
-    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, str(Path("stub.py").resolve())])
+    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, "-IS", str(Path("stub.py").resolve())])
     write("[sweep]\nmu = [4, 8, 16]\n")
     Path("plan").write_text(json.dumps({"mu=4": 0, "mu=8": 3, "mu=16": 0}))
     words = ["-n", "3", "sweep.toml", "--epochs", "1", "--out", "results/s"]
@@ -324,7 +325,7 @@ def test_real_ranks_begin_one_run_after_the_other(monkeypatch: pytest.MonkeyPatc
 def test_who_is_told_to_stop_begins_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = "import os, signal, time\nopen('starts', 'a').write('x')\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)\n"
     Path("stub.py").write_text(text)
-    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, str(Path("stub.py").resolve())])
+    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, "-IS", str(Path("stub.py").resolve())])
     write("[sweep]\nmu = [4, 8]\n")
     assert run.main(["-n", "3", "sweep.toml", "--out", "results/s"]) == 128 + signal.SIGTERM
     assert Path("starts").read_text() == "x"

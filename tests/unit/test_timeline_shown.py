@@ -89,10 +89,11 @@ def test_no_figure_of_what_could_not_be_read(tmp_path: Path) -> None:
     assert figures_timeline.drawing(make(tmp_path / "none", Log(), 2)).missing == "no gradient was pushed"
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_the_report_shows_it_for_small_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = make(tmp_path, logs_by_hand.softsync(), 2)
     report.report(small.path)
-    assert (small.path / "report" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert (small.path / "report" / "timeline.png").is_file()
     large = make(tmp_path / "large", fabricate.simulated("hardsync", learners=60, wanted=60, updates=1), 60)
     report.report(large.path)
     assert "no figure timeline: 61 ranks, of which 40 can be told apart" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from mpisgd.protocols import (
 )
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Event, Verdict
+from tests.effort import spread
 from tests.unit.fakes import Crew, Stuck
 from tests.unit.tolerant_served import EVALUATOR, LEAVE, PATIENCE_S, Served
 
@@ -172,8 +174,7 @@ PROTOCOLS: dict[str, ProtocolOptions] = {
 }
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("name", "seed"), spread(itertools.product(PROTOCOLS, range(12)), 5, unpack=True))
 def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
     name: str, seed: int, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from tests.effort import spread
 from tests.virtual.jobs import SIZES, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
 
-COUNT, UPDATES = 3, 12
+COUNT, UPDATES = 3, 6
 ACCUMULATED: dict[str, Any] = {**JOB, "accumulation": COUNT, "epochs": UPDATES * COUNT * LEARNERS * MU / 1437}
 
 
@@ -49,14 +49,13 @@ def loop(clip: float) -> tuple[Weights, Weights]:
 
 @pytest.mark.parametrize(
     ("shards", "clip", "exchange"),
-    [(1, math.inf, "whole"), (3, 0.3, "whole"), (2, 0.3, "layerwise")],
+    spread([(3, 0.3, "whole"), (1, math.inf, "whole"), (2, 0.3, "layerwise")], 2, unpack=True),
 )
 def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange: str, tmp_path: Path) -> None:
     changes = {} if math.isinf(clip) else {"clip_norm": clip}
     run = simulated(tmp_path / "run", ACCUMULATED, shards=shards, exchange=exchange, **changes)
     check_equal(weights(tmp_path / "run"), loop(clip))
     assert set(run.pushes["samples"]) == {COUNT * MU}
-    assert replay(tmp_path / "run").holds
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange:
             {"protocol": "async", "push_format": "topk", "shards": 2, "exchange": "layerwise"},
             {"local_steps": 2, "alpha0": 0.5},
         ],
-        3,
+        4,
     ),
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.simulate import job
-from tests.effort import examples
+from tests.effort import examples, spread
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
 from tests.virtual.test_laws import COMMON, jitters, jobs, obeys
@@ -69,7 +70,7 @@ def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout"])
+@pytest.mark.parametrize("protocol", spread(["backup", "timeout", "hardsync"], 3))
 def test_any_virtual_job_in_teams_obeys(protocol: str) -> None:
     @settings(COMMON, max_examples=examples(50))
     @given(team_jobs(protocol), jitters)
@@ -81,7 +82,7 @@ def test_any_virtual_job_in_teams_obeys(protocol: str) -> None:
     one()
 
 
-@pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout"])
+@pytest.mark.parametrize("protocol", spread(["backup", "hardsync", "timeout"], 3))
 def test_so_does_one_with_gradients(protocol: str) -> None:
     @settings(COMMON, max_examples=examples(8))
     @given(team_jobs(protocol), jitters)
@@ -93,7 +94,7 @@ def test_so_does_one_with_gradients(protocol: str) -> None:
     one()
 
 
-@pytest.mark.parametrize("base", [SIZES, TENSORS])
+@pytest.mark.parametrize("base", spread([SIZES, TENSORS], 2), ids=["sizes", "tensors"])
 def test_it_is_the_same_again(base: dict[str, Any], tmp_path: Path) -> None:
     changes = in_teams(2, protocol={"name": "backup", "b": 1}, virtual={"learners": 5}, shards=2)
     runs = [simulated(tmp_path / name, base, **changes) for name in ("first", "again")]
@@ -106,13 +107,16 @@ def test_it_is_the_same_again(base: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"shards": 2, "averaging": 0.9, "optimizer": "adam", "clip_norm": 0.1, "sampling": "replacement", "schedule": "linear"},
-        {"model": {"name": "mlp", "hidden": [8], "batch_norm": True}, "virtual": {"learners": 7}, "evaluator": True},
-        {"protocol": {"name": "backup", "b": 0}},
-        {"protocol": {"name": "timeout", "timeout_s": 100.0}},
-    ],
-)  # fmt: skip
+    spread(
+        [
+            {"shards": 2, "averaging": 0.9, "optimizer": "adam", "clip_norm": 0.1, "sampling": "replacement", "schedule": "linear"},
+            {"model": {"name": "mlp", "hidden": [8], "batch_norm": True}, "virtual": {"learners": 7}, "evaluator": True},
+            {"protocol": {"name": "timeout", "timeout_s": 100.0}},
+            {"protocol": {"name": "backup", "b": 0}},
+        ],
+        4,
+    ),
+)
 def test_one_team_has_the_bits_of_hardsync(changes: dict[str, Any], tmp_path: Path) -> None:
     plain = simulated(tmp_path / "plain", TENSORS, **{**changes, "protocol": "hardsync"})
     team = simulated(tmp_path / "team", TENSORS, **merged(ONE_NODE, changes))
@@ -124,7 +128,7 @@ def test_one_team_has_the_bits_of_hardsync(changes: dict[str, Any], tmp_path: Pa
     assert replay.check(team.path) == ""
 
 
-@pytest.mark.parametrize(("learners", "size", "sizes"), [(4, 2, [2, 2]), (5, 3, [3, 2]), (7, 3, [3, 2, 2])])
+@pytest.mark.parametrize(("learners", "size", "sizes"), spread([(7, 3, [3, 2, 2]), (5, 3, [3, 2]), (4, 2, [2, 2])], 3, unpack=True))
 def test_teams_are_serial_sums_in_that_order(learners: int, size: int, sizes: list[int], tmp_path: Path) -> None:
     """SGD with momentum by hand: within a team first, in the order of its ranks, then over the teams; all counted."""
     changes = in_teams(size, virtual={"learners": learners}, linear_scaling=True, alpha0=0.01)
@@ -158,6 +162,7 @@ def in_order(gradients: list[Tensor]) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 def test_a_team_of_other_ranks_computes_other_sums(tmp_path: Path) -> None:
     """Else the test above would show less than it says: float sums depend on their order."""
     runs = [simulated(tmp_path / str(size), TENSORS, **in_teams(size, virtual={"learners": 7})) for size in (7, 3, 2)]
@@ -189,7 +194,7 @@ def test_stragglers_are_ranks_and_hold_up_their_team(tmp_path: Path) -> None:
         simulated(tmp_path / "none", SIZES, **in_teams(2, straggler={"slowdown": {"4": 5.0}}))
 
 
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("batched", spread([True, False], 2))
 def test_gradients_may_be_computed_as_one_batch(batched: bool, tmp_path: Path) -> None:
     runs = [
         simulated(tmp_path / name, TENSORS, **in_teams(size, virtual={"batched": batched})) for name, size in (("a", 2), ("b", 4))
@@ -235,7 +240,7 @@ def test_the_sum_of_a_team_is_dropped_on_all_shards_alike(steep: bool, tmp_path:
     """`steep`: each gradient is finite, and so is its loss, but the sum of two is not, and only one shard could see it."""
     brought = Brought(model=lambda: Sometimes(steep))
     out = tmp_path / "run"
-    run = simulated(out, TENSORS, brought, **in_teams(2, virtual={"learners": 6}, nonfinite="drop", shards=2, epochs=4))
+    run = simulated(out, TENSORS, brought, **in_teams(2, virtual={"learners": 6}, nonfinite="drop", shards=2))
     verdicts = [run.pushes[run.pushes["shard"] == shard][["learner_id", "seq", "verdict", "reason"]].tolist() for shard in (0, 1)]
     assert sorted(verdicts[0]) == sorted(verdicts[1])
     dropped = run.pushes[run.pushes["verdict"] == Verdict.DROP]
@@ -269,18 +274,16 @@ class Counting(WatchedWire):
         return super().start(dest, tag, fields, *bodies)
 
 
-@pytest.mark.parametrize(("size", "share"), [(1, 1), (2, 2), (4, 4), (8, 8)])
-def test_teams_of_k_send_and_receive_one_kth_of_the_bytes(
-    size: int, share: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_teams_of_k_send_and_receive_one_kth_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "VirtualWire", Counting)
-    crossed = []
-    for name, changes in (("alone", {}), ("teams", in_teams(size))):
+    crossed = {}
+    for size in (0, 1, 2, 8):
         Counting.nbytes = {}
-        simulated(tmp_path / name, SIZES, **merged({"virtual": {"learners": 8}, "shards": 2, "epochs": 2}, changes))
-        crossed.append(dict(Counting.nbytes))
-    for tag in (Tag.PUSH, Tag.ANSWER):
-        assert crossed[0][tag] == share * crossed[1][tag] > 0
+        virtual = {"learners": 8, "train_samples": 64}
+        simulated(tmp_path / str(size), SIZES, **merged({"virtual": virtual, "shards": 2}, in_teams(size) if size else {}))
+        crossed[size] = dict(Counting.nbytes)
+    for size, tag in itertools.product((1, 2, 8), (Tag.PUSH, Tag.ANSWER)):
+        assert crossed[0][tag] == size * crossed[size][tag] > 0
 
 
 def test_over_a_slow_network_a_team_is_faster(tmp_path: Path) -> None:

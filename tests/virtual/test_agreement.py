@@ -15,12 +15,13 @@ from torch import nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.replay import replay
 from tests.effort import spread
-from tests.virtual.jobs import SIZES, TENSORS, bits, simulated
+from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.storm import aftermath
 from tests.virtual.storm.draw import draw_agreed
 from tests.virtual.test_large_batch import Clipped
 from tests.virtual.test_optimisers import JOB, check_equal, serial, weights
 
+MARKS = pytest.mark.slow, pytest.mark.rare
 HARDSYNC: dict[str, Any] = {"protocol": "hardsync", "clip_average": 0.2}
 
 
@@ -30,11 +31,11 @@ HARDSYNC: dict[str, Any] = {"protocol": "hardsync", "clip_average": 0.2}
         [
             {"shards": 3},
             {"shards": 2, "exchange": "layerwise"},
+            {"shards": 2, "receive": "gathered", "evaluator": True, "evaluation": {"every_epochs": 0.1}},
             {"protocol": "allreduce"},
             {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": 3, "ranks_per_node": 3}},
-            {"shards": 2, "receive": "gathered", "evaluator": True, "evaluation": {"every_epochs": 0.1}},
         ],
-        2,
+        3,
     ),
     ids=str,
 )
@@ -48,7 +49,6 @@ def test_the_whole_average_is_clipped_as_a_loop_does(changes: dict[str, Any], tm
 
     check_equal(weights(tmp_path / "run"), serial(loop))
     assert loops[0].clipped > 5
-    assert replay(tmp_path / "run").holds
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,13 @@ def test_the_whole_average_is_clipped_as_a_loop_does(changes: dict[str, Any], tm
             {"failures": {"at_s": {"2": 5.0}, "then": "leave"}},
             {"aggregation": "node", "virtual": {"ranks_per_node": 2}},
         ],
-        2,
+        6,
     ),
     ids=str,
 )
 def test_with_whatever_it_goes_it_is_proved(changes: dict[str, Any], tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, **{**HARDSYNC, "shards": 3, **changes})
     assert replay(run.path).holds
-
-
-def test_the_same_seed_has_the_same_bits(tmp_path: Path) -> None:
-    one, other = (simulated(tmp_path / name, TENSORS, **HARDSYNC, shards=2) for name in ("one", "other"))
-    assert bits(one) == bits(other)
 
 
 def test_a_round_takes_another_round_trip(tmp_path: Path) -> None:
@@ -90,7 +85,7 @@ def test_a_round_takes_another_round_trip(tmp_path: Path) -> None:
     assert 1.9 < more < 4.1, "there and back, and perhaps a wait for the header to be taken"
 
 
-@pytest.mark.parametrize("number", spread(range(32), 16))
+@pytest.mark.parametrize("number", [1, *(pytest.param(at, marks=MARKS[: 1 + (at % 9 > 0)]) for at in (0, *range(2, 32)))])
 def test_signals_and_other_orders(number: int, tmp_path: Path) -> None:
     seen = aftermath.weather(draw_agreed(random.Random(f"agreed {number}"), number), tmp_path)
     assert not seen.failures, seen.failures[0]

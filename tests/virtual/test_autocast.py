@@ -48,7 +48,7 @@ def loop(dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> dict[str, t
     return {name: each.detach() for name, each in model.named_parameters()}
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", spread([3, 1], 2))
 def test_hardsync_is_a_loop_under_autocast(shards: int, tmp_path: Path) -> None:
     """To the last bits of the optimiser's kernels; without autocast it is another."""
     found = {}
@@ -61,7 +61,7 @@ def test_hardsync_is_a_loop_under_autocast(shards: int, tmp_path: Path) -> None:
         assert apart <= 1e-6 < float((found["not"][name] - value).abs().max())
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", spread([2, 1, 3], 3))
 def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> None:
     """Of a loss so small that without a scale hardly anything of its gradients would be left; the rate is as much larger."""
     small = 2.0**-20
@@ -76,7 +76,7 @@ def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> No
         assert (apart <= 1e-6) == near, (scale, apart)
 
 
-HALF: dict[str, Any] = {**JOB, "autocast": "float16", "log": {"progress": "off"}}
+HALF: dict[str, Any] = {**JOB, "autocast": "float16", "epochs": JOB["epochs"] / 3}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ HALF: dict[str, Any] = {**JOB, "autocast": "float16", "log": {"progress": "off"}
             {"local_steps": 3, "alpha0": 0.5},
             {"protocol": "hardsync", "aggregation": "node", "virtual": {"ranks_per_node": 6}},
         ],
-        3,
+        4,
     ),
     ids=str,
 )
@@ -127,15 +127,18 @@ def test_float16_where_a_pass_is_not_known_as_a_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": "async", "exchange": "layerwise", "shards": 2},
-        {"protocol": "allreduce"},
-        {"local_steps": 3, "alpha0": 0.5, "shards": 3},
-    ],
+    spread(
+        [
+            {"protocol": "async", "exchange": "layerwise", "shards": 2},
+            {"protocol": "allreduce"},
+            {"local_steps": 3, "alpha0": 0.5, "shards": 3},
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_replay_has_the_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    simulated(tmp_path / "run", CAST, **changes)
+    simulated(tmp_path / "run", CAST, **changes, epochs=JOB["epochs"] / 3)
     assert replay(tmp_path / "run").holds
 
 
@@ -146,7 +149,7 @@ def test_only_training_passes_are_cast(tmp_path: Path) -> None:
         seen[torch.is_grad_enabled()].add(output.dtype)
         return nn.functional.cross_entropy(output, target)
 
-    simulated(tmp_path / "run", CAST, Brought(loss=loss))
+    simulated(tmp_path / "run", CAST, Brought(loss=loss), epochs=0.02)
     assert seen == {True: {torch.bfloat16}, False: {torch.float32}}
 
 

@@ -28,6 +28,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.report import compare
 from mpisgd.report.single import report
 from mpisgd.simulate.compute import _measured
+from tests.effort import spread
 from tests.virtual.jobs import simulated
 
 pytestmark = pytest.mark.timeout(300)
@@ -41,7 +42,7 @@ LONG = {"virtual": {"train_samples": 28_000}}
 BOUND = {"log": {"max_bytes": LEAST_LOG_BYTES}}
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(scope="module", params=spread(JOBS, 3))
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     """The same run with all rows, and bounded."""
     path, job = tmp_path_factory.mktemp(request.param), {**LONG, **JOBS[request.param]}
@@ -139,7 +140,7 @@ def test_report_and_compare_say_so(both: tuple[Run, Run], tmp_path: Path) -> Non
 
 
 def test_a_bound_that_is_not_reached_changes_nothing(tmp_path: Path) -> None:
-    whole, bounded = simulated(tmp_path / "whole"), simulated(tmp_path / "bounded", **BOUND)
+    whole, bounded = (simulated(tmp_path / name, **bound, epochs=0.2) for name, bound in (("whole", {}), ("bounded", BOUND)))
     assert bounded.left_out == ""
     assert [bounded.table(table).tobytes() for table in schema.TABLES] == [whole.table(table).tobytes() for table in schema.TABLES]
     assert replay.check(bounded.path) == ""

@@ -16,6 +16,7 @@ from mpisgd import replay
 from mpisgd.analysis import books
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 SCENE: dict[str, Any] = {
@@ -43,14 +44,14 @@ def share_of_3(run: Run) -> float:
     return float(np.mean(applied["learner_id"] == 3))
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", spread([2, 1], 2))
 def test_plain_backup_never_uses_its_data(shards: int, tmp_path: Path) -> None:
     run = scene(tmp_path / "run", shards=shards)
     assert share_of_3(run) < 0.01
     assert books.never_counted(run) == [3]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", spread([2, 1], 2))
 def test_learners_that_are_told_begin_together_again(shards: int, tmp_path: Path) -> None:
     run = scene(tmp_path / "run", shards=shards, abort=True)
     assert share_of_3(run) == pytest.approx(0.25, abs=0.07)

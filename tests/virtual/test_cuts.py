@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,6 @@ WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "names": (cut_models.whole, {"group_size": 2, "shards": 3, "stages": {"at": list(cut_models.AT[2])}}),
     "names, over stages": (cut_models.whole, {"group_size": 4, "shards": 4, "stages": {"at": list(cut_models.AT[4])}}),
 }
-FIRST = ("by seconds", "names, over stages")
-
-
-def ways() -> list[Any]:
-    return [pytest.param(way, id=way, marks=() if way in FIRST else pytest.mark.slow) for way in WAYS]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +53,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str,
     return of
 
 
-@pytest.mark.parametrize("parts", spread([2, 1], 2))
-@pytest.mark.parametrize("way", ways())
+@pytest.mark.parametrize(("parts", "way"), spread(itertools.product([2, 1], reversed(WAYS)), 14, unpack=True))
 def test_each_cut_has_the_bits_of_one_rank(way: str, parts: int, alone: Any, tmp_path: Path) -> None:
     model, changes = WAYS[way]
     simulated(tmp_path / "run", SOME, Brought(model=model), **changes, micro_batches=parts)
@@ -77,12 +72,12 @@ def test_one_rank_is_a_loop_over_micro_batches(alone: Any) -> None:
         torch.testing.assert_close(found, parameter.detach(), rtol=2e-5, atol=2e-6)
 
 
-def test_a_measured_cut_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that whatever reads it cuts alike, and measures nothing."""
+def test_a_measured_cut_is_in_the_record(alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whatever reads it cuts alike, and measures nothing; the bits are those of one rank, too."""
     monkeypatch.setattr("mpisgd.pipeline.balance._seconds", lambda *_: [1.0, 1.0, 1.0, 5.0])
-    run = simulated(
-        tmp_path / "run", SOME, Brought(model=cut_models.sequential), group_size=2, shards=3, stages={"balance": "seconds"}
-    )
+    changes: dict[str, Any] = {"group_size": 2, "shards": 3, "stages": {"balance": "seconds"}, "micro_batches": 2}
+    run = simulated(tmp_path / "run", SOME, Brought(model=cut_models.sequential), **changes)
+    assert cut_models.state_of(run.path / schema.WEIGHTS) == alone(2)
     assert (run.config["stages"]["at"], run.config["stages"]["balance"]) == (["3"], "seconds")
     monkeypatch.setattr("mpisgd.pipeline.balance._seconds", lambda *_: [5.0, 1.0, 1.0, 1.0])
     assert replay.replay(tmp_path / "run", Brought(model=cut_models.sequential)).holds

@@ -77,19 +77,19 @@ def test_a_fine_tune_that_doubles_the_error_has_not_diverged(tmp_path: Path, cap
 def test_negative_losses_are_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A score that is to grow: the more, the more negative the loss."""
     brought = Brought(loss=lambda output, target: -torch.tanh(output.gather(1, target[:, None])).mean())
-    run, diverged = ended(tmp_path / "run", capsys, brought)
+    run, diverged = ended(tmp_path / "run", capsys, brought, epochs=0.5)
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0] < 0.1
     assert not diverged
 
 
 @pytest.mark.parametrize(("alpha0", "finite"), [(2.0, True), (1e30, False)])
 def test_a_run_that_blows_up_has_diverged(alpha0: float, finite: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, diverged = ended(tmp_path / "run", capsys, protocol="async", alpha0=alpha0, nonfinite="continue")
+    run, diverged = ended(tmp_path / "run", capsys, protocol="async", alpha0=alpha0, nonfinite="continue", epochs=0.5)
     assert bool(torch.tensor(run.pushes["loss"]).isfinite().all()) == finite
     assert diverged
 
 
 def test_without_a_log_only_what_is_not_finite_is_seen(tmp_path: Path) -> None:
-    job = {"protocol": "async", "nonfinite": "continue", "log": {"enabled": False, "progress": "off"}}
+    job = {"protocol": "async", "nonfinite": "continue", "log": {"enabled": False, "progress": "off"}, "epochs": 0.5}
     assert not simulate(config(tmp_path / "finite", JOB, **job, alpha0=2.0)).diverged
     assert simulate(config(tmp_path / "not", JOB, **job, alpha0=1e30)).diverged

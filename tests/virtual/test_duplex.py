@@ -5,6 +5,7 @@ That laws hold whatever the schedule is tested in `test_laws.py`.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,20 @@ from tests.virtual.scene import Scene, packed
 from tests.virtual.test_one_learner import ALPHA, ByHand, weights
 
 SOFTSYNC = {"name": "softsync", "n": 2}
-BOTH = pytest.mark.parametrize("exchange", ["duplex", "prefetch"])
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("protocol", ["softsync", "async"])
-@pytest.mark.parametrize(("exchange", "delay"), [("duplex", 1), ("prefetch", 2)])
+@pytest.mark.parametrize(
+    ("exchange", "delay", "protocol", "shards"),
+    spread(
+        [
+            (*exchange, *of)
+            for exchange in (("duplex", 1), ("prefetch", 2))
+            for of in itertools.product(("softsync", "async"), (1, 2))
+        ],
+        3,
+        unpack=True,
+    ),
+)
 def test_with_one_learner_it_is_sgd_with_a_delay(exchange: str, delay: int, protocol: str, shards: int, tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "by_hand")
     now = by_hand.weights()
@@ -43,16 +52,19 @@ def test_with_one_learner_it_is_sgd_with_a_delay(exchange: str, delay: int, prot
     torch.testing.assert_close(found, now, rtol=1e-5, atol=1e-6)
 
 
-@BOTH
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "exchange"),
     spread(
-        [
-            {"push_format": "bfloat16", "clip_norm": 0.1},
-            {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16", "accumulation": 2},
-            {"local_steps": 2},
-        ],
-        2,
+        itertools.product(
+            [
+                {"push_format": "bfloat16", "clip_norm": 0.1},
+                {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16", "accumulation": 2},
+                {"local_steps": 2},
+            ],
+            ("duplex", "prefetch"),
+        ),
+        3,
+        unpack=True,
     ),
 )
 def test_replay_proves_it(changes: dict[str, Any], exchange: str, tmp_path: Path) -> None:
@@ -73,7 +85,7 @@ def seconds_of_a_round(path: Path, exchange: str, compute_s: float, receive: str
         exchange=exchange,
         receive=receive,
         shards=2,
-        virtual={"learners": 2, "ranks_per_node": 2, "parameters": 11_000_000},
+        virtual={"learners": 2, "ranks_per_node": 2, "parameters": 11_000_000, "train_samples": 160},
         compute={"name": "constant", "mean_s": compute_s},
         network={"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10},
     )
@@ -106,7 +118,7 @@ def test_where_shards_gather_links_are_the_limit(tmp_path: Path) -> None:
     assert LIMIT_S <= prefetch < 1.05 * LIMIT_S
 
 
-@BOTH
+@pytest.mark.parametrize("exchange", ["duplex", "prefetch"])
 def test_there_is_a_pull_after_each_push(exchange: str) -> None:
     scene, roles, vector = Scene(2), packed(learners=1), np.zeros(3, np.float32)
     channel = {

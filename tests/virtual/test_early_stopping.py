@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", spread(CASES, 4))
+@pytest.mark.parametrize("name", spread(CASES, 7))
 def test_it_ends_in_order_and_is_proved(name: str, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", JOB, **CASES[name])
     told = run.events[run.events["kind"] == Event.ENOUGH]

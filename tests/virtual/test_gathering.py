@@ -234,7 +234,7 @@ def test_memory_that_is_lent_counts_as_parked(monkeypatch: pytest.MonkeyPatch) -
             {"protocol": "downpour"},
             {"protocol": {"name": "backup", "b": 1}, "sampling": "dealt"},
         ],
-        3,
+        4,
     ),
 )
 def test_replay_proves_it_behind_slow_links(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_replay_proves_it_behind_slow_links(changes: dict[str, Any], tmp_path: P
     renewed = list[int]()
     renew = SliceUpdate.renew_weights
     monkeypatch.setattr(SliceUpdate, "renew_weights", lambda self: (renewed.append(1), renew(self))[1])
-    run = simulated(tmp_path / "run", TENSORS, receive="gathered", shards=2, epochs=3, network=SLOW, **changes)
+    run = simulated(tmp_path / "run", TENSORS, receive="gathered", shards=2, network=SLOW, **changes)
     if "sampling" not in changes:  # whose end is another's
         Laws(run).hold()
     proof = replay.replay(run.path)

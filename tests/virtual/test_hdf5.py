@@ -26,12 +26,12 @@ SPLITS = {"train": slice(0, 70), "test": slice(70, 90)}
     "changes",
     spread(
         [
+            {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "sampling": "own"},
             {"protocol": "hardsync"},
             {"protocol": "hardsync", "shards": 2, "sampling": "own"},
-            {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "sampling": "own"},
             {"protocol": {"name": "softsync", "n": 4}, "evaluation": {"train": True}},
         ],
-        2,
+        4,
     ),
     ids=str,
 )

@@ -21,7 +21,7 @@ from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.resume import Resumption
 from mpisgd.records import initial
 from mpisgd.records.checkpoint.checkpoint import Checkpoint
-from mpisgd.records.log.reader import Directory
+from mpisgd.records.log.reader import Directory, Run
 from mpisgd.vectors.flat import FlatModel
 from tests.virtual.jobs import TENSORS, config, simulated
 
@@ -52,15 +52,18 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("of", ["run", "run/weights.pt", "state.pt"])
-def test_a_run_begins_with_the_last_weights_of_another(of: str, first: Path, tmp_path: Path) -> None:
-    """Its parameters and its buffers, to the bit; and the first evaluation is the last one of that run."""
+def test_a_model_begins_with_the_last_weights_of_another_run(of: str, first: Path, tmp_path: Path) -> None:
+    """Its parameters and its buffers, to the bit."""
     model = built(config(tmp_path / "unused", TENSORS, model=BATCH_NORM, init_from=str(first.parent / of)))
     assert same(dict(model.module.state_dict()), theta(first))
     assert all(torch.equal(each, theta(first)[name]) for name, each in model.initial_buffers.items())
-    run = simulated(tmp_path / "run", TENSORS, model=BATCH_NORM, init_from=str(first.parent / of), epochs=1)
-    last = simulated(tmp_path / "again", TENSORS, model=BATCH_NORM).evaluations
-    assert run.evaluations["loss"][0] == last["loss"][-1] != run.evaluations["loss"][-1]
-    file = first.parent / ("state.pt" if of == "state.pt" else "run/weights.pt")
+
+
+def test_a_run_begins_where_another_ended_and_is_proved(first: Path, tmp_path: Path) -> None:
+    """Its first evaluation is the last one of that run."""
+    run = simulated(tmp_path / "run", TENSORS, model=BATCH_NORM, init_from=str(first), epochs=1)
+    assert run.evaluations["loss"][0] == Run(first).evaluations["loss"][-1] != run.evaluations["loss"][-1]
+    file = first / "weights.pt"
     assert run.environment["brought"]["init_from"]["file"] == str(file)
     proof = replay.replay(run.path)
     assert proof.holds, proof.reason

@@ -18,6 +18,7 @@ from tests.virtual.test_optimisers import ALPHA0, JOB, LEARNERS, MU, check_equal
 
 #: Three layers, so that three slices can be cut between them.
 DEEP: dict[str, Any] = {"model": {"name": "mlp", "hidden": [24, 12]}}
+FEW = JOB["epochs"] / 3
 EXCLUDED: dict[str, Any] = {"weight_decay": {"*.bias": 0.0}}
 OPTIMIZERS: dict[str, tuple[type[Lars] | type[Lamb], dict[str, Any]]] = {
     "lars": (Lars, {"trust": Lars.trust, "weight_decay": 0.1}),
@@ -25,9 +26,19 @@ OPTIMIZERS: dict[str, tuple[type[Lars] | type[Lamb], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("groups", spread([EXCLUDED, {}], 2), ids=["no bias", "all"])
-@pytest.mark.parametrize(("shards", "exchange"), [(1, "whole"), (3, "layerwise")])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "shards", "exchange", "groups"),
+    spread(
+        [
+            ("lars", 3, "layerwise", EXCLUDED),
+            ("lamb", 3, "layerwise", {}),
+            ("lamb", 1, "whole", EXCLUDED),
+            ("lars", 1, "whole", {}),
+        ],
+        2,
+        True,
+    ),
+)
 def test_with_slices_of_whole_layers_it_is_the_papers_loop(
     name: str, shards: int, exchange: str, groups: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -39,7 +50,6 @@ def test_with_slices_of_whole_layers_it_is_the_papers_loop(
         return kind(dict(model.named_parameters()), ALPHA0, 0.1, no_bias() if groups else lambda name: False), None
 
     check_equal(weights(tmp_path / "run"), serial(loop, hidden=(24, 12)))
-    assert replay(tmp_path / "run").holds
 
 
 def test_of_a_learners_own_steps_parameters_are_those_of_the_inner_optimiser(tmp_path: Path) -> None:
@@ -62,17 +72,21 @@ def test_of_a_learners_own_steps_parameters_are_those_of_the_inner_optimiser(tmp
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [
-        ("lars", {}),
-        ("lamb", {"protocol": {"name": "async"}, "compensation": 0.04, "averaging": 0.9}),
-        ("lamb", {"protocol": "allreduce", "shards": 1}),
-        ("lars", {"protocol": {"name": "ssp", "get_model_frequency": 3}, "push_format": "bfloat16"}),
-        ("lars", {"local_steps": 3, "inner_optimizer": "lamb", "inner_alpha0": 0.01, "optimizer": "sgd"}),
-    ],
+    spread(
+        [
+            ("lamb", {"protocol": {"name": "async"}, "compensation": 0.04, "averaging": 0.9}),
+            ("lars", {}),
+            ("lamb", {"protocol": "allreduce", "shards": 1}),
+            ("lars", {"protocol": {"name": "ssp", "get_model_frequency": 3}, "push_format": "bfloat16"}),
+            ("lars", {"local_steps": 3, "inner_optimizer": "lamb", "inner_alpha0": 0.01, "optimizer": "sgd"}),
+        ],
+        3,
+        unpack=True,
+    ),
     ids=str,
 )
 def test_stale_gradients_and_cut_parameters_are_proved(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    base = {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 3, "optimizer": name, "alpha0": 0.01}
+    base = {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 3, "optimizer": name, "alpha0": 0.01, "epochs": FEW}
     simulated(tmp_path / "run", JOB, **{**base, **changes}, groups=EXCLUDED)
     assert replay(tmp_path / "run").holds
 
@@ -92,7 +106,7 @@ class Clipped:
         self.optimizer.step()
 
 
-@pytest.mark.parametrize(("shards", "of"), [(1, "model"), (1, "slice"), (2, "slice")])
+@pytest.mark.parametrize(("shards", "of"), spread([(2, "slice"), (1, "slice"), (1, "model")], 2, unpack=True))
 def test_averaged_gradients_are_clipped_as_a_loop_does(shards: int, of: str, tmp_path: Path) -> None:
     """Slices are those between the two layers."""
     changes: dict[str, Any] = {"clip_average": 0.2, "clip_average_of": of, "shards": shards, "exchange": "layerwise"}
@@ -106,21 +120,23 @@ def test_averaged_gradients_are_clipped_as_a_loop_does(shards: int, of: str, tmp
 
     check_equal(weights(tmp_path / "run"), serial(loop))
     assert loops[0].clipped > 5
-    assert replay(tmp_path / "run").holds
 
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"clip_average_of": "slice", "shards": 2, "optimizer": "lamb"},
-        {"shards": 1},
-        {"clip_average_of": "slice", "shards": 1, "protocol": "allreduce"},
-        {"shards": 1, "local_steps": 2, "alpha0": 0.7},
-    ],
+    spread(
+        [
+            {"clip_average_of": "slice", "shards": 2, "optimizer": "lamb"},
+            {"shards": 1},
+            {"shards": 1, "local_steps": 2, "alpha0": 0.7},
+            {"clip_average_of": "slice", "shards": 1, "protocol": "allreduce"},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_clipped_averages_of_stale_gradients_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    base = {"protocol": {"name": "softsync", "n": 1}, "clip_average": 0.3}
+    base = {"protocol": {"name": "softsync", "n": 1}, "clip_average": 0.3, "epochs": FEW}
     simulated(tmp_path / "run", JOB, **{**base, **changes})
     assert replay(tmp_path / "run").holds
 

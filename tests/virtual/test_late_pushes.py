@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,8 @@ UNEVEN: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def evaluate_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+@pytest.fixture(scope="module")
+def slow_evaluator() -> Iterator[list[float]]:
     """Virtual seconds that an evaluation takes."""
     seconds, pull = [0.3], Evaluator._pull
 
@@ -63,8 +63,15 @@ def evaluate_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         self._channel._wire.clock.sleep(seconds[0])  # type: ignore[attr-defined]
         return pull(self, number)
 
-    monkeypatch.setattr(Evaluator, "_pull", later)
-    return seconds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "_pull", later)
+        yield seconds
+
+
+@pytest.fixture
+def evaluate_s(slow_evaluator: list[float]) -> list[float]:
+    slow_evaluator[0] = 0.3
+    return slow_evaluator
 
 
 def over(run: Run, shard: int) -> Any:
@@ -86,7 +93,7 @@ def check_proved(run: Run) -> None:
     assert all(each.elements == 0 for each in proof.differences)
 
 
-@pytest.mark.parametrize("name", spread(CASES, 3))
+@pytest.mark.parametrize("name", spread(CASES, 6))
 def test_what_is_under_way_is_taken_and_proved(name: str, evaluate_s: list[float], tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", JOB, evaluation=STOPPING, **CASES[name])
     for shard in range(run.shards):
@@ -99,11 +106,17 @@ def test_what_is_under_way_is_taken_and_proved(name: str, evaluate_s: list[float
     check_proved(run)
 
 
-@pytest.fixture
-def late(evaluate_s: list[float], tmp_path: Path) -> Run:
+@pytest.fixture(scope="module")
+def late_run(slow_evaluator: list[float], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One learner is told to stop by shard 0 and leaves; the others have weights, and push towards an update that is never made."""
+    slow_evaluator[0] = 0.54
+    return simulated(tmp_path_factory.mktemp("late") / "run", JOB, evaluation=STOPPING, **UNEVEN)
+
+
+@pytest.fixture
+def late(late_run: Run, evaluate_s: list[float]) -> Run:
     evaluate_s[0] = 0.54
-    return simulated(tmp_path / "late", JOB, evaluation=STOPPING, **UNEVEN)
+    return late_run
 
 
 def test_a_gradient_for_an_update_that_is_never_made_is_late_and_proved(late: Run) -> None:
@@ -114,6 +127,7 @@ def test_a_gradient_for_an_update_that_is_never_made_is_late_and_proved(late: Ru
     check_proved(late)
 
 
+@pytest.mark.deeper
 @settings(
     max_examples=examples(24), deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )

@@ -209,11 +209,12 @@ COMMON = settings(
 )
 
 
-def drawn_jobs(max_examples: int, most_learners: int = 8, step: int = 1) -> Callable[[Check], Any]:
-    """So many drawn jobs of each protocol (or, in `make test`, of each `step`-th: `effort.py`), each in a directory of its own."""
+def drawn_jobs(max_examples: int, most_learners: int = 8, step: int = 1, first: int = 0) -> Callable[[Check], Any]:
+    """So many drawn jobs of each protocol (or, in `make test`, of each `step`-th from `first`), each in a directory of its own."""
+    names = sorted(PROTOCOLS)
 
     def over_protocols(check: Check) -> Any:
-        @pytest.mark.parametrize("protocol", spread(sorted(PROTOCOLS), step))
+        @pytest.mark.parametrize("protocol", spread([*names[first:], *names[:first]], step))
         def test(protocol: str) -> None:
             @settings(COMMON, max_examples=examples(max_examples))
             @given(jobs(protocol, most_learners), jitters)
@@ -228,12 +229,13 @@ def drawn_jobs(max_examples: int, most_learners: int = 8, step: int = 1) -> Call
     return over_protocols
 
 
-@drawn_jobs(max_examples=50)
+@pytest.mark.deeper
+@drawn_jobs(max_examples=50, step=2, first=2)
 def test_any_virtual_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     obeys(directory / "run", SIZES, changes, jitter_s)
 
 
-@drawn_jobs(max_examples=5, most_learners=4, step=2)
+@drawn_jobs(max_examples=5, most_learners=4, step=4, first=3)
 def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     run = obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s).run
     assert np.isfinite(run.pushes["loss"]).all()
@@ -242,14 +244,16 @@ def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], ji
 
 
 @pytest.mark.slow
-@drawn_jobs(max_examples=5, most_learners=4)
+@drawn_jobs(max_examples=5, most_learners=4, step=3)
 def test_so_does_one_that_sends_weights_while_they_are_made(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     """In chunks of sixteen weights; replay, which makes them at once, comes to the same bits."""
     with mock.patch.object(chunks, "CHUNK_NBYTES", 64):
         obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s)
 
 
-@drawn_jobs(max_examples=5, step=3)
+@pytest.mark.slow
+@pytest.mark.rare
+@drawn_jobs(max_examples=5)
 def test_it_is_the_same_again(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     runs = [simulated(directory / name, SIZES, **changes) for name in ("first", "again")]
     assert tables(runs[0]) == tables(runs[1])
@@ -260,7 +264,7 @@ def test_it_is_the_same_again(directory: Path, changes: dict[str, Any], jitter_s
 DIFFERING = {"virtual": {"learners": 5}, "shards": 3, "compute": {"name": "lognormal", "sigma": 0.5}}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", spread(range(3), 3))
 def test_shards_that_drop_different_learners_still_end_together(seed: int, tmp_path: Path) -> None:
     """No shard waits for another; the learners see to it that they compute on one clock."""
     laws = obeys(tmp_path / "run", SIZES, {**DIFFERING, "protocol": {"name": "backup", "N": 3}, "seed": seed}, jitter_s=0.05)

@@ -11,10 +11,11 @@ import torch
 from tests.virtual.storm import aftermath
 from tests.virtual.storm.draw import draw_layered
 
-PARTS, OF_EACH = 10, 14
+PARTS, OF_EACH = 28, 5
+MARKS = pytest.mark.slow, pytest.mark.rare
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=MARKS[: 1 + (part % 7 > 0)]) for part in range(1, PARTS))])
 def test_laws_hold_whatever_befalls_a_job(part: int, tmp_path: Path) -> None:
     """Learners die and hang between two slices of a gradient, too."""
     torch.set_num_threads(1)

@@ -3,6 +3,7 @@ its learning rate follows the schedule."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mpisgd import replay
 from mpisgd.gradient import stages
 from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.job.parts import Brought
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import FREE
 
@@ -27,10 +29,18 @@ JOB = {
 }
 
 
-@pytest.mark.parametrize("step_s", [0.0, 0.01, 0.04, 0.05])
-@pytest.mark.parametrize("protocol", [{"name": "ssp", "get_model_frequency": 4}, {"name": "downpour", "n_push": 1, "n_fetch": 4}])
+@pytest.mark.parametrize(
+    ("protocol", "step_s"),
+    spread(
+        itertools.product(
+            ({"name": "ssp", "get_model_frequency": 4}, {"name": "downpour", "n_push": 1, "n_fetch": 4}), (0.01, 0.0, 0.04, 0.05)
+        ),
+        3,
+        unpack=True,
+    ),
+)
 def test_only_what_outlasts_the_push_takes_time(
-    step_s: float, protocol: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    protocol: dict[str, object], step_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(LocalSteps):
         def take_own_step(self) -> None:
@@ -53,8 +63,10 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("schedule", [{"name": "step", "epochs": [2.0]}, {"name": "exponential", "warmup_epochs": 0.5}], ids=str)
-@pytest.mark.parametrize("name", OWN)
+SCHEDULES = {"name": "step", "epochs": [2.0]}, {"name": "exponential", "warmup_epochs": 0.5}
+
+
+@pytest.mark.parametrize(("name", "schedule"), spread(itertools.product(OWN, SCHEDULES), 5, unpack=True), ids=str)
 def test_own_steps_have_the_rate_that_the_shard_had_when_it_gave_the_weights(
     name: str, schedule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

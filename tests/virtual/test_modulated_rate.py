@@ -12,6 +12,7 @@ from mpisgd.analysis.about import protocol_label
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
 from mpisgd.replay import replay
+from tests.effort import spread
 from tests.virtual.jobs import simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, weights
 
@@ -31,7 +32,7 @@ def check_rates(run: Run, alpha0: float) -> None:
     assert len(np.unique(run.updates["learning_rate"])) > 3
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adagrad", "lars"])
+@pytest.mark.parametrize("optimizer", spread(["sgd", "adamw", "adagrad", "lars"], 4))
 def test_the_log_has_the_rates_and_replay_proves_them(optimizer: str, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", JOB, **STALE, optimizer=optimizer, alpha0=0.004, compute={"sigma": 0.5})
     check_rates(run, 0.004)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mpisgd.comm.virtual.network import Network
 from mpisgd.config.config_virtual import NetworkOptions
+from tests.effort import examples
 
 #: One rank: 1 byte/ns; one node: 4 bytes/ns; within a node: 2 bytes/ns, which the rank's own link slows to 1.
 LINKS = NetworkOptions(latency_s=2e-6, overhead_s=3e-7, bandwidth=1e9, node_bandwidth=4e9, local_bandwidth=2e9)
@@ -144,7 +145,7 @@ networks = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300, of=4), deadline=None, derandomize=True)
 @given(networks, st.lists(st.integers(0, 2), min_size=4, max_size=4), transfers)
 def test_no_link_carries_more_than_it_can(options: NetworkOptions, nodes: list[int], some: Transfers) -> None:
     """From any message's begin to any later one's end, at no link do more bytes pass than it could carry meanwhile."""
@@ -179,7 +180,7 @@ def _cores_have_time(options: NetworkOptions, passing: list[tuple[int, ...]], no
             assert busy_ns <= until - passing[first][3]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200, of=5), deadline=None, derandomize=True)
 @given(networks, transfers)
 def test_nodes_of_one_rank_each_are_reckoned_alike(options: NetworkOptions, some: Transfers) -> None:
     """Alone, and beside two ranks that share a node and say nothing: to a nanosecond of rounding for each message."""
@@ -187,7 +188,7 @@ def test_nodes_of_one_rank_each_are_reckoned_alike(options: NetworkOptions, some
     assert alone == pytest.approx(beside, abs=len(some))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200, of=5), deadline=None, derandomize=True)
 @given(networks, st.lists(st.integers(0, 2), min_size=4, max_size=4), transfers, st.integers(0, 10**6))
 def test_later_is_the_same_later(options: NetworkOptions, nodes: list[int], some: Transfers, shift: int) -> None:
     moved = [(source, dest, nbytes, begin + shift) for source, dest, nbytes, begin in some]

@@ -48,7 +48,7 @@ def named(name: str, **more: Any) -> Config:
     return from_mapping({"protocol": {"name": name, **more}})
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_majority_runs_and_is_replayed(shards: int, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, protocol="own_majority:Majority", shards=shards)
     summed = run.updates["gradients"]

@@ -15,6 +15,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import OwnSampling
 from mpisgd.replay import replay
+from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
 
@@ -36,7 +37,7 @@ def loop(updates: int) -> tuple[Weights, Weights]:
     return before, {name: each.detach() for name, each in model.named_parameters()}
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_hardsync_is_a_plain_loop_over_the_same_samples(shards: int, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", OWN, shards=shards)
     updates = int(run.done["clock"][0])  # type: ignore[index]
@@ -47,19 +48,22 @@ def test_hardsync_is_a_plain_loop_over_the_same_samples(shards: int, tmp_path: P
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"protocol": {"name": "softsync", "n": 2}, "shards": 2},
-        {"protocol": {"name": "softsync", "n": 2}, "exchange": "layerwise"},
-        {"protocol": "hardsync", "aggregation": "node", "virtual": {"learners": 4, "ranks_per_node": 2}},
-        {"protocol": "hardsync", "accumulation": 3},
-        {"protocol": "hardsync", "local_steps": 2, "alpha0": 0.5},
-        {"protocol": {"name": "timeout", "N": 3, "timeout_s": 0.5}},
-    ],
+    spread(
+        [
+            {"protocol": "hardsync", "aggregation": "node", "virtual": {"learners": 4, "ranks_per_node": 2}},
+            {"protocol": {"name": "softsync", "n": 2}, "shards": 2},
+            {"protocol": "hardsync", "local_steps": 2, "alpha0": 0.5},
+            {"protocol": "hardsync", "accumulation": 3},
+            {"protocol": {"name": "softsync", "n": 2}, "exchange": "layerwise"},
+            {"protocol": {"name": "timeout", "N": 3, "timeout_s": 0.5}},
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_it_goes_with_every_way_to_a_gradient_and_is_proved(changes: dict[str, Any], tmp_path: Path) -> None:
     """The protocols are in test_random_samples.py."""
-    simulated(tmp_path / "run", TENSORS, sampling="own", **changes)
+    simulated(tmp_path / "run", TENSORS, sampling="own", epochs=1, **changes)
     assert replay(tmp_path / "run").holds
 
 

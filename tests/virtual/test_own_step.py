@@ -27,6 +27,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report.compare import compare
 from mpisgd.simulate import simulate
+from tests.effort import spread
 from tests.virtual.jobs import TENSORS, config, simulated
 
 TOKENS, LENGTH, WIDTH = 11, 6, 8
@@ -227,29 +228,34 @@ NESTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 def test_a_batch_may_be_any_nest(tmp_path: Path) -> None:
     """What a collate function makes; the bits are those of dicts."""
-    brought = {"dict": BROUGHT}
-    for kind, (given, back) in NESTS.items():
 
-        def make(given: Callable[[Any], Any] = given) -> Any:
+    def nested(given: Callable[[Any], Any], back: Callable[[Any], Any]) -> Brought:
+        def make() -> Any:
             return tuple(DataLoader(each, collate_fn=lambda them: given(default_collate(them))) for each in make_data())
 
-        def own(model: nn.Module, batch: Any, back: Callable[[Any], Any] = back) -> dict[str, Any]:
-            return step(model, back(batch))
+        return Brought(model=Transformer, data=make, step=lambda model, batch: step(model, back(batch)))
 
-        brought[kind] = Brought(model=Transformer, data=make, step=own)
+    brought = {"dict": BROUGHT, **{kind: nested(*ways) for kind, ways in NESTS.items()}}
     runs = [simulated(tmp_path / kind, TENSORS, each, **HARDSYNC) for kind, each in brought.items()]
     assert len({run.pushes["loss"].tobytes() for run in runs}) == 1
     assert len({run.evaluations["accuracy"].tobytes() for run in runs}) == 1
     assert replay.check(tmp_path / "dataclass", brought["dataclass"]) == ""
 
 
-def test_layers_exchanged_one_by_one_and_teams_take_a_step(tmp_path: Path) -> None:
-    for name, changes in {
-        "layers": {"exchange": "layerwise", "shards": 2, "protocol": {"name": "softsync", "n": 2}},
-        "teams": {"aggregation": "node", "virtual": {"learners": 4, "ranks_per_node": 5}},
-    }.items():
-        simulated(tmp_path / name, TENSORS, BROUGHT, **{**HARDSYNC, **changes})
-        assert replay.check(tmp_path / name, BROUGHT) == ""
+@pytest.mark.parametrize(
+    "changes",
+    spread(
+        [
+            {"exchange": "layerwise", "shards": 2, "protocol": {"name": "softsync", "n": 2}},
+            {"aggregation": "node", "virtual": {"learners": 4, "ranks_per_node": 5}},
+        ],
+        2,
+    ),
+    ids=["layers", "teams"],
+)
+def test_layers_exchanged_one_by_one_and_teams_take_a_step(changes: dict[str, Any], tmp_path: Path) -> None:
+    simulated(tmp_path / "run", TENSORS, BROUGHT, **{**HARDSYNC, **changes})
+    assert replay.check(tmp_path / "run", BROUGHT) == ""
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -14,6 +14,7 @@ import pytest
 
 from mpisgd.analysis import arrivals
 from mpisgd.records.lock import Lock
+from tests.effort import thinned
 from tests.staged import staged
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -29,6 +30,7 @@ def script(name: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 30])
 def test_staleness_is_about_n_and_never_above_twice_n(n: int) -> None:
     fig1 = script("zhang16_fig1")
@@ -40,6 +42,7 @@ def test_staleness_is_about_n_and_never_above_twice_n(n: int) -> None:
         assert (found.minimum, found.maximum) == (0, 2)
 
 
+@pytest.mark.slow
 def test_that_needs_learners_that_are_alike() -> None:
     fig1 = script("zhang16_fig1")
     found, _ = fig1.measured(30, fig1.OTHERS["log-normal, σ = 0.5"], 10_000)
@@ -50,7 +53,8 @@ def test_that_needs_learners_that_are_alike() -> None:
 # ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 2]
 
 
-@pytest.mark.parametrize("benchmark", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", thinned(range(3), 9))
 def test_30_learners_are_22_to_28_times_as_fast_and_softsync_half_as_fast_again_as_hardsync(benchmark: int) -> None:
     fig2 = script("zhang16_fig2")
     what = fig2.BENCHMARKS[benchmark]
@@ -60,6 +64,8 @@ def test_30_learners_are_22_to_28_times_as_fast_and_softsync_half_as_fast_again_
         assert 1.3 < each / hardsync < 1.8
 
 
+@pytest.mark.slow
+@pytest.mark.rare
 def test_speed_up_grows_with_the_learners() -> None:
     fig2 = script("zhang16_fig2")
     for protocol in fig2.PROTOCOLS:
@@ -97,6 +103,7 @@ def test_stale_gradients_do_not_learn_at_a_rate_at_which_hardsync_does_unless_we
     assert len(fig3.figure_of(list(found.values()), scale).axes) == 2
 
 
+@pytest.mark.slow
 def test_of_a_run_that_diverges_only_the_first_epoch_is_computed() -> None:
     fig3 = script("zhang16_fig3")
     curve = fig3.Curve(30, "none", 1)
@@ -165,6 +172,7 @@ def _without_spaces(line: str) -> str:
 # ------------------------------------------------------------------------------------------------------ [Chen16 Table 1, Fig. 2]
 
 
+@pytest.mark.slow
 def test_40_asynchronous_learners_are_39_updates_stale_and_do_not_learn_at_a_rate_at_which_one_does() -> None:
     table1 = script("chen16_table1")
     alone, forty = (table1.trained(lambda_, max(table1.ALPHAS), epochs=3) for lambda_ in (1, 40))
@@ -178,6 +186,7 @@ def test_40_asynchronous_learners_are_39_updates_stale_and_do_not_learn_at_a_rat
 # -------------------------------------------------------------------------------------------------------- [Chen16 Fig. 3 to 6]
 
 
+@pytest.mark.slow
 def test_the_last_gradients_of_100_take_long() -> None:
     fig3 = script("chen16_fig3_4")
     run = fig3.logged(fig3.job(fig3.LAMBDA, 150))
@@ -217,6 +226,8 @@ def test_a_learner_that_is_late_once_is_late_for_ever_unless_told_or_used() -> N
     assert applied.wasted == 0
 
 
+@pytest.mark.slow
+@pytest.mark.rare
 def test_spans_given_up_are_as_many_as_their_events_and_follow_each_other() -> None:
     shared, late = script("virtual_runs"), script("late_learners")
     learner_id, start_s, end_s = shared.given_up(shared.logged(late.job("abort", "late by chance")))

@@ -21,8 +21,8 @@ from mpisgd.models.partition import Partition
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
-from tests.effort import examples
-from tests.virtual.jobs import TENSORS, bits, config, simulated, tables
+from tests.effort import REST, examples, spread
+from tests.virtual.jobs import TENSORS, bits, config, simulated
 from tests.virtual.test_laws import obeys
 from tests.virtual.test_model_parallel import in_groups
 from tests.virtual.test_optimisers import weights
@@ -36,7 +36,12 @@ SPEECH: dict[str, Any] = {"model": {"name": "speech", "hidden": [7, 5, 6]}, "gro
 
 @pytest.mark.slow
 @given(in_groups(), st.sampled_from([LOCAL, SPEECH]))
-@settings(max_examples=examples(240), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(
+    max_examples=examples(240) // (2 if REST else 1),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
 def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float], form: dict[str, Any]) -> None:
     changes, jitter_s = drawn
     own = form if changes["group_size"] > 1 else {"model": form["model"]}
@@ -47,20 +52,21 @@ def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float], form: d
 
 
 @pytest.mark.parametrize(
-    ("form", "protocol"), [(LOCAL, {"name": "softsync", "n": 2}), (SPEECH, {"name": "backup", "b": 1})], ids=["local", "speech"]
+    ("form", "protocol"),
+    spread([(LOCAL, {"name": "softsync", "n": 2}), (SPEECH, {"name": "backup", "b": 1})], 2, unpack=True),
+    ids=["local", "speech"],
 )
 def test_some_groups_obey_the_laws(protocol: dict[str, Any], form: dict[str, Any], tmp_path: Path) -> None:
     changes = {"protocol": protocol, "group_size": 3, "shards": 4, "micro_batches": 2, "mu": 6, "epochs": 0.3}
     obeys(tmp_path / "run", IMAGES, {**changes, **form}, 0.05)
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.3])
-def test_what_is_clipped_or_dropped_is_so_in_all_pieces(clip_norm: float, tmp_path: Path) -> None:
+def test_what_is_clipped_or_dropped_is_so_in_all_pieces(tmp_path: Path) -> None:
     """The norm is that of the whole gradient: with it, weights are others; and replay has them."""
     changes = {"group_size": 2, "shards": 3, "micro_batches": 2, "mu": 6, "epochs": 0.3, "nonfinite": "drop", **SPEECH}
-    run = obeys(tmp_path / "run", IMAGES, {**changes, "clip_norm": clip_norm}, 0.05).run
+    run = obeys(tmp_path / "run", IMAGES, {**changes, "clip_norm": 0.3}, 0.05).run
     plain = simulated(tmp_path / "plain", IMAGES, **changes)
-    assert (bits(run) == bits(plain)) == (clip_norm == 0.0)
+    assert bits(run) != bits(plain)
 
 
 def test_sends_that_are_waited_for_first_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +114,7 @@ class Mlp(nn.Module):
 
 def trained(path: Path, **changes: Any) -> tuple[Run, torch.Tensor]:
     """A run, and the trained first layer, of its pieces joined."""
-    run = simulated(path, TENSORS, Brought(model=Mlp), **{"alpha0": 0.2, "mu": 8, **changes})
-    assert replay.replay(path, Brought(model=Mlp)).holds
+    run = simulated(path, TENSORS, Brought(model=Mlp), **{"alpha0": 0.2, "mu": 8, "epochs": 1, **changes})
     found = weights(path)
     return run, torch.cat([each for name, each in found.items() if name.endswith("first")])
 
@@ -123,6 +128,7 @@ def test_pieces_train_as_the_whole_does(parts: int, size: int, tmp_path: Path) -
     assert alone.evaluations["error"][-1] < alone.evaluations["error"][0]
     some = {"group_size": size, "group_form": "partition", "shards": size + 1, "micro_batches": parts}
     run, found = trained(tmp_path / "pieces", protocol="hardsync", **some)
+    assert replay.replay(run.path, Brought(model=Mlp)).holds
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     first = [each.pushes[each.pushes["shard"] == 0] for each in (run, alone)]
     ours, theirs = (np.sort(each, order=["learner_id", "seq"])["loss"] for each in first)
@@ -148,15 +154,18 @@ class Drawn(nn.Module):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"protocol": "hardsync"}, {"protocol": {"name": "softsync", "n": 4}, "autocast": "bfloat16", "averaging": 0.9}],
-    ids=["hardsync", "softsync"],
+    [
+        {"protocol": {"name": "softsync", "n": 4}, "autocast": "bfloat16", "averaging": 0.9},
+        pytest.param({"protocol": "hardsync"}, marks=pytest.mark.slow),
+    ],
+    ids=["softsync", "hardsync"],
 )
 def test_own_pieces_that_draw_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    some = {"group_size": 2, "group_form": "partition", "shards": 3, "micro_batches": 2, "mu": 8, "evaluator": True}
-    run = simulated(tmp_path / "run", TENSORS, Brought(model=Drawn), **some, **changes)
-    assert replay.replay(tmp_path / "run", Brought(model=Drawn)).holds
-    again = simulated(tmp_path / "again", TENSORS, Brought(model=Drawn), **some, **changes)
-    assert tables(run) == tables(again)
+    some = {"group_size": 2, "group_form": "partition", "shards": 3, "micro_batches": 2, "mu": 8, "evaluator": True, "epochs": 0.6}
+    simulated(tmp_path / "run", TENSORS, Brought(model=Drawn), **some, **changes)
+    proof = replay.replay(tmp_path / "run", Brought(model=Drawn))
+    assert proof.holds
+    assert proof.simulated, "it is the same again"
 
 
 # -------------------------------------------------------------------------------------------------------------- seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ NBYTES = 16
 """Of a piece, in place of 60 KiB: a slice has some ten."""
 
 
-@pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "ranks_per_node"),
     spread(
-        [
-            {"exchange": "duplex"},
-            {"exchange": "prefetch", "protocol": {"name": "async"}},
-            {"exchange": "duplex", "receive": "gathered", "shards": 3},
-            {"exchange": "prefetch", "receive": "gathered"},
-            {"exchange": "duplex", "push_format": "topk", "topk_share": 0.3, "pull_format": "bfloat16"},
-        ],
-        3,
+        itertools.product(
+            [
+                {"exchange": "duplex"},
+                {"exchange": "prefetch", "protocol": {"name": "async"}},
+                {"exchange": "duplex", "receive": "gathered", "shards": 3},
+                {"exchange": "prefetch", "receive": "gathered"},
+                {"exchange": "duplex", "push_format": "topk", "topk_share": 0.3, "pull_format": "bfloat16"},
+            ],
+            [1, 2],
+        ),
+        7,
+        unpack=True,
     ),
 )
 def test_a_run_is_the_same(changes: dict[str, Any], ranks_per_node: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

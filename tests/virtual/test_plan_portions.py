@@ -14,6 +14,7 @@ from mpisgd.cli.plan import main
 from mpisgd.plan.portions import PortionPlan, measured, plan_portions
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate.job import simulate
+from tests.effort import spread
 from tests.virtual.test_sandblaster import job
 
 SAMPLES, LEARNERS = 1024, 8
@@ -48,7 +49,7 @@ def planned(run: Run) -> PortionPlan:
     return plan_portions(run, console=Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("protocol", [{"push_every": 3}, {"order": "portions"}], ids=str)
+@pytest.mark.parametrize("protocol", spread([{"push_every": 3}, {"order": "portions"}], 2), ids=str)
 def test_seconds_of_other_portions_are_predicted(protocol: dict[str, Any], tmp_path: Path) -> None:
     found = planned(ran(tmp_path / "run", 32, **protocol))
     assert found.repeated_s == pytest.approx(found.logged_s, rel=0.1)
@@ -78,28 +79,30 @@ def test_costs_are_those_of_the_configuration(tmp_path: Path) -> None:
     assert costs.pushing_s == pytest.approx(nbytes / 2e5, rel=0.5)
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return ran(tmp_path_factory.mktemp("short") / "run", 128, iterations=1)
+
+
 @pytest.mark.parametrize(
     ("options", "said"), [(["--target-error", "0.1"], "--target-error 0.1"), (["--learners", "9"], "--learners 9"), ([], "2 runs")]
 )
-def test_what_is_not_planned_is_refused(options: list[str], said: str, tmp_path: Path) -> None:
-    ran(tmp_path / "run", 128, iterations=1)
-    runs = [str(tmp_path / "run")] * (1 if options else 2)
+def test_what_is_not_planned_is_refused(options: list[str], said: str, short: Run) -> None:
+    runs = [str(short.path)] * (1 if options else 2)
     with pytest.raises(
         ConfigError, match=rf"{said}: .* is a run of sandblaster, of which alone the size of its portions is planned"
     ):
         main([*runs, *options])
 
 
-def test_the_command_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ran(tmp_path / "run", 128, iterations=1)
-    assert main([str(tmp_path / "run"), "--out", str(tmp_path / "plan")]) == 0
+def test_the_command_plans(short: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(short.path), "--out", str(tmp_path / "plan")]) == 0
     assert "Portions: mu = " in capsys.readouterr().out
     assert (tmp_path / "plan" / "plan.md").exists()
 
 
-def test_a_log_without_an_iteration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ran(tmp_path / "run", 128, iterations=1)
+def test_a_log_without_an_iteration_is_refused(short: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Run.of_coordinator
     monkeypatch.setattr(Run, "of_coordinator", lambda self, name: whole(self, name)[:0])
     with pytest.raises(DataError, match="holds no whole iteration: there is nothing to plan from"):
-        planned(run)
+        planned(Run(short.path))

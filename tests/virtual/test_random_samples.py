@@ -21,7 +21,7 @@ from mpisgd.base.streams import Domain
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.replay.serial import as_in_the_run
-from tests.effort import examples
+from tests.effort import examples, spread
 from tests.virtual.jobs import TENSORS, config, simulated
 
 SIDE = 4
@@ -132,7 +132,7 @@ def loop(made: Any, brought: Brought) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", spread([3, 1, 2], 3))
 def test_hardsync_of_random_crops_is_a_plain_loop_of_those_crops(shards: int, tmp_path: Path) -> None:
     brought = Brought(model=plain, data=lambda: (Named(60, 1), Named(20, 2)), step=cropping)
     changes = {"protocol": "hardsync", "virtual": {"learners": 3}, "optimizer": "adamw", "alpha0": 0.01, "epochs": 1}
@@ -149,7 +149,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(CASES, 2))
 def test_so_are_those_of_other_ways_to_a_gradient(name: str, tmp_path: Path) -> None:
     simulated(tmp_path / "run", TENSORS, BROUGHT, epochs=1, **CASES[name])
     proof = replay.replay(tmp_path / "run", BROUGHT)

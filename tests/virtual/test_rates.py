@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 #: Protocol -> samples of one update of four learners, with mini-batches of four.
@@ -21,8 +22,9 @@ UPDATES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("base", [SIZES, TENSORS], ids=["sizes", "tensors"])
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize(
+    ("name", "base"), [*((name, SIZES) for name in UPDATES), *spread([(name, TENSORS) for name in UPDATES], 6, unpack=True)]
+)
 def test_a_warm_up_of_k_updates_begins_with_one_kth_of_the_rate(name: str, base: dict[str, Any], tmp_path: Path) -> None:
     """The first update has a rate, too, and the k-th the whole one."""
     protocol, samples = UPDATES[name]
@@ -52,7 +54,7 @@ def test_thetabar_of_a_short_run_is_of_its_updates_or_the_run_says_that_it_is_no
     assert set(saved) == {"theta", "thetabar"}
 
 
-@pytest.mark.parametrize(("eps", "learns"), [(None, True), (1.0, False)])
+@pytest.mark.parametrize(("eps", "learns"), [(None, True), pytest.param(1.0, False, marks=pytest.mark.slow)])
 def test_rmsprop_learns_at_its_usual_rates(eps: float | None, learns: bool, tmp_path: Path) -> None:
     """0.001, say, with torch's eps, which is the default; with 1.0 it hardly moves."""
     optimizer = {"name": "rmsprop"} if eps is None else {"name": "rmsprop", "eps": eps}

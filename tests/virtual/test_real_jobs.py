@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 from mpisgd import replay
 from mpisgd.data import cifar10
 from mpisgd.data.dataset import DataSet, Split, subtract_mean
+from tests.effort import thinned
 
 RESULTS = Path(__file__).parents[2] / "results"
 SCRIPTS = sorted((RESULTS / "jobs").glob("*.py"))
@@ -70,7 +71,8 @@ def test_every_script_is_a_task() -> None:
     assert [path.stem for path in SCRIPTS] == sorted(TASKS)
 
 
-@pytest.mark.parametrize(("name", "way"), [pytest.param(*run, marks=[pytest.mark.slow] * (run[1] != "hardsync")) for run in RUNS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "way"), thinned(RUNS, 9))
 def test_a_job_trains_and_is_replayed(name: str, way: str, runs: Path) -> None:
     before = TASKS[name].after
     if before and not (runs / f"{before}-hardsync").exists():

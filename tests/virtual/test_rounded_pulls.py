@@ -18,7 +18,7 @@ from mpisgd.protocols import PROTOCOLS
 from mpisgd.serving.answering import Answering
 from tests.effort import spread
 from tests.unit.test_rounding import to_bfloat16, widened
-from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
+from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights
 from tests.virtual.test_told import reported
@@ -28,12 +28,12 @@ JOB: dict[str, Any] = {**HALF, "alpha0": 0.02, "model": {"name": "mlp", "hidden"
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"protocol": {"name": name}} for name in PROTOCOLS if name != "allreduce"},
     "backup": {"protocol": {"name": "backup", "b": 1}},
-    "abort": {"protocol": {"name": "backup", "b": 2, "abort": True}},
     "softsync": {"protocol": {"name": "softsync", "n": 2}},
-    "versioned-stale": {"protocol": {"name": "versioned", "tolerance": 1}},
-    "own steps": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
-    "local": {"protocol": "async", "local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
     "layers": {"protocol": "async", "exchange": "layerwise"},
+    "abort": {"protocol": {"name": "backup", "b": 2, "abort": True}},
+    "versioned-stale": {"protocol": {"name": "versioned", "tolerance": 1}},
+    "local": {"protocol": "async", "epochs": 2, "local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
+    "own steps": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "epochs": 2},
     "streamed": {"protocol": "hardsync", "exchange": "streamed"},
     "layers of one clock": {"protocol": "hardsync", "exchange": "layerwise"},
     "teams": {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "virtual": {"learners": 4, "ranks_per_node": 7}},
@@ -88,11 +88,11 @@ def way(held: np.ndarray, there: np.ndarray) -> np.ndarray:
     return there_from_here
 
 
-@pytest.mark.parametrize("name", spread(VARIANTS, 2))
+@pytest.mark.parametrize("name", spread(VARIANTS, 8))
 def test_learners_hold_what_the_definition_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, on every pull; and replay, which knows clocks alone, has the same losses and weights."""
     watch = Watch(monkeypatch)
-    run = simulated(tmp_path / "run", TENSORS, **{**JOB, **VARIANTS[name], "shards": 2})
+    run = simulated(tmp_path / "run", TENSORS, **{**JOB, "epochs": 1, **VARIANTS[name], "shards": 2})
     consistent = run.config["protocol"]["name"] in ("hardsync", "backup", "timeout") or name == "versioned"
     assert len(watch.weights) == 2
     assert len(watch.held) == 2 * run.lambda_
@@ -116,7 +116,7 @@ def test_learners_hold_what_the_definition_says(name: str, tmp_path: Path, monke
     assert replay.check(run.path, trust=True) == ""
 
 
-@pytest.mark.parametrize("name", spread(ALONE, 2))
+@pytest.mark.parametrize("name", spread(ALONE, 8))
 def test_with_one_learner_it_is_serial_sgd_at_what_it_holds(name: str, tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "by_hand")
     theta = by_hand.weights()
@@ -129,7 +129,8 @@ def test_with_one_learner_it_is_serial_sgd_at_what_it_holds(name: str, tmp_path:
     assert not torch.equal(found, weights(tmp_path / "exact", ALONE[name]))
 
 
-@drawn_jobs(max_examples=6, most_learners=4, step=4)
+@pytest.mark.slow
+@drawn_jobs(max_examples=6, most_learners=4, step=5)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001, "exchange": "whole"}
     job.pop("compensation", None)
@@ -145,11 +146,6 @@ def test_every_pull_but_the_first_is_half_as_long(protocol: Any, tmp_path: Path)
         run = simulated(tmp_path / push, SIZES, **changes, **HALF, push_format=push)
         assert run.pushes["pull_s"].tolist() == [pytest.approx(4.0)] + [pytest.approx(2.0)] * (len(run.pushes) - 1)
         assert run.pushes["push_s"][1:] == pytest.approx(push_s)
-
-
-def test_it_is_the_same_again(tmp_path: Path) -> None:
-    runs = [simulated(tmp_path / name, TENSORS, **JOB, protocol="async", shards=2) for name in ("first", "again")]
-    assert tables(runs[0]) == tables(runs[1])
 
 
 def test_small_updates_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +175,9 @@ def test_training_ends_as_well_as_in_float32(tmp_path: Path) -> None:
 
 
 def test_the_report_says_so(tmp_path: Path) -> None:
-    simulated(tmp_path / "run", TENSORS, **HALF)
+    simulated(tmp_path / "run", SIZES, **HALF, epochs=0.2)
     assert reported(tmp_path / "run")["weights pulled"] == "as bfloat16; what was rounded off one pull came with the next"
-    simulated(tmp_path / "exact", TENSORS)
+    simulated(tmp_path / "exact", SIZES, epochs=0.2)
     assert "weights pulled" not in reported(tmp_path / "exact")
 
 

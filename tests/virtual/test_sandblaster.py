@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import Tensor
 
+from mpisgd.analysis import about
 from mpisgd.base.errors import DivergenceError, PeerError
 from mpisgd.config import Config, config_file
 from mpisgd.data.sampling import PortionSampling
@@ -23,7 +20,7 @@ from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Outcome, Verdict, Why
-from mpisgd.report.single import report
+from mpisgd.report import single
 from mpisgd.sandblaster.slots import Slots
 from mpisgd.simulate.job import simulate
 from tests.effort import examples, spread
@@ -38,7 +35,7 @@ def job(out: Path, *, learners: int = 3, **changes: Any) -> Config:
     evaluation = {"every_epochs": 0.0}
     table = {"protocol": protocol, "virtual": virtual, "log": log, "evaluation": evaluation, "out": str(out), "overwrite": True}
     data = changes.pop("data", {"name": "synthetic", "samples": 211, "test_samples": 20, "shape": [6], "classes": 4})
-    return config_file.from_mapping({"model": "softmax", "data": data, "mu": 20, **table, **changes})
+    return config_file.from_mapping({"model": "softmax", "data": data, "mu": 20, "threads": 1, **table, **changes})
 
 
 def by_torch(config: Config, brought: Brought = NOTHING_BROUGHT) -> tuple[list[float], Tensor]:
@@ -146,15 +143,16 @@ def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> No
 
 def test_the_report_says_what_became_of_portions(tmp_path: Path) -> None:
     simulate(job(tmp_path / "run", learners=4, straggler={"slowdown": {2: 6.0}}))
-    found = report(tmp_path / "run", console=Console(file=io.StringIO()))
-    portions, iterations = found.table("portions"), found.table("iterations")
+    run = Run(tmp_path / "run")
+    tables = {table.key: table for table in single._tables(run, about.status(run))}
+    portions, iterations = tables["portions"], tables["iterations"]
     assert portions.cells("counted")[-1] == 11 * iterations.cells("evaluations")[-1]
     for row in portions.rows:
         assert row[1] == sum(row[2:6])  # type: ignore[arg-type]
         assert sum(row[6:]) == pytest.approx(100)  # type: ignore[arg-type]
     assert portions.cells("duplicates")[-1] > 0  # type: ignore[operator]
     assert iterations.cells("iteration") == list(range(1, ITERATIONS + 1))
-    assert any(drawing.key == "losses" and drawing.figure is not None for drawing in found.drawings)
+    assert any(drawing.key == "losses" and drawing.figure is not None for drawing in single.draw(run))
 
 
 def check(run: Run, portions: int) -> None:
@@ -176,7 +174,8 @@ def check(run: Run, portions: int) -> None:
     assert iterations["clock"][-1] == run.updates["clock"].max()
 
 
-@settings(max_examples=examples(150, of=36), deadline=None)
+@pytest.mark.deeper
+@settings(max_examples=examples(150, of=75), deadline=None)
 @given(data=st.data())
 def test_random_jobs(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Shards, learners, portions, slow ones, ones that leave; virtual sends are synchronous, and nobody waits in a circle."""
@@ -261,7 +260,7 @@ def test_snapshots_are_of_iterations_and_the_last_weights_are_evaluated(tmp_path
 
 
 def test_it_stops_where_it_has_converged(tmp_path: Path) -> None:
-    config = job(tmp_path / "run", protocol={"iterations": 500, "tolerance_grad": 1e-3, "weight_decay": 1.0})
+    config = job(tmp_path / "run", mu=211, protocol={"iterations": 500, "tolerance_grad": 1e-3, "weight_decay": 1.0})
     simulate(config)
     iterations = Run(tmp_path / "run").of_coordinator("iterations")
     assert iterations["why"][-1] == Why.GRADIENT
@@ -302,11 +301,3 @@ def test_it_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
     losses, _ = by_torch(config)
     assert Run(tmp_path / "run").updates["mean_loss"][:3].tolist() == losses[:3]
     assert losses[0] < 1.5
-
-
-def test_the_log_is_joined(tmp_path: Path) -> None:
-    simulate(job(tmp_path / "run", protocol={"log_commands": True}))
-    run = Run(tmp_path / "run")
-    with h5py.File(tmp_path / "run" / "log.h5") as log:
-        for table in ("portions", "iterations", "commands"):
-            assert np.array_equal(log[table][:].tobytes(), run.of_coordinator(table).tobytes())

@@ -13,6 +13,7 @@ from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate.job import simulate
+from tests.effort import spread
 from tests.virtual.test_sandblaster import MODELS, by_torch, job, weights_of
 
 IMAGES = {"name": "synthetic", "samples": 24, "test_samples": 2, "shape": [1, 28, 28], "classes": 10}
@@ -21,6 +22,7 @@ ALL: dict[str, tuple[dict[str, Any], Brought]] = {**MODELS, "the MNIST network":
 DECAY = 0.05
 
 
+@pytest.mark.slow
 def test_the_mnist_network_has_the_bits_of_torch_with_one_shard(tmp_path: Path) -> None:
     """Other models: `test_sandblaster`."""
     options = {"order": "portions", "tolerance_grad": 0.0, "iterations": 4}
@@ -32,7 +34,7 @@ def test_the_mnist_network_has_the_bits_of_torch_with_one_shard(tmp_path: Path) 
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", spread(ALL, 4))
 def test_three_shards_come_to_the_losses_of_one_but_for_rounding(name: str, tmp_path: Path) -> None:
     """One shard's are torch's. Sums over slices are rounded otherwise: the first line search of the MNIST network, along which the
     loss is all but linear, makes 1e-2 of a rounding in its step, in torch alone as well; so it has none here."""
@@ -49,7 +51,8 @@ def test_three_shards_come_to_the_losses_of_one_but_for_rounding(name: str, tmp_
     assert found[1].tolist() != found[0].tolist()
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.rare), 3])
 def test_a_convex_problem_comes_to_the_loss_of_scipy(shards: int, tmp_path: Path) -> None:
     """Softmax regression with weight decay, in float64 there."""
     optimize = pytest.importorskip("scipy.optimize")

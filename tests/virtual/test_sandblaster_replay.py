@@ -30,7 +30,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", spread(ORDERS, 2), ids=str)
+@pytest.mark.parametrize("options", spread(ORDERS, 3), ids=str)
 def test_a_run_is_proved_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     """With learners that are slow, and that leave."""
     config = job(
@@ -53,7 +53,7 @@ def test_a_run_is_proved_bit_for_bit(options: dict[str, Any], tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("told") / "run"
-    simulate(job(path, learners=4, shards=2, protocol={"iterations": 5, "log_commands": True}, evaluation={"every_epochs": 2.0}))
+    simulate(job(path, learners=4, shards=2, protocol={"iterations": 3, "log_commands": True}, evaluation={"every_epochs": 2.0}))
     assert replay(path).holds
     return path
 
@@ -125,7 +125,7 @@ FORGED: list[tuple[str, str, int | tuple[Op], str, Any, str]] = [
 
 @pytest.mark.parametrize(
     ("file", "table", "row", "column", "value", "said"),
-    spread(FORGED, 3, unpack=True),
+    spread(FORGED, 9, unpack=True),
     ids=[f"{table}-{column}-{getattr(value, '__name__', value)}" for _, table, _, column, value, _ in FORGED],
 )
 def test_a_forged_log_is_refused(
@@ -136,6 +136,13 @@ def test_a_forged_log_is_refused(
     proof = replay(tmp_path / "run")
     assert not proof.holds
     assert re.search(said, proof.reason), proof.reason
+
+
+def test_the_log_is_joined(told: Path) -> None:
+    run = Run(told)
+    with h5py.File(told / "log.h5") as log:
+        for table in ("portions", "iterations", "commands"):
+            assert np.array_equal(log[table][:].tobytes(), run.of_coordinator(table).tobytes())
 
 
 def test_commands_are_logged_with_what_was_answered(told: Path) -> None:

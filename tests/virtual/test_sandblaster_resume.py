@@ -17,6 +17,7 @@ from mpisgd.job import resume
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
+from tests.effort import spread
 from tests.virtual.storm import aftermath
 from tests.virtual.storm.draw import Draw, Fault
 
@@ -64,7 +65,11 @@ def weights_of(run: Run) -> torch.Tensor:
 STEPS = ["iteration", "clock", "loss", "gradient_max", "step", "history", "why"]
 
 
-@pytest.mark.parametrize(("faults", "every"), [(SIGNAL, 0), (END, 1), (END, 3)], ids=["signal", "killed", "killed, seldom saved"])
+@pytest.mark.parametrize(
+    ("faults", "every"),
+    spread([(END, 3), (SIGNAL, 0), (END, 1)], 3, unpack=True),
+    ids=["killed, seldom saved", "signal", "killed"],
+)
 def test_the_bits_are_those_of_a_run_that_was_never_stopped(
     faults: tuple[Fault, ...], every: int, whole: Run, tmp_path: Path
 ) -> None:
@@ -85,6 +90,7 @@ def test_the_bits_are_those_of_a_run_that_was_never_stopped(
     assert np.array_equal(mine["op"], theirs["op"])
 
 
+@pytest.mark.slow
 def test_other_shards_and_learners_go_on_within_rounding(whole: Run, tmp_path: Path) -> None:
     run, _ = job(tmp_path, attempts=(SIGNAL,), again=(3, 5))
     mine, theirs = run.of_coordinator("iterations"), whole.of_coordinator("iterations")

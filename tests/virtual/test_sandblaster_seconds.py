@@ -22,10 +22,10 @@ NOTHING = {"gradient_s_per_byte": 0.0, "update_s_per_byte": 0.0}
     [
         (8, False, 5),  # one each: the slow one's takes five units
         (8, True, 2),  # the others, idle after one, do it again
-        (16, False, 5),  # the slow one's first is waited for, and all others are done after three
-        (16, True, 3),
-        (24, False, 5),
-        (24, True, 4),
+        (16, True, 3),  # the slow one's first is waited for no longer
+        pytest.param(16, False, 5, marks=pytest.mark.slow),  # it is, and all others are done after three
+        pytest.param(24, False, 5, marks=pytest.mark.slow),
+        pytest.param(24, True, 4, marks=pytest.mark.slow),
         (32, False, 5),  # of four rounds of 7 and the slow one's, three are left: nobody waits for it
         (32, True, 5),
     ],

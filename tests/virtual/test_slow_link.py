@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from mpisgd.analysis import about
 from mpisgd.analysis.tables import Table
 from mpisgd.exchange.links import Carried
 from mpisgd.plan.costs.observe import observe
 from mpisgd.records.log.reader import Run
-from mpisgd.report import links
-from mpisgd.report.single import report
+from mpisgd.report import links, single
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, simulated
 
 FAST = 125e6
@@ -36,7 +36,7 @@ def table(run: Run) -> Table:
 
 def test_the_report_names_a_slow_link(tmp_path: Path) -> None:
     run = scene(tmp_path / "run", {3: 10.0}, protocol={"name": "softsync", "n": 5})
-    found = report(run.path, tmp_path / "report", Console(quiet=True)).table("links")
+    (found,) = (table for table in single._tables(run, about.status(run)) if table.key == "links")
     assert found.cells("node") == [f"node-{node}" for node in range(6)]
     assert found.cells("sends") == found.cells("receives") == pytest.approx([20.0, 4.0, 4.0, 4.0, 4.0, 4.0])
     assert found.cells("rate")[3] == pytest.approx(12.5, rel=0.01)
@@ -99,14 +99,18 @@ ABORT = {"name": "backup", "b": 1, "abort": True}
 
 @pytest.mark.parametrize(
     ("protocol", "in_turn", "gathered"),
-    [
-        ({"name": "hardsync"}, 0.80, 0.85),
-        (TIMEOUT, 0.85, 0.90),
-        ({"name": "backup", "b": 1}, 0.84, 0.97),
-        ({"name": "softsync", "n": 5}, 0.84, 0.95),
-        ({"name": "async"}, 0.84, 0.95),
-        (ABORT, 0.96, 0.97),
-    ],
+    spread(
+        [
+            ({"name": "hardsync"}, 0.80, 0.85),
+            (TIMEOUT, 0.85, 0.90),
+            ({"name": "backup", "b": 1}, 0.84, 0.97),
+            ({"name": "softsync", "n": 5}, 0.84, 0.95),
+            ({"name": "async"}, 0.84, 0.95),
+            (ABORT, 0.96, 0.97),
+        ],
+        6,
+        unpack=True,
+    ),
 )
 def test_what_protocols_keep_of_their_rate(protocol: dict[str, Any], in_turn: float, gathered: float, tmp_path: Path) -> None:
     """In turn, a shard serves nobody else during a slow transfer, which only learners that give up before they push spare the
@@ -121,11 +125,15 @@ def test_what_protocols_keep_of_their_rate(protocol: dict[str, Any], in_turn: fl
 
 @pytest.mark.parametrize(
     ("protocol", "in_turn", "gathered"),
-    [
-        ({"name": "backup", "b": 1}, 0.45, 0.97),
-        ({"name": "softsync", "n": 5}, 0.40, 0.83),
-        (ABORT, 0.70, 0.98),
-    ],
+    spread(
+        [
+            (ABORT, 0.70, 0.98),
+            ({"name": "backup", "b": 1}, 0.45, 0.97),
+            ({"name": "softsync", "n": 5}, 0.40, 0.83),
+        ],
+        3,
+        unpack=True,
+    ),
 )
 def test_a_transfer_of_a_mini_batch_and_a_half_hurts_nobody_else(
     protocol: dict[str, Any], in_turn: float, gathered: float, tmp_path: Path

@@ -19,10 +19,18 @@ from mpisgd.exchange.tolerant_channel import SpareChannel
 from mpisgd.job.roles.sgd import BuiltLearner
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
+from tests.effort import spread, thinned
 from tests.virtual.storm import aftermath, draw, package
 from tests.virtual.storm.draw import LONG_S, PATIENCE_S, WAYS, Draw, Fault
 
-QUICK = ("hardsync", "async", "versioned")
+QUICK = [("hardsync", 3), ("async", 1), ("versioned", 3)]
+"""Of the ways and shards of these tests, such as `make test` has."""
+
+
+def seldom(often: list[Any], cases: list[Any]) -> list[Any]:
+    """Parameters, of which `make test` has those named, and CI a third of the others."""
+    others = (each for each in cases if each not in often)
+    return [*often, *(pytest.param(*each, marks=pytest.mark.slow) for each in thinned(others, 9))]
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +57,7 @@ def told(run: Run, kind: Event, shard: int) -> list[tuple[int, float]]:
     return [(int(learner_id), float(value)) for learner_id, value in events[["learner_id", "value"]].tolist()]
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+@pytest.mark.parametrize(("way", "shards"), seldom(QUICK, [(way, shards) for way in WAYS for shards in (1, 3)]))
 def test_a_spare_takes_the_place_of_a_learner_that_dies(way: str, shards: int, tmp_path: Path) -> None:
     """It begins with the mini-batch after the last that any shard has had, and all learners leave in the end."""
     learner, spare = shards + 1, shards + 3
@@ -66,8 +73,7 @@ def test_a_spare_takes_the_place_of_a_learner_that_dies(way: str, shards: int, t
     assert mine["seq"][late].min() == mine["seq"][~late].max(initial=-1) + 1
 
 
-@pytest.mark.parametrize("shard", [0, 1])
-@pytest.mark.parametrize("way", ["hardsync", "async"])
+@pytest.mark.parametrize(("way", "shard"), spread([("hardsync", 0), ("hardsync", 1), ("async", 0), ("async", 1)], 3, unpack=True))
 def test_a_gradient_that_came_to_one_shard_alone_is_lost_on_the_other(way: str, shard: int, tmp_path: Path) -> None:
     """The spare goes on after it on both, and all is accounted for."""
     begin = LearnerChannel._send
@@ -90,7 +96,7 @@ def test_a_gradient_that_came_to_one_shard_alone_is_lost_on_the_other(way: str, 
     assert seqs[1 - shard][:3] == [0, 1, 3]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_die_and_one_spare_is_left(shards: int, tmp_path: Path) -> None:
     faults = Fault("kill", shards, at_s=0.05), Fault("kill", shards + 2, at_s=0.07)
     run = weathered(drawn("hardsync", shards, *faults), tmp_path)
@@ -99,7 +105,7 @@ def test_two_die_and_one_spare_is_left(shards: int, tmp_path: Path) -> None:
         assert [learner_id for learner_id, _ in told(run, Event.LOST, shard)] == [0, 2]
 
 
-@pytest.mark.parametrize("evaluator", [False, True])
+@pytest.mark.parametrize("evaluator", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_spares_take_all_places_when_all_learners_die(evaluator: bool, tmp_path: Path) -> None:
     faults = Fault("kill", 2, at_s=0.05), Fault("kill", 3, at_s=0.05)
     run = weathered(drawn("async", 2, *faults, learners=2, spares=2, evaluator=evaluator), tmp_path)
@@ -113,8 +119,9 @@ def test_a_spare_that_dies_idle_is_no_loss(tmp_path: Path) -> None:
     assert [learner_id for learner_id, _ in told(run, Event.LOST, 0)] == [1]
 
 
-@pytest.mark.parametrize("heard", [0, 1, 2])
-@pytest.mark.parametrize("way", ["hardsync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("way", "heard"), seldom([("hardsync", 1)], [(way, heard) for way in ("hardsync", "async") for heard in (0, 1, 2)])
+)
 def test_a_spare_that_dies_while_it_takes_a_place_is_followed_by_the_next(way: str, heard: int, tmp_path: Path) -> None:
     """`heard`: how many shards it has told; shard 0 is the last."""
     succeed = SpareChannel.succeed
@@ -164,15 +171,12 @@ def test_a_learner_that_dies_as_it_evaluates_is_followed_by_a_spare(tmp_path: Pa
 HANGS = [(way, wakes, shards) for way in WAYS for wakes in (False, True) for shards in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("way", "wakes", "shards"),
-    [pytest.param(*each, marks=() if each in (("hardsync", False, 1), ("async", True, 2)) else pytest.mark.slow) for each in HANGS],
-)
+@pytest.mark.parametrize(("way", "wakes", "shards"), seldom([("async", True, 1), ("hardsync", False, 2)], HANGS))
 def test_a_spare_takes_the_place_of_a_learner_that_hangs(way: str, wakes: bool, shards: int, tmp_path: Path) -> None:
     """For longer than anybody is patient; one that wakes later is heard no more, and others end as if it had died."""
     learner, spare = shards + 1, shards + 3
     hangs = Fault("stop", learner, at_s=0.03, lasts_s=2 * PATIENCE_S if wakes else LONG_S)
-    with mock.patch.dict(draw._OF_SGD, epochs=16):  # some go on without it, and would be done before anybody has lost patience
+    with mock.patch.dict(draw._OF_SGD, epochs=10):  # some go on without it, and would be done before anybody has lost patience
         run = weathered(drawn(way, shards, hangs), tmp_path)
     for shard in range(shards):
         assert told(run, Event.SUCCEEDED, shard) == [(1, spare)]
@@ -186,8 +190,7 @@ def test_a_spare_takes_the_place_of_the_only_learner(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heard", [0, 1, 2])
-@pytest.mark.parametrize("way", ["hardsync", "async"])
+@pytest.mark.parametrize(("way", "heard"), thinned([(way, heard) for way in ("hardsync", "async") for heard in (0, 1, 2)], 12))
 def test_a_spare_that_hangs_while_it_takes_a_place_is_followed_by_the_next(way: str, heard: int, tmp_path: Path) -> None:
     """`heard`: how many shards it has told; shard 0 is the last. When it wakes, it displaces nobody."""
     succeed = SpareChannel.succeed

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.effort import spread, thinned
 from tests.virtual.storm import aftermath, package
 from tests.virtual.storm.draw import Draw, draw, draw_batch
 from tests.virtual.storm.for_ever import FOR_EVER
@@ -21,8 +22,8 @@ from tests.virtual.storm.machine import Machine
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
 
-PARTS, OF_EACH = 50, 10
-OF_BATCH = 4
+PARTS, OF_EACH = 100, 5
+OF_BATCH = 2
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", spread(range(PARTS), PARTS))
 def test_laws_hold_whatever_befalls_a_job(part: int, tmp_path: Path) -> None:
     """Replay, which takes a third of the time, proves every second run."""
     for number in range(part * OF_EACH, (part + 1) * OF_EACH):
@@ -39,7 +40,7 @@ def test_laws_hold_whatever_befalls_a_job(part: int, tmp_path: Path) -> None:
         assert not seen.failures, f"{drawn}:\n{seen.failures[0]}\n{drawn!r}"
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", spread(range(PARTS), PARTS))
 def test_laws_hold_whatever_befalls_a_batch_optimisation(part: int, tmp_path: Path) -> None:
     """`python -m tests.faults.virtual_batch` runs 5,000."""
     for number in range(part * OF_BATCH, (part + 1) * OF_BATCH):
@@ -48,7 +49,7 @@ def test_laws_hold_whatever_befalls_a_batch_optimisation(part: int, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drawn", (KEPT | FOR_EVER).values(), ids=KEPT | FOR_EVER)
+@pytest.mark.parametrize("drawn", [pytest.param(drawn, id=name) for name, drawn in thinned((KEPT | FOR_EVER).items(), 9)])
 def test_what_was_found_once_is_mended(drawn: Draw, tmp_path: Path) -> None:
     seen = aftermath.weather(drawn, tmp_path)
     assert not seen.failures, f"{drawn}:\n{seen.failures[0]}"

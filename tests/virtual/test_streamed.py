@@ -24,6 +24,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.inflow import WINDOW, Inflow, Stream
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 
@@ -39,14 +40,17 @@ def weights(run: Run) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"clip_average": 0.1},
-        {"optimizer": {"name": "adam"}, "alpha0": 0.01, "averaging": 0.9, "shards": 3},
-        {"push_format": "bfloat16", "shards": 2},
-        {"pull_format": "bfloat16", "local_steps": 2},
-        {"push_format": "bfloat16", "pull_format": "bfloat16", "failures": {"at_s": {"2": 5.0}, "then": "leave"}, "shards": 2},
-        {"accumulation": 2, "straggler": {"slowdown": {"1": 20.0}}},
-    ],
+    spread(
+        [
+            {"clip_average": 0.1},
+            {"optimizer": {"name": "adam"}, "alpha0": 0.01, "averaging": 0.9, "shards": 3},
+            {"push_format": "bfloat16", "shards": 2},
+            {"push_format": "bfloat16", "pull_format": "bfloat16", "failures": {"at_s": {"2": 5.0}, "then": "leave"}, "shards": 2},
+            {"pull_format": "bfloat16", "local_steps": 2},
+            {"accumulation": 2, "straggler": {"slowdown": {"1": 20.0}}},
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks: None, tmp_path: Path) -> None:

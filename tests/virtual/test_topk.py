@@ -17,7 +17,7 @@ from mpisgd.gradient.largest import Largest
 from mpisgd.records.log.schema import Event
 from mpisgd.vectors.flat import slice_bounds
 from tests.effort import spread
-from tests.virtual.jobs import SIZES, TENSORS, not_finite_leaves_no_trace, simulated, tables
+from tests.virtual.jobs import SIZES, TENSORS, not_finite_leaves_no_trace, simulated
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights
 from tests.virtual.test_told import reported
@@ -25,7 +25,7 @@ from tests.virtual.test_told import reported
 FEW = {"push_format": "topk", "topk_share": 0.1}
 
 
-@pytest.mark.parametrize("name", spread(ALONE, 2))
+@pytest.mark.parametrize("name", spread(ALONE, 8))
 def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_path: Path) -> None:
     """Of each shard's slice the largest; and replay has the bits. In an allreduce the learner is the shard."""
     shards = 1 if name == "allreduce" else 2
@@ -45,7 +45,8 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
     assert replay.check(tmp_path / "run", trust=True) == ""
 
 
-@drawn_jobs(max_examples=5, most_learners=4, step=4)
+@pytest.mark.slow
+@drawn_jobs(max_examples=5, most_learners=4, step=5)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **FEW, "alpha0": 0.001}
     if job["exchange"] == "streamed":  # which cuts vectors elsewhere
@@ -67,12 +68,12 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", spread(MORE, 2))
+@pytest.mark.parametrize("name", spread(MORE, 4))
 def test_replay_has_the_bits_of_whatever_it_goes_with(name: str, tmp_path: Path) -> None:
-    job = {**FEW, "model": {"name": "mlp", "hidden": [8]}, "shards": 2, "alpha0": 0.01, **MORE[name]}
-    runs = [simulated(tmp_path / each, TENSORS, **job) for each in ("first", "again")]
-    assert tables(runs[0]) == tables(runs[1])
-    assert replay.check(runs[0].path, trust=True) == ""
+    job = {**FEW, "model": {"name": "mlp", "hidden": [8]}, "shards": 2, "alpha0": 0.01, "epochs": 1, **MORE[name]}
+    proof = replay.replay(simulated(tmp_path / "run", TENSORS, **job).path, trust=True)
+    assert proof.reason == ""
+    assert proof.simulated
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -84,6 +85,7 @@ def test_a_push_is_of_eight_bytes_for_each_element_that_it_has(shards: int, tmp_
     assert run.pushes["push_s"][run.pushes["seq"] > 0] == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_training_ends_nearly_as_well_as_with_all_of_the_gradient(tmp_path: Path) -> None:
     digits = {"data": "digits", "model": {"name": "mlp", "hidden": [32]}, "mu": 8, "epochs": 6, "alpha0": 0.02}
     run = simulated(tmp_path / "run", TENSORS, **digits, **FEW, protocol={"name": "softsync", "n": 4}, shards=2)

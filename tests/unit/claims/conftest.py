@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpisgd.replay.checks.record import read
+from mpisgd.replay.prove import check_log
 from tests.unit.claims.hands import environment
 from tests.unit.test_replay import simulated
 
@@ -36,24 +39,33 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+Runs = Callable[..., Path]
+
+
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each run twice: as it is, and, in a folder `real`, as if it had been one of real ranks."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Make a run where a test first asks for it, as it is and as if it had been one of real ranks; its log is as it must be."""
     directory = tmp_path_factory.mktemp("claims")
-    for name, special in RUNS.items():
-        simulated(directory / name, learners=LEARNERS, **special)
-        shutil.copytree(directory / name, directory / "real" / name)
-        environment(directory / "real" / name, virtual=False, cores_per_node=[2], cores=["0", "1"])
-    return directory
+
+    @cache
+    def made(name: str) -> Path:
+        virtual, real = directory / name / "virtual", directory / name / "real"
+        simulated(virtual, learners=LEARNERS, epochs=0.1, **RUNS[name])
+        shutil.copytree(virtual, real)
+        environment(real, virtual=False, cores_per_node=[2], cores=["0", "1"])
+        check_log(read(real))
+        return directory / name
+
+    return lambda name, *, real: made(name) / ("real" if real else "virtual")
 
 
 @pytest.fixture
-def run_of(runs: Path, tmp_path: Path) -> Callable[..., Path]:
+def run_of(runs: Runs, tmp_path: Path) -> Callable[..., Path]:
     """A copy of a run, to be tampered with."""
 
     def copy(name: str, *, real: bool) -> Path:
         path = tmp_path / "copy"
         shutil.rmtree(path, ignore_errors=True)
-        return shutil.copytree(runs / ("real" if real else "") / name, path)
+        return shutil.copytree(runs(name, real=real), path)
 
     return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay.claims import CLAIMS, Standing
 from tests.effort import spread
-from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC
+from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC, Runs
 from tests.unit.claims.hands import change, configuration, environment, named, refused
 from tests.unit.test_replay import Sometimes, believed, simulated
 
@@ -50,12 +51,12 @@ def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     assert "DONE is damaged" not in refused(path) != ""
 
 
-@pytest.mark.parametrize("name", spread([name for name in named("[environment]") if name not in ("attempts", "hosts")], 3))
+@pytest.mark.parametrize("name", spread([name for name in named("[environment]") if name not in ("attempts", "hosts")], 6))
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
     (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)
     path = run_of({"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups"}.get(name, "all"), real=True)
     environment(path, **{name: other(Run(path).environment[name])})
-    assert bool(refused(path)) == (claim.standing is not Standing.TRUST)
+    assert bool(refused(path, evaluations="none")) == (claim.standing is not Standing.TRUST)
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -64,9 +65,9 @@ def test_hosts(real: bool, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=real)
     hosts = Run(path).environment["hosts"]
     environment(path, hosts=[f"{host}-x" for host in hosts])
-    assert bool(refused(path)) == (not real)
+    assert bool(refused(path, evaluations="none")) == (not real)
     environment(path, hosts=hosts[:-1])
-    assert refused(path)
+    assert refused(path, evaluations="none")
 
 
 def test_attempts(run_of: Callable[..., Path]) -> None:
@@ -92,22 +93,21 @@ def test_buffers(run_of: Callable[..., Path]) -> None:
 # --------------------------------------------------------------------------------------------------- what was accepted before
 
 
-@pytest.mark.parametrize("real", [True, False])
-def test_an_error_of_one_per_cent(real: bool, run_of: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("real", "row"), spread(itertools.product([True, False], [-1, 5]), 3, unpack=True))
+def test_an_error_of_one_per_cent(real: bool, row: int, run_of: Callable[..., Path]) -> None:
     """Of the last evaluation, or of one in between; where these are left out, it is said."""
-    for row in (-1, 5):
-        path = run_of("all", real=real)
+    path = run_of("all", real=real)
 
-        def edit(rows: np.ndarray, row: int = row) -> None:
-            assert rows["error"][row] > 0.05
-            rows["error"][row] = 0.01
+    def edit(rows: np.ndarray) -> None:
+        assert rows["error"][row] > 0.05
+        rows["error"][row] = 0.01
 
-        change(path, "evaluations", edit)
-        assert "evaluated again 0." in refused(path)
-        assert bool(refused(path, evaluations="last")) == (row == -1)
-        proof = replay.replay(path, evaluations="none")
-        assert proof.holds
-        assert "loss" in dict((where, trust) for where, _, _, trust in proof.claims)["evaluations"]
+    change(path, "evaluations", edit)
+    assert "evaluated again 0." in refused(path)
+    assert bool(refused(path, evaluations="last")) == (row == -1)
+    proof = replay.replay(path, evaluations="none")
+    assert proof.holds
+    assert "loss" in dict((where, trust) for where, _, _, trust in proof.claims)["evaluations"]
 
 
 def test_evaluations_that_are_missing_or_too_many(run_of: Callable[..., Path]) -> None:
@@ -178,7 +178,7 @@ def test_what_was_rounded_off(run_of: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [
+    spread([
         {"network": {"bandwidth": 6e9}},
         {"network": {"latency_s": 3e-6}},
         {"service": {"update_s": 1e-3}},
@@ -186,12 +186,12 @@ def test_what_was_rounded_off(run_of: Callable[..., Path]) -> None:
         {"straggler": {"slowdown": {"1": 1.6}}},
         {"virtual": {"ranks_per_node": 2}},
         {"failures": {"at_s": {"1": 0.3}}},
-    ],
-)
+    ], 3),
+)  # fmt: skip
 def test_the_costs_of_a_virtual_run(changes: dict[str, Any], run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=False)
     configuration(path, **changes)
-    assert refused(path)
+    assert refused(path, evaluations="none")
 
 
 # ------------------------------------------------------------------------------------------------- what cannot be done again
@@ -220,8 +220,8 @@ def test_a_model_with_buffers_of_its_own(tmp_path: Path) -> None:
     assert "loss 0.1, simulated again" in replay.check(path, brought)
 
 
-def test_costs_that_are_not_here_any_more(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "bfloat16", tmp_path / "measured")
+def test_costs_that_are_not_here_any_more(runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs("bfloat16", real=False), tmp_path / "measured")
     path = simulated(tmp_path / "run", protocol=SOFTSYNC, compute={"name": "empirical", "run": str(tmp_path / "measured")})
     assert replay.replay(path).simulated
     shutil.rmtree(tmp_path / "measured")

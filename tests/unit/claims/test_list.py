@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 
 import pytest
 
@@ -12,18 +12,18 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.replay import claims
 from mpisgd.replay.claims import CLAIMS
+from tests.effort import spread
+from tests.unit.claims.conftest import RUNS, Runs
 from tests.unit.claims.hands import REPOSITORY, named, refused
 
 
-def test_the_list_has_everything(runs: Path) -> None:
+def test_the_list_has_everything(runs: Runs) -> None:
     for table, dtype in {**schema.TABLES, "summary": schema.SUMMARY}.items():
         assert set(named(table)) == set(dtype.names or ()), table
         assert table == "events" or len(named(table)) == len(dtype), "each once"
     assert sorted(named("DONE")) == sorted([*schema.DONE_ENTRIES, "weights", "best"])
     assert sorted(kind for claim in CLAIMS for kind in claim.of) == sorted(event.name for event in Event)
-    written = {
-        name for path in (*runs.glob("*/config.toml"), *runs.glob("real/*/config.toml")) for name in Run(path.parent).environment
-    }
+    written = {name for run in ("all", "layers", "teams", "groups") for name in Run(runs(run, real=True)).environment}
     assert set(named("[environment]")) == written | {"attempts"}
 
 
@@ -33,18 +33,17 @@ def test_the_documentation_has_the_table() -> None:
     assert "\n".join(["| | proved | checked | on trust |", "|---|---|---|---|", *rows]) in text
 
 
-def test_honest_runs_hold(runs: Path) -> None:
-    for path in (*runs.iterdir(), *(runs / "real").iterdir()):
-        if path.name != "real":
-            assert refused(path) == "", path
+@pytest.mark.parametrize(("name", "real"), spread(itertools.product(RUNS, [True, False]), 5, unpack=True))
+def test_an_honest_run_holds(name: str, real: bool, runs: Runs) -> None:
+    assert refused(runs(name, real=real)) == ""
 
 
-def test_what_is_printed_is_the_list(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(runs / "real" / "all")]) == 0
+def test_what_is_printed_is_the_list(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(runs("all", real=True))]) == 0
     words = capsys.readouterr().out.replace(",", " ").split()
     for where, *columns in claims.table():
         assert {where, *(name for names in columns for name in names)} <= set(words)
-    assert main(["replay", str(runs / "all"), "--evaluations", "last"]) == 0
+    assert main(["replay", str(runs("all", real=False)), "--evaluations", "last"]) == 0
     told = capsys.readouterr().out
     assert "simulated again: the whole virtual job" in told
     assert "loss of the others, error of the others" in told

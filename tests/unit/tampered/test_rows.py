@@ -18,8 +18,13 @@ from mpisgd.replay.checks.finding import Untrue
 from mpisgd.replay.checks.record import read
 from mpisgd.replay.prove import check_log
 from tests.effort import spread
-from tests.unit.tampered.conftest import Rows
+from tests.unit.tampered.conftest import RUNS, Rows
 from tests.unit.tampered.hands import edit, here, means, rewrite, rows_of, stale, up
+
+
+@pytest.mark.parametrize("name", spread(RUNS, 9))
+def test_an_honest_run_holds(name: str, runs: Callable[[str], Path]) -> None:
+    assert replay.check(runs(name)) == ""
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -46,17 +47,17 @@ def changed(record: Record, shard: int, table: str, rows: Rows) -> Record:
     return dataclasses.replace(record, shards=shards)
 
 
-def test_one_clock_over_all_shards(runs: Path) -> None:
-    record = read(runs / "backup-S2")
+def test_one_clock_over_all_shards(runs: Callable[[str], Path]) -> None:
+    record = read(runs("backup-S2"))
     rows = record.shards[1].pushes.copy()
     rows["timestamp"][20] -= 1
     with pytest.raises(Untrue, match=r"shard 1, pushes, row 20 .*: timestamps \d+, \d+ on the shards: expected the same on all"):
         compare_shards(changed(record, 1, "pushes", rows))
 
 
-def test_weights_that_were_not_asked_for(runs: Path) -> None:
+def test_weights_that_were_not_asked_for(runs: Callable[[str], Path]) -> None:
     """After a mini-batch at clock t a synchronous learner asks for clock t + 1."""
-    record = read(runs / "backup-S2")
+    record = read(runs("backup-S2"))
     rows = record.shards[0].rows_of[2]
     for shard in (0, 1):
         pushes = record.shards[shard].pushes.copy()
@@ -67,8 +68,8 @@ def test_weights_that_were_not_asked_for(runs: Path) -> None:
         compare_shards(record)
 
 
-def test_a_mini_batch_is_computed_again_only_where_it_was_rejected(runs: Path) -> None:
-    record = read(runs / "softsync-S2")
+def test_a_mini_batch_is_computed_again_only_where_it_was_rejected(runs: Callable[[str], Path]) -> None:
+    record = read(runs("softsync-S2"))
     for verdict in (Verdict.REJECT, Verdict.APPLY):
         for shard in (0, 1):
             pushes = record.shards[shard].pushes.copy()
@@ -83,9 +84,9 @@ def test_a_mini_batch_is_computed_again_only_where_it_was_rejected(runs: Path) -
                 compare_shards(tampered)
 
 
-def test_weights_cannot_come_from_the_gradients_that_they_gave(runs: Path) -> None:
+def test_weights_cannot_come_from_the_gradients_that_they_gave(runs: Callable[[str], Path]) -> None:
     """On each shard alone it could be; between the shards it is a circle."""
-    record = read(runs / "softsync-S2")
+    record = read(runs("softsync-S2"))
     for shard in (0, 1):
         pushes = record.shards[shard].pushes.copy()
         early = np.flatnonzero(pushes["clock"] == 0)[shard]
@@ -119,13 +120,14 @@ def cells(record: Record, shard: int) -> Iterator[tuple[str, str, int]]:
                     yield table, name, row
 
 
-@pytest.mark.parametrize("name", spread(RUNS, 3))
-def test_every_cell(name: str, runs: Path) -> None:
+@pytest.mark.deeper
+@pytest.mark.parametrize("name", spread(RUNS, 4))
+def test_every_cell(name: str, runs: Callable[[str], Path]) -> None:
     """Each cell of the last shard's log is changed a little, up and down in turn; all is seen without computing."""
-    record = read(runs / name)
+    record = read(runs(name))
     shard = len(record.shards) - 1
     slipped = []
-    for number, (table, column, row) in enumerate(thinned(cells(record, shard), 11)):
+    for number, (table, column, row) in enumerate(thinned(cells(record, shard), 33)):
         by = 1 - 2 * (number % 2)
         rows = getattr(record.shards[shard], table).copy()
         values = rows[column].astype(np.int64 if rows.dtype[column].kind in "iu" else np.float64)
@@ -143,15 +145,15 @@ def test_every_cell(name: str, runs: Path) -> None:
     assert slipped == []
 
 
-@pytest.mark.parametrize("table", spread(PROVEN, 3))
-@pytest.mark.parametrize("name", RUNS)
-def test_every_row(name: str, table: str, runs: Path) -> None:
+@pytest.mark.deeper
+@pytest.mark.parametrize(("name", "table"), spread(itertools.product(RUNS, PROVEN), 7, unpack=True))
+def test_every_row(name: str, table: str, runs: Callable[[str], Path]) -> None:
     """Each row of the last shard's log is left out, doubled, or trades places with the next."""
-    record = read(runs / name)
+    record = read(runs(name))
     shard = len(record.shards) - 1
     rows = getattr(record.shards[shard], table)
     order = list(range(len(rows)))
-    for row in thinned(order, 3):
+    for row in thinned(order, 6):
         ways = [order[:row] + order[row + 1 :], order[: row + 1] + order[row:]]
         if row + 1 < len(rows):
             ways.append([*order[:row], row + 1, row, *order[row + 2 :]])

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,9 @@ def test_another_configuration(run: Path) -> None:
     assert "the protocol says" in replay.check(run) or "give 2" in replay.check(run)
 
 
-def test_another_count_of_a_teams_gradients(runs: Path, tmp_path: Path) -> None:
+def test_another_count_of_a_teams_gradients(runs: Callable[[str], Path], tmp_path: Path) -> None:
     """Also where the updates were made to fit, and where nothing came of the gradient."""
-    path = shutil.copytree(runs / "teams-S2", tmp_path / "run")
+    path = shutil.copytree(runs("teams-S2"), tmp_path / "run")
     rows = rows_of(path)
     applied, dropped = (int(np.flatnonzero(rows["verdict"] == verdict)[0]) for verdict in (Verdict.APPLY, Verdict.DROP))
     for row in (dropped, applied):
@@ -133,15 +134,15 @@ def test_another_count_of_a_teams_gradients(runs: Path, tmp_path: Path) -> None:
         ([[2, 3], [4, 5, 6], [7, 8]], r"shard 0, pushes, row \d+ .*: the sum of \d gradient\(s\): \d rank\(s\) compute"),
     ],
 )
-def test_other_teams(teams: list[list[int]], why: str, runs: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(runs / "teams-S2", tmp_path / "run")
+def test_other_teams(teams: list[list[int]], why: str, runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shutil.copytree(runs("teams-S2"), tmp_path / "run")
     say(path, teams)
     assert re.match(why, replay.check(path)), replay.check(path)
 
 
 @pytest.mark.parametrize("teams", [[], [[2, 3, 4], [5, 6]], [[2, 3, 4], [5, 6], []], [[2, 3, 4], [5, 6], [6, 7]]])
-def test_teams_that_cannot_be(teams: list[list[int]], runs: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(runs / "teams-S2", tmp_path / "run")
+def test_teams_that_cannot_be(teams: list[list[int]], runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shutil.copytree(runs("teams-S2"), tmp_path / "run")
     say(path, teams)
     with pytest.raises(DataError, match=r"\[environment\] teams = .*, expected the ranks of 3 learners, each once"):
         replay.check(path)
@@ -155,8 +156,8 @@ def say(path: Path, teams: list[list[int]]) -> None:
     (path / "config.toml").write_text(tomli_w.dumps(contents))
 
 
-def test_who_left_when(runs: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(runs / "leaving", tmp_path / "run")
+def test_who_left_when(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shutil.copytree(runs("leaving"), tmp_path / "run")
     events = rows_of(path, "events")
     (departed,) = np.flatnonzero(events["kind"] == schema.Event.DEPARTED)
     rewrite(path, "events", lambda rows: np.delete(rows, departed))
@@ -168,15 +169,15 @@ def test_who_left_when(runs: Path, tmp_path: Path) -> None:
         ({"time_s": up(-0.1)}, r"it left at .* s, but clock \d+ was from .* to .* s"),
     ):
         shutil.rmtree(path)
-        shutil.copytree(runs / "leaving", path)
+        shutil.copytree(runs("leaving"), path)
         rewrite(path, "events", edit(departed, **changes))
         found = replay.check(path)
         assert found
         assert re.search(why, found), found
 
 
-def test_when_the_time_was_over(runs: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(runs / "timeout-S2", tmp_path / "run")
+def test_when_the_time_was_over(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shutil.copytree(runs("timeout-S2"), tmp_path / "run")
     over = np.flatnonzero(rows_of(path, "events")["kind"] == schema.Event.TIMEOUT)
     assert len(over) > 3
     rewrite(path, "events", lambda rows: np.delete(rows, over[1]))
@@ -187,7 +188,7 @@ def test_when_the_time_was_over(runs: Path, tmp_path: Path) -> None:
         ({"time_s": up(1.0)}, ""),
     ):
         shutil.rmtree(path)
-        shutil.copytree(runs / "timeout-S2", path)
+        shutil.copytree(runs("timeout-S2"), path)
         rewrite(path, "events", edit(over[1], **changes))
         found = replay.check(path)
         assert found
