@@ -4,6 +4,7 @@ number keeps a new one from starting ("The PMIx server's listener thread failed 
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -21,6 +22,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     run = {item for item in items if any(item.get_closest_marker(name) for name in ("slow", "alone", "deeper"))}
     config.hook.pytest_deselected(items=[item for item in items if item not in run])
     items[:] = [item for item in items if item in run]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector all that the imports have made: it would look through these objects in each test again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

@@ -54,6 +54,7 @@ def texts(figure: Figure | None) -> list[str]:
     return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
 
 
+@pytest.mark.slow
 def test_all_figures_of_a_run(run: Run, tmp_path: Path) -> None:
     drawings = draw(run)
     assert [drawing.key for drawing in drawings] == [

@@ -165,7 +165,7 @@ def test_names_are_given_once_and_beside_groups_alone() -> None:
         StagesOptions(("1", "1"))
 
 
-@settings(max_examples=examples(100, 4))
+@settings(max_examples=examples(100, 4), deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=3, max_size=8), st.integers(1, 3))
 def test_the_largest_run_is_as_small_as_can_be(sizes: list[int], count: int) -> None:
     layers = [Layer("", size) for size in sizes]

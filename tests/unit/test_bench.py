@@ -34,6 +34,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.bench import faults, log, peers, settings
 from tests.bench.peers import torch_networks
+from tests.effort import spread as spread_cases
 
 from .fabricate import Log, row, rows, write_run
 
@@ -203,7 +204,8 @@ def test_the_cost_of_faults_is_that_of_three_ways_in_turn(launches: list[tuple[C
 # --------------------------------------------------------------------------------------------------------------- peers
 
 
-@pytest.mark.parametrize("key", USUAL)
+@pytest.mark.slow
+@pytest.mark.parametrize("key", spread_cases(USUAL, 3))
 def test_a_peer_that_knows_nothing_of_mpisgd_trains_the_same_network(key: str) -> None:
     ours = models.make(CASES[key].model, input_shape=(3, 32, 32), classes=10, seed=1)
     theirs = torch_networks.make(key)

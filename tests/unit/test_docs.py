@@ -55,6 +55,7 @@ def sources(*folders: str) -> Iterator[Path]:
         yield from (path for path in (ROOT / folder).rglob("*.py") if path != Path(__file__))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "page"), [("DESIGN", "design"), ("TRAPS", "traps")])
 def test_every_section_that_the_code_cites_is_there(word: str, page: str) -> None:
     text = (DOCS / "explanation" / f"{page}.md").read_text()
@@ -67,6 +68,7 @@ def test_every_section_that_the_code_cites_is_there(word: str, page: str) -> Non
     assert cited <= there
 
 
+@pytest.mark.slow
 def test_every_law_that_the_code_cites_is_there() -> None:
     section = (DOCS / "explanation" / "design.md").read_text().split("## 4. Laws")[1].split("\n## ")[0]
     there = set(re.findall(r"^(\d)\. \*\*", section, re.MULTILINE))

@@ -29,7 +29,7 @@ def mlp(*hidden: int) -> nn.Module:
     return models.make(MlpOptions(hidden=hidden, batch_norm=True), input_shape=(6,), classes=3, seed=1)
 
 
-@settings(max_examples=examples(100, 4))
+@settings(max_examples=examples(100, 4), deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 6))
 def test_stages_are_runs_of_the_flat_vector_with_shards_of_their_own(hidden: list[int], count: int, more: int) -> None:
     model = mlp(*hidden)

@@ -178,6 +178,7 @@ def test_without_gradients_the_decisions_are_checked(tmp_path: Path) -> None:
     assert "no gradients" in proof.nothing_to_compare
 
 
+@pytest.mark.slow
 def test_a_batched_run_is_the_same_within_a_tolerance(tmp_path: Path) -> None:
     path = simulated(tmp_path / "run", protocol=SOFTSYNC, model="small_cnn", virtual={"learners": 4, "batched": True}, epochs=0.05)
     proof = replay.replay(path)

@@ -58,6 +58,7 @@ def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange:
     assert set(run.pushes["samples"]) == {COUNT * MU}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     spread(

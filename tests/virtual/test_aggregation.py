@@ -70,7 +70,7 @@ def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", spread(["backup", "timeout", "hardsync"], 3))
+@pytest.mark.parametrize("protocol", ["backup", *(pytest.param(name, marks=pytest.mark.rare) for name in ("hardsync", "timeout"))])
 def test_any_virtual_job_in_teams_obeys(protocol: str) -> None:
     @settings(COMMON, max_examples=examples(50))
     @given(team_jobs(protocol), jitters)
@@ -194,6 +194,7 @@ def test_stragglers_are_ranks_and_hold_up_their_team(tmp_path: Path) -> None:
         simulated(tmp_path / "none", SIZES, **in_teams(2, straggler={"slowdown": {"4": 5.0}}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", spread([True, False], 2))
 def test_gradients_may_be_computed_as_one_batch(batched: bool, tmp_path: Path) -> None:
     runs = [

@@ -79,6 +79,7 @@ def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> No
 HALF: dict[str, Any] = {**JOB, "autocast": "float16", "epochs": JOB["epochs"] / 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     spread(

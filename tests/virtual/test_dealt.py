@@ -64,6 +64,7 @@ def drawn(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**changes, "sampling": "dealt", "exchange": "whole", "protocol": protocol}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", spread(NAMES, 4))
 def test_in_any_virtual_job_each_portion_counts_once(protocol: str) -> None:
     """Stragglers, pauses, departures, networks and shards of all kinds; replay finds each log possible, and simulates it again."""

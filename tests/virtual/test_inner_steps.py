@@ -103,7 +103,6 @@ def test_local_sgd_averages_weights(tmp_path: Path) -> None:
         return torch.optim.SGD(model.parameters(), 0.05), None
 
     check_equal(weights(tmp_path / "run"), loop(sgd, lambda them: torch.optim.SGD(them, 1.0)))
-    assert replay(tmp_path / "run").holds
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def test_averaged_gradients_are_clipped_as_a_loop_does(shards: int, of: str, tmp
     assert loops[0].clipped > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     spread(

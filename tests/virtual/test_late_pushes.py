@@ -127,7 +127,7 @@ def test_a_gradient_for_an_update_that_is_never_made_is_late_and_proved(late: Ru
     check_proved(late)
 
 
-@pytest.mark.deeper
+@pytest.mark.slow
 @settings(
     max_examples=examples(24), deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )

@@ -80,6 +80,7 @@ def test_any_virtual_job_obeys(protocol: str) -> None:
     one()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", spread(PROTOCOLS_BY_LAYER, 4))
 def test_so_does_one_with_gradients(protocol: str) -> None:
     """And it is replayed to the same bits."""
@@ -303,6 +304,7 @@ def test_what_is_not_finite_is_dropped_on_all_shards_alike(push_format: str, tmp
     assert replay.check(run.path, brought) == ""
 
 
+@pytest.mark.slow
 def test_learners_are_batched_layer_by_layer(tmp_path: Path) -> None:
     """The schedule is that of learners one by one, and so are the losses, but for float tolerance; several are computed at once."""
     many: list[int] = []

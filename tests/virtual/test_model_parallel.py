@@ -201,6 +201,7 @@ def blocks() -> list[nn.Module]:
     return [Block(False), Block(False), nn.Sequential(Block(True), nn.Linear(6, 3))]
 
 
+@pytest.mark.slow
 def test_own_stages_that_draw_are_proved(tmp_path: Path) -> None:
     """And what a stage draws depends on its number and the micro-batch's: else all would drop the same units."""
     changes = {"protocol": {"name": "softsync", "n": 4}, "mu": 8, "shards": 3, "epochs": 1}
@@ -364,6 +365,7 @@ def test_what_needs_seconds_of_whole_learners_says_so(tmp_path: Path) -> None:
         fit.fit(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "how"),
     [

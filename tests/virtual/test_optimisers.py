@@ -213,6 +213,7 @@ def test_groups_of_sgd_have_the_same_bits_on_any_number_of_shards(tmp_path: Path
         assert all(torch.equal(tensor, other[name]) for other in found[1:]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     spread(

@@ -123,6 +123,7 @@ def test_hardsync_is_a_plain_loop_with_the_same_step(shards: int, tmp_path: Path
     assert not torch.allclose(before["head.weight"], expected["head.weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "shards"), [({"name": "softsync", "n": 3}, 2), pytest.param({"name": "hardsync"}, 1, marks=pytest.mark.slow)]
 )

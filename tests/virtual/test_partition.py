@@ -152,6 +152,7 @@ class Drawn(nn.Module):
         return self.partition.sum(output + self.last(gathered) if self.last is not None else output + 0 * gathered.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

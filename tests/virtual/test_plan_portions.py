@@ -59,6 +59,7 @@ def test_seconds_of_other_portions_are_predicted(protocol: dict[str, Any], tmp_p
         assert by_size[mu].evaluation_s == pytest.approx(evaluation_s(ran(tmp_path / "other", mu, **protocol)), rel=0.15), mu
 
 
+@pytest.mark.slow
 def test_the_best_is_between_what_is_waited_for_and_what_messages_cost(tmp_path: Path) -> None:
     found = planned(ran(tmp_path / "run", 64))
     assert 8 <= found.best.mu < 128

@@ -89,6 +89,7 @@ PROTOCOLS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(12), deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )

@@ -174,7 +174,7 @@ def check(run: Run, portions: int) -> None:
     assert iterations["clock"][-1] == run.updates["clock"].max()
 
 
-@pytest.mark.deeper
+@pytest.mark.slow
 @settings(max_examples=examples(150, of=75), deadline=None)
 @given(data=st.data())
 def test_random_jobs(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

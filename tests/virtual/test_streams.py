@@ -55,6 +55,7 @@ class Stream(IterableDataset[Any]):
 BROUGHT = Brought(data=lambda: (Stream(60), Stream(20, noise=0)))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(10), deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )

@@ -193,6 +193,7 @@ def test_learners_that_share_links_fall_out_of_step(turn_nbytes: int, least: flo
     assert least < rounds[paused + 1 : paused + 6].mean() < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "how"),
     spread(

@@ -51,12 +51,28 @@ def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     assert "DONE is damaged" not in refused(path) != ""
 
 
-@pytest.mark.parametrize("name", spread([name for name in named("[environment]") if name not in ("attempts", "hosts")], 6))
+ON_TRUST = {name for claim in CLAIMS if claim.where == "[environment]" and claim.standing is Standing.TRUST for name in claim.names}
+
+
+@pytest.mark.parametrize("name", spread(sorted({*named("[environment]")} - ON_TRUST - {"attempts"}), 2))
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
-    (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)
     path = run_of({"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups"}.get(name, "all"), real=True)
     environment(path, **{name: other(Run(path).environment[name])})
-    assert bool(refused(path, evaluations="none")) == (claim.standing is not Standing.TRUST)
+    assert refused(path, evaluations="none")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ON_TRUST - {"hosts", "threads", "virtual"},
+        *(pytest.param({name}, marks=pytest.mark.slow) for name in ("threads", "virtual")),
+    ],
+)
+def test_what_is_on_trust_in_the_environment(names: set[str], run_of: Callable[..., Path]) -> None:
+    path = run_of("all", real=True)
+    said = Run(path).environment
+    environment(path, **{name: other(said[name]) for name in names})
+    assert refused(path, evaluations="none") == ""
 
 
 @pytest.mark.parametrize("real", [True, False])
