@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpisgd.base import storage
 from tests.effort import REST
 
 
@@ -28,6 +29,11 @@ def pytest_collection_finish() -> None:
     """Spare the garbage collector all that the imports have made: it would look through these objects in each test again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Leave with pytest's own status, though tests of a full disk have had the process promise to fail."""
+    atexit.unregister(storage._leave)
 
 
 def pytest_configure() -> None:
