@@ -46,7 +46,7 @@ def execute(job: dict[str, Any], comm: MPI.Intracomm) -> tuple[int, str, str, fl
 
 def script(words: list[str]) -> int:
     with mock.patch.object(sys, "argv", words):
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(str(Path(words[0]).resolve()), run_name="__main__")  # workers of a DataLoader look for it
     return 0
 
 
