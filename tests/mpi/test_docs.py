@@ -87,6 +87,7 @@ def test_command(workplace: Path, ended: dict[int, Launched], number: int, comma
     if number not in ended:
         batch = together(number)
         calls = [(each.ranks, workplace, each.words) for each in batch.values()]
+        ended.update(dict.fromkeys(batch, Launched(1, "", f"what began with number {number} did not come to its end")))
         done = execute(workplace, calls, max(each.ranks for each in batch.values()), timeout_s=LONGEST_S * len(batch))
         ended.update(zip(batch, done, strict=True))
     assert ended[number].status == 0, ended[number].text
