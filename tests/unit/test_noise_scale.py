@@ -120,7 +120,7 @@ def test_the_truth_is_found(kind: str, every_update: None, tmp_path: Path) -> No
     assert abs(found.samples - variance / gradient_sq) < 4 * found.error
 
 
-@pytest.mark.slow
+@pytest.mark.deeper
 def test_the_error_is_the_spread_of_repetitions(every_update: None, tmp_path: Path) -> None:
     found = [noise_scale(run_of(tmp_path / str(seed), synthetic(100, "weights", seed)[0])) for seed in thinned(range(30), 3)]
     assert 0.7 < np.mean([each.error for each in found]) / np.std([each.samples for each in found]) < 1.4

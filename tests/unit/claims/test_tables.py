@@ -19,7 +19,7 @@ from tests.unit.claims.hands import a_row, change, little, much, of_tables, refu
 # ------------------------------------------------------------------------------------------------------------------ tables
 
 
-@pytest.mark.parametrize(("table", "column"), spread(of_tables(Standing.PROVED), 4, unpack=True))
+@pytest.mark.parametrize(("table", "column"), spread(of_tables(Standing.PROVED), 2, unpack=True))
 def test_what_is_proved(table: str, column: str, run_of: Callable[..., Path]) -> None:
     for name in ("bfloat16", "all") if column == "rounded" else ("all",):
         path = run_of(name, real=True)
