@@ -122,7 +122,7 @@ def test_a_chain_outlives_whatever_ended_a_link_that_had_saved(submit, script, s
     assert queued_again(script, submit(script, done=False, status=status, environment={"FAKE_SAVES": "1"}))
 
 
-@pytest.mark.parametrize(("status", "script"), [(2, CHAINS[0]), (85, CHAINS[1]), (2, CHAINS[2])])
+@pytest.mark.parametrize(("status", "script"), spread(itertools.product([2, 85], CHAINS), 2, unpack=True))
 def test_a_chain_ends_where_nothing_new_was_saved(submit, script, status):
     outcome = submit(script, done=False, status=status)
     assert not queued_again(script, outcome)

@@ -39,7 +39,7 @@ def dies(started: list[Job], out: Path, ranks: int, point: str, victim: int, *wo
     return job
 
 
-def spread(cases: list[tuple[str, int, str, tuple[str, ...], int]], often: str) -> list[Any]:
+def in_ci(cases: list[tuple[str, int, str, tuple[str, ...], int]], often: str) -> list[Any]:
     """CI has the case of one point, the others are `rare`."""
     return [
         pytest.param(*case, id=f"{case[0]} {case[1]} {case[2]}", marks=[] if case[0] == often else pytest.mark.rare)
@@ -56,7 +56,7 @@ WHERE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "victim", "protocol", "words", "ranks"), spread(WHERE, "pushing"))
+@pytest.mark.parametrize(("point", "victim", "protocol", "words", "ranks"), in_ci(WHERE, "pushing"))
 def test_its_group_leaves_as_one_learner(
     started: list[Job], tmp_path: Path, point: str, victim: int, protocol: str, words: tuple[str, ...], ranks: int
 ) -> None:
@@ -87,7 +87,7 @@ HANGS = [
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.parametrize(("point", "victim", "protocol", "words", "ranks"), spread(HANGS, "in a call"))
+@pytest.mark.parametrize(("point", "victim", "protocol", "words", "ranks"), in_ci(HANGS, "in a call"))
 def test_a_group_of_which_one_hangs_is_missed_as_one_learner(
     started: list[Job], tmp_path: Path, point: str, victim: int, protocol: str, words: tuple[str, ...], ranks: int
 ) -> None:
