@@ -24,6 +24,7 @@ from drive import say_size, wait_politely
 from mpisgd.__main__ import main
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.liveness.guard import failing_fast
+from tests.once import once
 
 WORLD = MPI.COMM_WORLD
 
@@ -64,5 +65,5 @@ def everything() -> None:
 
 
 if __name__ == "__main__":
-    with failing_fast(WORLD, lambda: "commands"):
+    with failing_fast(WORLD, lambda: "commands"), once():
         everything()

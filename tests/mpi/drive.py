@@ -47,6 +47,7 @@ from mpisgd.gradient import stages
 from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.update import optimizer
 from mpisgd.vectors.memory import Memory
+from tests.once import once
 
 
 def recording(config: Config, seen: list[np.ndarray]) -> tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Tensor]]:
@@ -231,7 +232,7 @@ def main() -> None:
         {"together": together, "interrupted": interrupted}[sys.argv[2]](json.loads(Path(sys.argv[1]).read_text()))
         return
     doing = [""]
-    with failing_fast(world, lambda: doing[0]):
+    with failing_fast(world, lambda: doing[0]), once():
         for job in json.loads(Path(sys.argv[1]).read_text()):
             doing[0] = job.get("resume") or job["config"]["out"]
             comm = cast(MPI.Intracomm, world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank))

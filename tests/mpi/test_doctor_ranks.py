@@ -29,6 +29,7 @@ def examine(ranks, show, patch="", timeout_s=60.0, **options):
     return launch(ranks, "-c", PROGRAM.format(patch=patch, show=show, timeout_s=timeout_s), **options)
 
 
+@pytest.mark.slow
 def test_ranks_give_one_report_without_a_fault(tmp_path):
     done = launch(2, "-m", "mpisgd", "doctor", cwd=tmp_path, timeout_s=120)
     assert done.status == 0, done.text

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from mpisgd.base.git import Commit, commit_of, commit_of_package
-from mpisgd.data import digits
-from mpisgd.job import provenance
 from mpisgd.site.scripts import render
+from tests.once import once
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _once() -> Iterator[None]:
-    once = cache(commit_of)
-
-    def of(directory: Path, files: Sequence[Path] = ()) -> Commit:
-        return once(directory, tuple(files))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "commit_of", of)
-        patch.setattr(provenance, "commit_of_package", cache(commit_of_package))
-        patch.setattr(digits, "_read", cache(digits._read))
+    with once(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "_environment", cache(render._environment))
         yield
 

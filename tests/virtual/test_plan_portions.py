@@ -49,6 +49,7 @@ def planned(run: Run) -> PortionPlan:
     return plan_portions(run, console=Console(file=io.StringIO()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", spread([{"push_every": 3}, {"order": "portions"}], 2), ids=str)
 def test_seconds_of_other_portions_are_predicted(protocol: dict[str, Any], tmp_path: Path) -> None:
     found = planned(ran(tmp_path / "run", 32, **protocol))

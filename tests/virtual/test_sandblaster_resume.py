@@ -65,6 +65,7 @@ def weights_of(run: Run) -> torch.Tensor:
 STEPS = ["iteration", "clock", "loss", "gradient_max", "step", "history", "why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "every"),
     spread([(END, 3), (SIGNAL, 0), (END, 1)], 3, unpack=True),

@@ -171,6 +171,7 @@ def test_a_learner_that_dies_as_it_evaluates_is_followed_by_a_spare(tmp_path: Pa
 HANGS = [(way, wakes, shards) for way in WAYS for wakes in (False, True) for shards in (1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "wakes", "shards"), seldom([("async", True, 1), ("hardsync", False, 2)], HANGS))
 def test_a_spare_takes_the_place_of_a_learner_that_hangs(way: str, wakes: bool, shards: int, tmp_path: Path) -> None:
     """For longer than anybody is patient; one that wakes later is heard no more, and others end as if it had died."""
