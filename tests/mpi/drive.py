@@ -47,7 +47,11 @@ from mpisgd.gradient import stages
 from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.update import optimizer
 from mpisgd.vectors.memory import Memory
+
+sys.path.append(str(Path(__file__).parents[2]))
+
 from tests.once import once
+from tests.pretend_gpu import pretend_gpu
 
 
 def recording(config: Config, seen: list[np.ndarray]) -> tuple[Callable[..., nn.Module], Callable[[Tensor, Tensor], Tensor]]:
@@ -191,8 +195,6 @@ def gpu(how: str | None) -> Iterator[None]:
     if how is None:
         yield
         return
-    from tests.pretend_gpu import pretend_gpu
-
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(optimizer, "CACHED_NBYTES", 0))
         if how != "none":
