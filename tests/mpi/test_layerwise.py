@@ -132,7 +132,7 @@ COMMON = {
 CASES = dealt(
     RUNS,
     once=[name for name in RUNS if name.endswith("-whole")],
-    always=("attending-S4", "few-S3", "pausing-async-S2", "hardsync-S4-twice-layerwise", "hardsync-S4-twice-whole"),
+    always=("attending-S4", "few-S3", "hardsync-S4-twice-layerwise", "hardsync-S4-twice-whole"),
 )
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 

@@ -18,7 +18,7 @@ COMMON = {
     "protocol": {"name": "softsync", "n": 3},
     "model": {"name": "mlp", "hidden": [1200, 1200]},
     "shards": 2,
-    "epochs": 0.1,
+    "epochs": 0.05,
     "mu": 8,
     "log": {"progress": "off"},
     "evaluation": {"every_epochs": 0},
