@@ -113,7 +113,6 @@ print("then diverged:", mpisgd.train(loss=loss, config=config).diverged)
 """
 
 
-@pytest.mark.slow
 def test_a_process_by_itself_outlives_its_users_errors(tmp_path: Path) -> None:
     """A notebook: what is wrong before the start, in the middle of a run, and what is refused; then a run in the same directory."""
     (tmp_path / "notebook.py").write_text(NOTEBOOK)
