@@ -48,7 +48,7 @@ from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.update import optimizer
 from mpisgd.vectors.memory import Memory
 
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[2]))  # the root, where `tests` is, whatever jobs run before
 
 from tests.once import once
 from tests.pretend_gpu import pretend_gpu

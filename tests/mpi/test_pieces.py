@@ -23,7 +23,7 @@ COMMON = {
     "log": {"progress": "off"},
     "evaluation": {"every_epochs": 0},
 }
-"""Slices of 3 MB: two chunks, of some fifty pieces."""
+"""Slices of 3 MB: two chunks, of some fifty pieces; a run has 1,176 of them or more."""
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "duplex": (2, {"exchange": "duplex"}),
     "gathered": (2, {"exchange": "duplex", "receive": "gathered"}),
