@@ -258,7 +258,42 @@ def _page(title: str, source: str, *parts: str) -> str:
     return "\n".join([first, *(part for part in parts if part)])
 
 
+_LOOP = """
+A run of one learner (hardsync, or allreduce of one process; virtual or real) has the bits of the plain PyTorch loop over the same
+mini-batches: parameters, buffers and losses. The loop is
+
+```python
+model.train()
+for batch in batches:
+    optimizer.zero_grad()
+    loss = step(model, batch)  # or loss(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+```
+
+`python -m pytest tests/virtual/test_torch_law.py` runs each idiom below both ways, and compares.
+"""
+_NOT_YET = """
+## Is not yet as in the loop
+
+- A parameter that a mini-batch does not use gets a gradient of zeros, where torch gives none: momentum and weight decay go on.
+- Batch-norm statistics, and other buffers, of an evaluation are not the loop's: `evaluation.buffers` says whose they are.
+"""
+
+
+def torchs_loop() -> str:
+    """The idioms of PyTorch that the conformance suite runs."""
+    sys.path.append(str(DOCS.parent))
+    zoo = importlib.import_module("tests.torch_law").ZOO
+    taken = ", ".join(name for name, idiom in zoo.items() if not idiom.refused)
+    rows = [f"| {name} | `{idiom.refused}` | {idiom.instead} |" for name, idiom in zoo.items() if idiom.refused]
+    refused = "\n".join(["## Is refused by name", "", "| idiom | told | write instead |", "|---|---|---|", *rows])
+    return _page("PyTorch's own loop", "`tests/torch_law`", _LOOP, f"## Goes in as it is\n\n{taken}.\n", refused, _NOT_YET)
+
+
 PAGES = {
+    "torch": torchs_loop,
     "command-line": command_line,
     "configuration": configuration,
     "compatibility": combinations,

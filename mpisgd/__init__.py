@@ -16,6 +16,7 @@ from mpisgd.base.errors import (
     StorageError,
 )
 from mpisgd.base.version import __version__
+from mpisgd.liveness.absent import tell_if_absent
 
 __all__ = [
     "CheckpointError",
@@ -49,6 +50,9 @@ _LATER = {
     "open_run": "mpisgd.analysis.opened",
     "submit": "mpisgd.launching.submitted",
 }
+
+
+tell_if_absent()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -49,12 +50,20 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     reason = ""
     sys.unraisablehook = hear_again
+    print_whatever_the_locale()
     try:
         status = run(*words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        status = print_no_more()
     except RunInterrupted:
         status = EXIT_INTERRUPTED
     except SystemExit as leaving:  # tyro's --help and its refusals
         status = leaving.code if isinstance(leaving.code, int) else EXIT_USAGE
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            print_no_more()
     except MpisgdError as error:
         kind = "" if type(error).__name__ == "AgreedError" else f"{type(error).__name__}: "
         reason, status = f"{kind}{error}", error.exit_status
@@ -66,6 +75,19 @@ def main(argv: list[str] | None = None) -> int:
         status = leave_together(status, reason)
     ulfm.leave(status)
     return status
+
+
+def print_whatever_the_locale() -> None:
+    """Let a letter that the locale does not have become a question mark."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def print_no_more() -> int:
+    """Send what is still in standard output's buffer nowhere; returns the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_OK
 
 
 def hear_again(told: sys.UnraisableHookArgs) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
     model: Callable[..., nn.Module] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     data: Any = None,
-    config: str | Path | Mapping[str, Any] | Config | None = None,
+    config: str | Path | Mapping[str, Any] | Namespace | Config | None = None,
     comm: MPI.Intracomm | None = None,
     resume: str | Path | None = None,
     trust: bool = False,
@@ -46,7 +48,8 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
             a `DataLoader` in place of a data set lends its collate function and workers;
             an `IterableDataset` is one for `sampling = "stream"`;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
-        config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
+        config: a TOML file, a nested mapping of the same shape, an `argparse.Namespace` of its fields, or a `Config`; the code that
+            it names is imported.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`
             is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
             ended is returned. The code that the run names is imported only where it is brought here, or named in `config`.
@@ -84,10 +87,10 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
             config = config_file.of_run(path)
         elif config is None:
             config = Config()
-        elif isinstance(config, Mapping):
-            config = config_file.from_mapping(config)
-        elif not isinstance(config, Config):
-            config = consent.read(config, trust)
+        elif isinstance(config, str | os.PathLike):
+            config = consent.read(os.fspath(config), trust)
+        else:
+            config = config_file.from_objects(config)
         if path is not None:
             from mpisgd.job.naming import PARTS
             from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished

@@ -6,9 +6,9 @@ It runs on a rank of its own, or, where there is none, on learner 0 after its go
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.serialization import skip_data
 
 from mpisgd.base import durable
 from mpisgd.base.draws import kept
+from mpisgd.base.errors import PeerError
 from mpisgd.base.storage import writing
 from mpisgd.comm.messages import FINAL
 from mpisgd.config import EvaluationOptions
@@ -26,7 +27,7 @@ from mpisgd.data import DataSet, Split
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.gradient.gradient import pair
-from mpisgd.gradient.measure import ERROR, Measure, Measured, Unmeasured, drawn_for, sums_of
+from mpisgd.gradient.measure import Measure, Measured, Unmeasured, batches_of, drawn_for, is_summed, mean_of, sums_of
 from mpisgd.gradient.objective import Loss
 from mpisgd.models.in_pieces import InPieces
 from mpisgd.records.log.progress import Evaluations
@@ -72,9 +73,10 @@ class Evaluator:
         train: whether to measure on the training data as well.
         train_samples: samples of one epoch.
         told: is told of each snapshot and batch, for people.
+        after_training: whether all is evaluated once training is over.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         channel: EvaluatorChannel,
         model: FlatModel,
@@ -85,7 +87,9 @@ class Evaluator:
         train: bool,
         train_samples: int,
         told: Evaluations,
+        after_training: bool = False,
     ) -> None:
+        self._after_training = after_training
         self._channel = channel
         self._model = model
         self._pulled = pulled
@@ -112,17 +116,17 @@ class Evaluator:
         while snapshot is not None:
             self._measure.interrupt_by(self._before_batch if checked else self._told.batch)
             try:
-                self._evaluate(snapshot)
+                with self._weights_kept(weights_file):
+                    self._evaluate(snapshot)
                 number += 1
-            except (
-                Interrupted
-            ):  # by a signal: shards that are interrupted have no snapshot any more, and a run that is over goes on
+            except Interrupted:  # by a signal: shards that are interrupted have no snapshot, and a run that is over goes on
                 checked = False
             snapshot = self._pull(number)
         self._measure.interrupt_by(self._told.batch)
         final = self._pull(FINAL)
         if final is not None:
-            states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s), last=True)
+            with self._weights_kept(weights_file):
+                states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s), last=True)
             self._save(states, weights_file)
         self._channel.goodbye()
 
@@ -173,6 +177,21 @@ class Evaluator:
         for hear in self._hearers:
             hear(rows, states, last)
 
+    @contextmanager
+    def _weights_kept(self, path: Path) -> Iterator[None]:
+        """Where the user's code fails in an evaluation after training, save the last parameters: no training is lost by it."""
+        try:
+            yield
+        except (Interrupted, PeerError):
+            raise
+        except Exception as error:
+            if self._after_training and not type(error).__module__.startswith("mpi4py") and self._pull(FINAL) is not None:
+                names = zip(("theta", "thetabar"), self._pulled, strict=False)
+                views = {name: self._model.views(vector) for name, vector in names}
+                self._save({name: {at: each.clone() for at, each in every.items()} for name, every in views.items()}, path)
+                error.add_note(f"the evaluation failed, not the training: its last parameters are in {path}")
+            raise
+
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
         """Whole, or not at all, and there to stay. Raises StorageError where it cannot be written."""
         with writing(path):
@@ -213,6 +232,7 @@ class StagedEvaluator(Evaluator):
         self._vectors = vectors
         self._asked = 0
         self._over = False
+        self._summed: bool | None = None
         self._had: list[FlatModel] = []
         self._pulled: list[Tensor] = []
 
@@ -270,39 +290,40 @@ class StagedEvaluator(Evaluator):
         spent_s = (self._channel.now_s() - start_s) / len(sums)
         rows = []
         for (averaged, train), found in sums.items():
-            measured = self._mean(found, self._split(train))
-            rows.append(self._row(snapshot._replace(clocks=tuple(clocks)), averaged, train, measured, spent_s))
+            rows.append(self._row(snapshot._replace(clocks=tuple(clocks)), averaged, train, mean_of(found), spent_s))
         self._tell(rows, {}, last)
 
     def _split(self, train: bool) -> Split:
         return self._data.train if train else self._data.test
-
-    @staticmethod
-    def _mean(sums: dict[str, float], split: Split) -> Measured:
-        found = {name: value / len(split) for name, value in sums.items()}
-        return Measured(found.get("loss", math.nan), found.get(ERROR, math.nan), {})
 
     def _through(self, stage: int, train: bool, before: list[Any] | None) -> tuple[list[Any], dict[str, float]]:
         """All batches of a split through one stage; of the last one, the sums of loss and errors."""
         split, last = self._split(train), stage + 1 == len(self._stages.children)
         outputs, sums = list[Any](), dict[str, float]()
         with torch.no_grad(), kept():
-            for number, start in enumerate(range(0, len(split) if self._measured else 0, self._batch)):
+            for number, indices in enumerate(batches_of(split, self._batch) if self._measured else ()):
                 self._check()
-                indices = np.arange(start, min(start + self._batch, len(split)))
                 inputs = targets = None
                 if stage == 0 or last:
-                    inputs, targets = pair(drawn_for(split, indices, self._seed, train, start))
+                    inputs, targets = pair(drawn_for(split, indices, self._seed, train, int(indices[0])))
                 given = self._stage.inputs(inputs) if before is None else before[number]
                 output = self._stage.module(given)
                 if before is not None:
                     before[number] = None
                 if last:
-                    found = sums_of(self._loss, output, targets, len(indices))
+                    found = sums_of(
+                        self._loss, output, targets, len(indices), summed=self._is_summed(output, targets, len(indices))
+                    )
                     sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
                 else:
                     outputs.append(output)
         return outputs, sums
+
+    def _is_summed(self, output: Any, targets: Any, samples: int) -> bool:
+        """As the first batch of all shows."""
+        if self._summed is None:
+            self._summed = is_summed(lambda *given: self._loss(*given).item(), samples, output, targets)
+        return self._summed
 
     @property
     def _stage(self) -> FlatModel:
@@ -317,6 +338,11 @@ class StagedEvaluator(Evaluator):
         self._told.batch()
         if self._asked != FINAL:
             self._channel.check()
+
+    def _save_parameters(self, path: Path) -> None:
+        """Save the last weights without buffers, which nobody has made yet."""
+        names = zip(("theta", "thetabar"), self._pulled, strict=False)
+        self._save({name: {at: each.clone() for at, each in self._model.views(vector).items()} for name, vector in names}, path)
 
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
         """It is there."""

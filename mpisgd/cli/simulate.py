@@ -67,7 +67,7 @@ def _sweep(file: Path, words: list[str]) -> int:
         except MpisgdError as error:
             failed += 1
             reason = f"mpisgd simulate: {type(error).__name__}: {error}"
-            said.write_text(f"{reason}\n")
+            said.write_text(f"{reason}\n", "utf-8")
             print(reason, file=sys.stderr, flush=True)
     print(
         f"{len(configs if names is None else names) - failed} runs are done; look at them with: mpisgd compare --sweep {directory}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import KINDS, AdamwOptions, Config, TrustRatioOptions, kind_of, replace
+from mpisgd.config import KINDS, AdagradOptions, AdamwOptions, Config, TrustRatioOptions, kind_of, replace
 from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 
@@ -92,6 +92,15 @@ FEATURES: Mapping[str, Feature] = {
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
     "rates": Feature(lambda config: config.modulate == "rate", "modulate = 'rate'", "modulate", "'gradient'"),
     "no weights": Feature(lambda config: getattr(config.protocol, "modulation", "") == "none", "protocol.modulation = 'none'"),
+    "cycled momentum": Feature(
+        lambda config: getattr(config.schedule, "cycles_momentum", False),
+        "a schedule that cycles the momentum",
+        "schedule.kwargs.cycle_momentum",
+        "false",
+    ),
+    "adagrad": Feature(
+        lambda config: isinstance(config.optimizer, AdagradOptions), "optimizer = 'adagrad'", "optimizer", "another"
+    ),
     "trust ratios": Feature(
         lambda config: isinstance(config.optimizer, TrustRatioOptions), "optimizer = 'lars' or 'lamb'", "optimizer", "another"
     ),
@@ -237,6 +246,8 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("compensation", "fresh"): "a gradient that is not stale needs none",
     ("rates", "fresh"): "a gradient that is not stale has the weight 1",
     ("rates", "no weights"): "it makes all weights 1; say which they are, e.g. 'inverse'",
+    ("cycled momentum", "adagrad"): "torch refuses it: the optimiser has no momentum",
+    ("cycled momentum", "local steps"): "the schedule is of own steps, whose optimiser keeps its momentum",
     ("trust ratios", "local steps"): "what is pushed is a way that weights went, not a gradient; they may be the inner_optimizer",
     ("agrees", "not alike"): "there is no one averaged gradient, of which the norm could be told",
     ("agrees", "streamed"): "the first chunks of the new weights leave before the last of the gradients have come",

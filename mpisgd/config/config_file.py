@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 import typing
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def read(path: str | Path) -> Config:
     Raises ConfigError: no such file, not TOML, an unknown key (with the nearest valid one), a value of the wrong type.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text("utf-8")  # as TOML is, whatever the locale
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error}") from error
     try:
@@ -61,13 +63,36 @@ def cut_anew(config: Config, before: Config) -> Config:
 
 def is_of_a_run(path: str | Path) -> bool:
     """Whether a file that can be read as a configuration was written by a run."""
-    return ENVIRONMENT in tomllib.loads(Path(path).read_text())
+    return ENVIRONMENT in tomllib.loads(Path(path).read_text("utf-8"))
 
 
 def from_mapping(table: Mapping[str, Any]) -> Config:
-    """A nested mapping, as TOML gives it, into a `Config`."""
-    table = {key: value for key, value in table.items() if key != ENVIRONMENT}
+    """A nested mapping into a `Config`: of values as TOML has them, or of paths and numbers of numpy or torch."""
+    table = {key: _of_toml(value) for key, value in table.items() if key != ENVIRONMENT}
     return typing.cast(Config, _structure(Config, table, ""))
+
+
+def from_objects(given: Any) -> Config:
+    """The configuration in a mapping, a `Config` or an `argparse.Namespace`. Raises ConfigError for anything else."""
+    if isinstance(given, Config):
+        given = to_mapping(given)
+    elif isinstance(given, Namespace):
+        given = vars(given)
+    if not isinstance(given, Mapping):
+        expected = "the path of a TOML file, a mapping, an argparse.Namespace or a Config"
+        raise ConfigError(f"config: found {type(given).__name__}, expected {expected}")
+    return from_mapping(given)
+
+
+def _of_toml(value: Any) -> Any:
+    """A value as TOML would give it: a path becomes text, an array or a number of numpy or torch becomes Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {key: _of_toml(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_of_toml(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def to_mapping(config: Config) -> dict[str, Any]:

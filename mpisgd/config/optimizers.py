@@ -14,7 +14,7 @@ from mpisgd.base.checks import at_least, require
 class SgdOptions:
     """torch.optim.SGD on each shard's slice."""
 
-    momentum: float = 0.9
+    momentum: float = 0.0
     """Momentum factor m of v <- m v + g [Zhang16 4.1: 0.9]."""
     nesterov: bool = False
     """Use Nesterov momentum."""
@@ -261,7 +261,8 @@ class TorchScheduleOptions(WarmUp):
     """Name of the scheduler in torch."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its keyword arguments. Rates among them (eta_min, max_lr) are factors of alpha0. Left out, T_max of CosineAnnealingLR and
-    total_steps of OneCycleLR are the run's length, max_lr is 1."""
+    total_steps of OneCycleLR are the run's length, max_lr is 1. OneCycleLR and CyclicLR cycle the momentum, too (of Adam beta1),
+    but for cycle_momentum = false."""
     unit: Literal["updates", "epochs", "samples"] = "updates"
     """Count its steps in updates, epochs or samples. An update is as many samples as normally make one."""
     every: float = 1.0
@@ -272,8 +273,11 @@ class TorchScheduleOptions(WarmUp):
         at_least(self, "schedule.", every=1e-9)
         named = f"one of {', '.join(TORCH_SCHEDULERS)}, or your own package.module:function"
         require(self.scheduler in TORCH_SCHEDULERS, "schedule.scheduler", self.scheduler, named)
-        cycled = self.kwargs.get("cycle_momentum")
-        require(not cycled, "schedule.kwargs.cycle_momentum", cycled, "false: only the rate follows a schedule")
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """Whether the momentum follows the schedule, too, as torch has it."""
+        return self.scheduler in ("CyclicLR", "OneCycleLR") and bool(self.kwargs.get("cycle_momentum", True))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ the rest in `mpisgd.job.run`.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from mpisgd.base.checks import at_least, require
@@ -52,8 +54,8 @@ class Config:
     """Network."""
     data: DataOptions = field(default_factory=DigitsOptions)
     """Data set."""
-    optimizer: OptimizerOptions = field(default_factory=SgdOptions)
-    """Optimiser on the shards."""
+    optimizer: OptimizerOptions = field(default_factory=lambda: SgdOptions(momentum=0.9))
+    """Optimiser on the shards. One that you name has torch's defaults; none named is SGD with momentum 0.9 [Zhang16 4.1]."""
     inner_optimizer: OptimizerOptions = field(default_factory=AdamwOptions)
     """Optimiser of learners' own steps, where local_steps > 0."""
     groups: GroupOptions = field(default_factory=GroupOptions)
@@ -228,6 +230,9 @@ class Config:
     """torch threads per rank; 0 = cores of the node / ranks on it. At least 1."""
 
     def __post_init__(self) -> None:
+        for name in ("out", "data_dir", "init_from"):
+            value = os.fspath(getattr(self, name))
+            object.__setattr__(self, name, str(Path(value).expanduser()) if value.startswith("~") else value)
         at_least(
             self,
             "",

@@ -18,6 +18,8 @@ from mpisgd.data.stream import Stream
 
 Batch = tuple[Tensor, Tensor]
 
+IGNORED = -100
+"""The class that torch's losses ignore by default."""
 _MEAN_CHUNK = 250  # samples summed at a time
 
 
@@ -30,7 +32,7 @@ class Split:
     """
 
     inputs: Tensor
-    """(n, *shape): float32; uint8, converted per mini-batch; or int64 (token numbers), handed out as they are."""
+    """(n, *shape): float32; or numbers of any other type, handed out as they are, but as float32 where they are scaled."""
     targets: Tensor
     """(n,) int64 classes; or int64 (n, ...), or float32 (n, ...)."""
     scale: float = 1.0
@@ -44,7 +46,9 @@ class Split:
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Inputs (len(indices), *shape) and their targets, new tensors."""
         chosen = torch.from_numpy(indices)
-        inputs = as_inputs(self.inputs.index_select(0, chosen))
+        inputs = self.inputs.index_select(0, chosen)
+        if self.scale != 1.0 or self.mean is not None:
+            inputs = inputs.to(torch.float32)
         if self.scale != 1.0:
             inputs = inputs.div_(self.scale)
         if self.mean is not None:
@@ -60,6 +64,11 @@ class Split:
     def in_order(self) -> bool:
         """Whether samples can be read in their order only: of a stream."""
         return False
+
+    @property
+    def loaded_in(self) -> int | None:
+        """Samples in a batch of the user's own DataLoader, by which evaluations go; None where it does not say."""
+        return None
 
     def forget(self) -> None:
         """Whoever reads a stream next begins it anew; other samples are where they were."""
@@ -105,7 +114,7 @@ class LazySplit(Split):
         """Inputs (len(indices), *shape) and their targets; what samples draw, `fetch` seeds. Raises DataError where they differ."""
         pairs = [self.dataset[index] for index in indices.tolist()]
         inputs, targets = (self._stacked([torch.as_tensor(pair[part]) for pair in pairs], part, indices) for part in (0, 1))
-        return as_inputs(inputs), as_targets(targets)
+        return as_given(inputs), as_targets(targets)
 
     def _stacked(self, values: list[Tensor], part: int, indices: npt.NDArray[np.int64]) -> Tensor:
         for index, value in zip(indices.tolist(), values, strict=True):
@@ -117,6 +126,11 @@ class LazySplit(Split):
     @property
     def in_order(self) -> bool:
         return isinstance(self.dataset, Stream)
+
+    @property
+    def loaded_in(self) -> int | None:
+        """A size of 1 is the DataLoader's default, and says something only where the user collates."""
+        return self.batch_size if self.padded or (self.batch_size or 1) > 1 else None
 
     def forget(self) -> None:
         if isinstance(self.dataset, Stream):
@@ -183,7 +197,7 @@ def fetch_each(split: Split, indices: Sequence[npt.NDArray[np.int64]], seeds: Ca
 
 
 def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) -> Split:
-    """A split of tensors or arrays: floats become float32, integers int64, uint8 inputs are kept.
+    """A split of tensors or arrays: floats become float32, targets that are none int64; other inputs are kept.
 
     Raises `error`, naming `where`, for anything that cannot be samples and their targets.
     """
@@ -197,10 +211,12 @@ def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) 
         tensors.append(tensor.detach().cpu())
     if len(tensors[0]) != len(tensors[1]):
         raise error(f"{where}: {len(tensors[0])} inputs but {len(tensors[1])} targets, expected one target per input")
-    kept = tensors[0] if tensors[0].dtype == torch.uint8 else as_inputs(tensors[0])
-    split = Split(kept, as_targets(tensors[1]))
-    if split.targets.dtype == torch.int64 and split.targets.ndim == 1 and len(split) and int(split.targets.min()) < 0:
-        raise error(f"{where}: a target is {int(split.targets.min())}, expected classes from 0")
+    split = Split(as_given(tensors[0]), as_targets(tensors[1]))
+    if split.targets.dtype == torch.int64 and split.targets.ndim == 1:
+        counting = split.targets[split.targets != IGNORED]
+        least = int(counting.min()) if len(counting) else 0
+        if least < 0:
+            raise error(f"{where}: a target is {least}, expected classes from 0, or {IGNORED} for a target that the loss ignores")
     return split
 
 
@@ -251,6 +267,11 @@ def ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> np
     if array.dtype.kind == "f":
         return array.astype(np.float32, copy=False)
     return array if array.dtype == np.uint8 else array.astype(np.int64, copy=False)
+
+
+def as_given(inputs: Tensor) -> Tensor:
+    """Inputs of the user's own: floats as float32, others as they are."""
+    return inputs.to(torch.float32) if inputs.is_floating_point() else inputs
 
 
 def as_inputs(inputs: Tensor) -> Tensor:

@@ -112,7 +112,8 @@ def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
         found = type(loader.batch_sampler if type(loader.batch_sampler) is not BatchSampler else loader.sampler).__name__
         raise ConfigError(
             f"{where}: its DataLoader has a sampler of its own, or none ({found}); expected torch's default: which samples make a"
-            " mini-batch is said by `sampling` and `mu`"
+            " mini-batch is said by `sampling` and `mu`; to draw by weights, a Dataset whose __getitem__ draws its index"
+            " (torch.multinomial): such draws are seeded"
         )
     if loader.num_workers == 0:
         return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpisgd.base.draws import Seeds, seed_all, seeds_of
 from mpisgd.base.errors import ConfigError
@@ -57,6 +57,7 @@ class Gradient(Travels):
         self._clip_norm = clip_norm
         self._tell_nonfinite = tell_nonfinite
         self._apart = None if memory is model.memory else memory.tensors
+        self._checked = False
         self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
         self.samples = 0
         self._prepared: tuple[int, Any, int] | None = None
@@ -132,21 +133,37 @@ class Gradient(Travels):
 
     def forward(self, seq: int) -> Tensor:
         """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
-        with self._model.casting():
+        with self._model.casting(), self._model.untouched():
             loss = self.step(seq) if isinstance(self._loss, OwnStep) else self.loss_of(*self.output(seq))
-        if not loss.requires_grad and torch.is_grad_enabled():
-            raise self.detached()
+        if torch.is_grad_enabled():
+            self.check(loss)
         return loss
+
+    def check(self, loss: Tensor) -> None:
+        """Raises ConfigError where a loss does not train the model, or depends on parameters that nobody would train."""
+        if not loss.requires_grad:
+            raise self.detached()
+        if self._checked:
+            return
+        strange = [f"of shape {tuple(each.shape)}" for each in parameters_of(loss) - set(self._model.module.parameters())]
+        if strange:
+            raise ConfigError(f"{self._whose_loss} depends on {not_the_models(strange)}")
+        self._checked = True
+
+    def detached(self) -> ConfigError:
+        """Make the error for a loss from which no gradient comes."""
+        return ConfigError(
+            f"{self._whose_loss} does not depend on the model's weights by autograd: was it detached, or made a number?"
+        )
+
+    @property
+    def _whose_loss(self) -> str:
+        return "step: its loss" if isinstance(self._loss, OwnStep) else "loss: it"
 
     @property
     def by_step(self) -> Callable[..., Any] | None:
         """The user's own step; None where there is a loss."""
         return self._loss.function if isinstance(self._loss, OwnStep) else None
-
-    def detached(self) -> ConfigError:
-        """Make the error for a loss from which no gradient comes."""
-        who = "step: its loss" if isinstance(self._loss, OwnStep) else "loss: it"
-        return ConfigError(f"{who} does not depend on the model's weights by autograd: was it detached, or made a number?")
 
     def loss_of(self, output: Any, targets: Any) -> Tensor:
         """The user's loss of what `output` gave."""
@@ -178,11 +195,16 @@ class Gradient(Travels):
         if self._scale is None:
             loss = self.forward(seq)
             self._prepared = None
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.backward(loss)
         else:
             loss = self._scale.passes(lambda: self.forward(seq), model)
             self._prepared = None
         return self.hand_over(loss)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of the loss to that which the user's own step has left, as torch does."""
+        self._model.take_gradients_back()
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def hand_over(self, loss: Tensor) -> float:
         """After the backward pass: clip the gradient, and hand it over; returns the loss."""
@@ -202,6 +224,29 @@ class Gradient(Travels):
         self._told_loss.copy_(loss, non_blocking=True)
         wait_for(loss)
         return self._told_loss.item()
+
+
+def parameters_of(loss: Tensor) -> set[nn.Parameter]:
+    """The parameters that autograd would give gradients."""
+    nodes, seen, found = [loss.grad_fn], set[Any](), set[nn.Parameter]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter):
+            found.add(leaf)
+        nodes += [each for each, _ in node.next_functions]
+    return found
+
+
+def not_the_models(names: Sequence[str]) -> str:
+    """Say of parameters that they would not be trained, and what to write instead."""
+    return (
+        f"parameters that are not the model's ({', '.join(names[:3])}), which would not be trained: expected them in the model, and"
+        " a step that calls both, step = lambda model, batch: model.loss(model(batch[0]), batch[1])"
+    )
 
 
 def pair(batch: Any) -> tuple[Any, Any]:

@@ -9,34 +9,40 @@ model factory made, for models that do not need them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from mpisgd.base.draws import kept, seed_all, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.config import EvaluationOptions
 from mpisgd.data import Split
+from mpisgd.data.dataset import IGNORED
 from mpisgd.data.sampling import recalibration_batches
 from mpisgd.gradient.gradient import moved, pair
 from mpisgd.gradient.objective import Loss, Objective, OwnStep
+from mpisgd.vectors import nest
 from mpisgd.vectors.flat import FlatModel
 
 ERROR = "error"
 """Name of the metric of an own step that stands in the place of the share of wrong classes."""
+COUNTED = "counted"
+"""Beside sums over samples: how many samples they are of."""
+
+_TWICE = 1e-4
 
 _TEST, _TRAIN, _RECALIBRATION = range(3)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:
-    """The layers of a model whose running statistics the policy is about."""
-    return [layer for layer in module.modules() if isinstance(layer, _BATCH_NORMS) and layer.track_running_stats]
+    """The layers of a model that gather running statistics when it trains: not those that it keeps in `eval` mode."""
+    return [layer for layer in module.modules() if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training]
 
 
 def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_samples: int) -> str:
@@ -47,6 +53,17 @@ def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_sampl
     samples = min(train_samples, options.batch * options.recalibrate_batches)
     on = f" on {samples:,} of {train_samples:,} training samples, drawn at random" if options.buffers == "recalibrate" else ""
     return f"{options.buffers}{on} ({layers} layer{'s' * (layers > 1)})"
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Compute as a torch loop evaluates: in `eval` mode, without gradients; then train on, with the generators as they were."""
+    module.eval()
+    try:
+        with torch.no_grad(), kept():
+            yield
+    finally:
+        module.train()
 
 
 def _drawn(split: Split, indices: np.ndarray, seed: int, purpose: int, number: int) -> Any:
@@ -69,10 +86,9 @@ def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, 
     for layer in layers:
         layer.reset_running_stats()  # type: ignore[operator]
         layer.momentum = None  # type: ignore[assignment]
-    model.module.eval()
-    for layer in layers:
-        layer.train()
-    with torch.no_grad(), kept():
+    with evaluating(model.module):
+        for layer in layers:
+            layer.train()
         chosen = recalibration_batches(len(split), batch, batches, seed, in_order=split.in_order)
         for number, indices in enumerate(chosen):
             drawn = _drawn(split, indices, seed, _RECALIBRATION, number)
@@ -82,17 +98,13 @@ def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, 
                 loss.loss(model.module, model.inputs(drawn))
             else:
                 model.module(model.inputs(pair(drawn)[0]))
-    model.module.train()
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
 
 
 def as_initial(model: FlatModel) -> None:
     """Set batch-norm statistics to those that the model's factory made: a learner that evaluates, too, has changed them."""
-    ours = {id(buffer) for layer in batch_norms(model.module) for buffer in layer.buffers()}
-    for name, buffer in model.module.named_buffers():
-        if id(buffer) in ours:
-            buffer.copy_(model.initial_buffers[name])
+    model.as_made(batch_norms(model.module))
 
 
 def drawn_for(split: Split, indices: np.ndarray, seed: int, train: bool, start: int) -> Any:
@@ -100,12 +112,61 @@ def drawn_for(split: Split, indices: np.ndarray, seed: int, train: bool, start: 
     return _drawn(split, indices, seed, _TRAIN if train else _TEST, start)
 
 
-def sums_of(loss: Loss, output: Any, targets: Any, samples: int) -> dict[str, float]:
-    """The loss times the number of samples, and the number of wrong classes, where targets are classes."""
-    sums = {"loss": loss(output, targets).item() * samples}
-    if isinstance(targets, Tensor) and not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2:
-        sums[ERROR] = float((output.argmax(dim=1) != targets).sum())
+def batches_of(split: Split, batch: int) -> Iterator[np.ndarray]:
+    """The samples of a split in the batches of its DataLoader, or else in batches of so many."""
+    size = split.loaded_in or batch
+    for start in range(0, len(split), size):
+        yield np.arange(start, min(start + size, len(split)))
+
+
+def sums_of(loss: Loss, output: Any, targets: Any, samples: int, *, summed: bool) -> dict[str, float]:
+    """The loss times the number of samples that count, the number of wrong classes where targets are classes, and that number.
+
+    A target that the loss ignores does not count. `summed`: the loss is a sum over its samples as it is.
+    """
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return {"loss": loss(output, targets).item() * (1 if summed else samples), COUNTED: samples}
+    counts = targets != ignored_by(loss)
+    share = int(counts.sum()) / max(1, targets.numel())
+    sums = {COUNTED: samples * share}
+    if share > 0:
+        sums["loss"] = loss(output, targets).item() * (1 if summed else samples * share)
+        if isinstance(output, Tensor) and output.dim() == 2:
+            sums[ERROR] = float((output.argmax(dim=1) != targets)[counts].sum())
     return sums
+
+
+def ignored_by(loss: Loss) -> int:
+    """The class of targets that a loss leaves out: its own `ignore_index`, or torch's default."""
+    given = getattr(loss, "keywords", {}).get("ignore_index", getattr(loss, "ignore_index", None))
+    return given if isinstance(given, int) else IGNORED
+
+
+def is_summed(loss: Callable[..., float], samples: int, *batch: Any) -> bool:
+    """Whether a loss of so many samples is a sum over them: it doubles where each sample comes twice."""
+    doubled = [0]
+
+    def twice(_: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != samples:
+            return value
+        doubled[0] += 1
+        return torch.cat([value, value])
+
+    try:
+        both = [nest.mapped(each, twice) for each in batch]
+        if not doubled[0]:
+            return False
+        once = loss(*batch)
+        return once != 0 and math.isclose(loss(*both), 2 * once, rel_tol=_TWICE)
+    except Exception:  # whatever the user's code raises at a batch of another size
+        return False
+
+
+def mean_of(sums: dict[str, float]) -> Measured:
+    """The means over the samples that count; NaN where there are none."""
+    counted = sums.get(COUNTED, 0.0)
+    found = {name: value / counted for name, value in sums.items() if name != COUNTED}
+    return Measured(found.pop("loss", math.nan), found.pop(ERROR, math.nan), found)
 
 
 class Measured(NamedTuple):
@@ -152,6 +213,7 @@ class Measure:
         self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
         self._check: Callable[[], None] | None = None
         self._names: set[str] = set()
+        self._summed: bool | None = None
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this before each batch; it may raise to end the measuring."""
@@ -160,7 +222,8 @@ class Measure:
     def prepare(self) -> None:
         """Call after the weights have changed."""
         if self._recalibrate_batches:
-            recalibrate(self._model, self._loss, self._train, batch=self._batch, batches=self._recalibrate_batches, seed=self._seed)
+            batch = (self._train.loaded_in if self._train.padded else None) or self._batch
+            recalibrate(self._model, self._loss, self._train, batch=batch, batches=self._recalibrate_batches, seed=self._seed)
         else:
             as_initial(self._model)
 
@@ -169,20 +232,16 @@ class Measure:
         split = self._train if train else self._test
         if len(split) == 0:
             return Measured(math.nan, math.nan, {})
-        self._model.module.eval()
         sums: dict[str, float] = {}
-        with torch.no_grad(), kept():
-            for start in range(0, len(split), self._batch):
+        with evaluating(self._model.module):
+            for indices in batches_of(split, self._batch):
+                start = int(indices[0])
                 if self._check is not None:
                     self._check()
-                indices = np.arange(start, min(start + self._batch, len(split)))
                 batch = drawn_for(split, indices, self._seed, train, start)
                 found = self._of_batch(batch, len(indices))
                 sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
-        self._model.module.train()
-        loss, *others = ((name, value / len(split)) for name, value in sums.items())
-        metrics = dict(others)
-        return Measured(loss[1], metrics.pop(ERROR, math.nan), metrics)
+        return mean_of(sums)
 
     def names(self, samples: int, calling: Callable[[], AbstractContextManager[None]]) -> tuple[str, ...]:
         """Names of what an evaluation finds: `loss`, `error` perhaps, and metrics; by a first batch of at most so many samples.
@@ -190,29 +249,34 @@ class Measure:
         The samples are of the test data, or where there are none of the training data; the step runs inside `calling()`.
         """
         split, purpose = (self._test, _TEST) if len(self._test) else (self._train, _TRAIN)
-        indices = np.arange(min(samples, self._batch, len(split)))
-        self._model.module.eval()
-        with torch.no_grad(), kept():
+        indices = next(batches_of(split, self._batch))[:samples]
+        with evaluating(self._model.module):
             batch = _drawn(split, indices, self._seed, purpose, 0)
             with calling():
                 found = self._of_batch(batch, len(indices))
-        self._model.module.train()
-        return tuple(found)
+        return tuple(name for name in found if name != COUNTED)
 
     def _of_batch(self, batch: Any, samples: int) -> dict[str, float]:
         """The loss, and then what else there is, times the number of samples."""
         module = self._model.module
         if isinstance(self._loss, OwnStep):
-            loss, metrics = self._loss.measured(module, self._model.inputs(batch))
+            step, batch = self._loss, self._model.inputs(batch)
+            loss, metrics = step.measured(module, batch)
+            if self._summed is None:
+                self._summed = is_summed(lambda each: step.measured(module, each)[0], samples, batch)
             self._names = self._names or set(metrics)
             if set(metrics) != self._names:
                 now, before = (", ".join(sorted(names)) or "none" for names in (set(metrics), self._names))
                 raise ConfigError(f"step: its metrics are {now} of a batch, but {before} of those before: expected the same")
-            return {"loss": loss * samples, **{name: value * samples for name, value in metrics.items()}}
+            found = {name: value * samples for name, value in metrics.items()}
+            return {"loss": loss * (1 if self._summed else samples), **found, COUNTED: samples}
         inputs, targets = pair(batch)
         output = module(self._model.inputs(inputs))
         targets = moved(targets, self._model.weights.device)
-        return sums_of(self._loss, output, targets, samples)
+        if self._summed is None:
+            of = self._loss
+            self._summed = is_summed(lambda *given: of(*given).item(), samples, output, targets)
+        return sums_of(self._loss, output, targets, samples, summed=self._summed)
 
 
 class Unmeasured:

@@ -26,7 +26,7 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config, TrustRatioOptions, hints, replace
 from mpisgd.data import DataSet, Split, sampling
 from mpisgd.data.sampling import Sampling, StreamSampling
-from mpisgd.gradient.gradient import Gradient, pair
+from mpisgd.gradient.gradient import Gradient, not_the_models, pair
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
 from mpisgd.models.in_pieces import InPieces, Needed
@@ -42,6 +42,7 @@ from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, are_children, check_names, cut_between_pieces, stages_from
 from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, in_channels_last, named, slice_bounds
+from mpisgd.vectors.kept_state import state_kept
 from mpisgd.vectors.split import Traced, split
 
 
@@ -112,14 +113,13 @@ def load_loss(config: Config, brought: Brought) -> Objective:
         if brought.loss is not None:
             raise ConfigError("step and loss are both given: expected one of them; a step computes the loss itself")
         function = brought.step if brought.step is not None else load_attribute(config.step, "step")
-        if not callable(function):
-            raise ConfigError(f"step: found {described(function)}, expected a callable of (model, batch)")
-        return OwnStep(function)
+        return OwnStep(_callable(function, "step", "(model, batch)"))
     if brought.loss is not None:
-        return brought.loss
+        loss: Loss = _callable(brought.loss, "loss", "(output, target)")
+        return loss
     name = config.loss
     if ":" in name:
-        loss: Loss = load_attribute(name, "loss")
+        loss = _callable(load_attribute(name, "loss"), "loss", "(output, target)")
         return loss
     try:
         builtin: Loss = getattr(torch.nn.functional, name)
@@ -131,6 +131,18 @@ def load_loss(config: Config, brought: Brought) -> Objective:
     return builtin
 
 
+def _callable(given: Any, field: str, arguments: str) -> Any:
+    """The user's function as it is. Raises ConfigError for anything that is none, or has parameters that nobody would train."""
+    if isinstance(given, type):
+        raise ConfigError(f"{field}: found the class {given.__name__}, expected a callable of {arguments}: {given.__name__}()")
+    if not callable(given):
+        raise ConfigError(f"{field}: found {described(given)}, expected a callable of {arguments}")
+    trainable = [name for name, each in given.named_parameters() if each.requires_grad] if isinstance(given, nn.Module) else []
+    if trainable:
+        raise ConfigError(f"{field}: {type(given).__name__} has {not_the_models(trainable)}")
+    return given
+
+
 def build_model(
     config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False, needed: Needed | None = None
 ) -> FlatModel:
@@ -140,7 +152,7 @@ def build_model(
     not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
     `needed`: as in `models.make`.
     """
-    module = make_module(config, meta, brought, needed)
+    module = make_module(config, meta, brought, needed).train()
     if config.init_from and resumed and initial.holds_more(module):
         initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
     elif config.init_from and not resumed:
@@ -286,20 +298,32 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
     Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
     """
     gradient.prepare(0)
-    with buffers_kept(model.module):
-        if gradient.by_step:
-            return _check_step(model, gradient)
-        inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
-        with torch.no_grad():
-            try:
-                output, targets = gradient.output(0)
-            except WRONG as error:
-                raise failing_model(inputs, error) from error
-            try:
-                loss: Any = gradient.loss_of(output, targets)
-            except (*WRONG, AttributeError) as error:
-                raise failing_loss(inputs, output, targets, error) from error
-        return _finite(scalar(loss, "loss"), "loss")
+    with state_kept(model.module), model.unchanged(), model.untouched():
+        loss = _of_step(gradient) if gradient.by_step else _of_loss(config, meta, gradient)
+        found = _finite(loss, "step: the loss" if gradient.by_step else "loss")
+    model.take_gradients_back()
+    return found
+
+
+def _of_loss(config: Config, meta: Meta, gradient: Gradient) -> Tensor:
+    inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
+    with torch.no_grad():
+        try:
+            output, targets = gradient.output(0)
+        except WRONG as error:
+            raise failing_model(inputs, error) from error
+        try:
+            loss: Any = gradient.loss_of(output, targets)
+        except (*WRONG, AttributeError) as error:
+            raise failing_loss(inputs, output, targets, error) from error
+    return scalar(loss, "loss")
+
+
+def _of_step(gradient: Gradient) -> Tensor:
+    with _saying_where(gradient.by_step, "the first mini-batch"):
+        loss = gradient.step(0)
+    gradient.check(loss)
+    return loss
 
 
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:
@@ -307,12 +331,10 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
 
     Raises ConfigError, DataError as `check_first_batch`; and where the best weights are to be kept by what no evaluation finds.
     """
-    if not isinstance(loss, OwnStep) and not config.evaluation.best:
-        return ()
     measure = make_measure(config, model, loss, data)
-    with buffers_kept(model.module):
-        function = loss.function if isinstance(loss, OwnStep) else loss
-        found = measure.names(config.mu, lambda: _saying_where(function, "the first batch of an evaluation"))
+    with state_kept(model.module):
+        function, who = (loss.function, "step") if isinstance(loss, OwnStep) else (loss, "loss or model")
+        found = measure.names(config.mu, lambda: _saying_where(function, "the first batch of an evaluation", who))
     _check_best(config, found, data)
     names = tuple(name for name in found if name not in ("loss", ERROR))
     for name in names:
@@ -329,21 +351,8 @@ def _check_best(config: Config, found: tuple[str, ...], data: DataSet) -> None:
         raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without test samples, for it goes by these")
 
 
-def _check_step(model: FlatModel, gradient: Gradient) -> float:
-    parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
-    with _saying_where(gradient.by_step, "the first mini-batch"):
-        loss = gradient.step(0)
-    if any(each.grad is None for _, each in parameters) or bool(model.gradients.any()):
-        name = next((name for name, each in parameters if each.grad is None), "")
-        did = f"it cleared the gradient of {name} (zero_grad)" if name else "it computed gradients itself (backward)"
-        raise ConfigError(f"step: {did}, expected the loss alone: mpisgd calls backward, and shards step")
-    if not loss.requires_grad:
-        raise gradient.detached()
-    return _finite(loss, "step: the loss")
-
-
 @contextmanager
-def _saying_where(function: Any, what: str) -> Iterator[None]:
+def _saying_where(function: Any, what: str, who: str = "step") -> Iterator[None]:
     """Raises ConfigError, which names the line of the user's own function, where it fails."""
     try:
         yield
@@ -351,16 +360,7 @@ def _saying_where(function: Any, what: str) -> Iterator[None]:
         own = getattr(getattr(function, "__code__", None), "co_filename", "")
         lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
         where = f", at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
-        raise ConfigError(f"the step fails at {what}{where}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Leave what is no parameter (batch-norm statistics) as it was."""
-    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    yield
-    for name, buffer in module.named_buffers():
-        buffer.copy_(state[name])
+        raise ConfigError(f"the {who} fails at {what}{where}: {type(error).__name__}: {error}") from error
 
 
 def _finite(loss: Tensor, who: str) -> float:

@@ -48,6 +48,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.cut import Stages, cut_between_pieces, cut_into_stages
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.kept_state import check_saving, state_kept
 from mpisgd.vectors.memory import Memory, host_vector, host_view
 
 
@@ -161,6 +162,7 @@ class Tensors:
         parts.check_stream(self.config, self.data.train, self.sampling, number)
         if self.in_pieces is not None:
             return math.nan  # `check_pieces_fit` looks at shapes
+        check_saving(self.model.module)
         loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
         self.dealt = dealt_between(self.model, self.gradient(0))
         self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
@@ -213,8 +215,8 @@ class Tensors:
             pulled[0] = model.weights
         # Of the initial weights, of those after every so many epochs, and of the last.
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
-        splits = (len(data.test), len(data.train) if options.train else 0)
-        batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
+        splits = (data.test, data.train) if options.train else (data.test,)
+        batches = len(pulled) * sum(math.ceil(len(each) / (each.loaded_in or options.batch)) for each in splits)
         asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
         shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
         kind: Callable[..., Evaluator] = of_piece or Evaluator
@@ -231,6 +233,7 @@ class Tensors:
             train=options.train,
             train_samples=self.meta.train_samples,
             told=shown,
+            after_training=not config.evaluator and self.in_pieces is None and of_piece is None,
         )
         first, before = begins
         hearers: list[Hearer] = []
@@ -366,7 +369,7 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
     """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
     if not isinstance(gradient, Pieces):
         return []
-    with parts.buffers_kept(model.module), torch.no_grad():
+    with state_kept(model.module), torch.no_grad():
         gradient.prepare(0)
         gradient.output(0)
     return gradient.crossed
@@ -388,7 +391,7 @@ def check_backward(model: FlatModel, gradient: Gradient) -> None:
 
     Raises ConfigError where that fails, or pieces do not make the same calls, or do not come to the same loss.
     """
-    with parts.buffers_kept(model.module):
+    with state_kept(model.module):
         try:
             gradient.compute(0)
         except parts.WRONG as error:

@@ -100,7 +100,7 @@ class SubmittedJob:
 
     def _last_lines(self) -> str:
         try:
-            lines = self.output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            lines = self.output.read_text("utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         except OSError:
             return f", and there is no {self.output}"
         return "; its last words:\n" + "\n".join(lines)
@@ -142,10 +142,10 @@ def submit(config: str | Path | Mapping[str, Any] | Config, *, site: str = "", *
 def _file(config: str | Path | Mapping[str, Any] | Config, name: str) -> Path:
     if isinstance(config, str | Path):
         return Path(config)
-    text = config_file.dumps(config if isinstance(config, Config) else config_file.from_mapping(config))
+    text = config_file.dumps(config_file.from_objects(config))
     path = Path("results") / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.toml"  # the same for the same
     path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     return path
 
 

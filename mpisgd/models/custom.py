@@ -14,6 +14,7 @@ from mpisgd.config import CustomModelOptions
 from mpisgd.models import in_pieces, partitioned
 from mpisgd.models.partition import Partition
 from mpisgd.models.partitioned import Partitioned
+from mpisgd.models.shared_memory import refuse_shared_memory
 
 
 def make(
@@ -63,6 +64,7 @@ def build(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of them")
     _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.InPieces | Partitioned) and needed is not None)
+    refuse_shared_memory(model, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")
     return model

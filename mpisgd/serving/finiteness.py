@@ -50,9 +50,13 @@ class Finiteness:
     def uses(self, push: Push, tell: Callable[[Event, int, float], None]) -> bool:
         """It is not, which is told; whether it is summed all the same. Raises DivergenceError where that stops the run."""
         if self._nonfinite == "stop":
-            self._refuse(
-                f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
-            )
+            named = f"learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
+            if math.isnan(push.loss) and self._update.scratch_is_finite():
+                raise DivergenceError(
+                    f"{named}: the loss is not finite, its gradient is: are all targets of the mini-batch ignored ones? Expected"
+                    " one that counts in each, or nonfinite = 'drop' or 'continue'"
+                )
+            self._refuse(f"gradient of {named}")
         tell(Event.NONFINITE, push.learner_id, push.loss)
         if self._nonfinite == "continue":
             self.diverged = True

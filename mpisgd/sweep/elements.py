@@ -73,7 +73,7 @@ class Sweep:
 def is_sweep(path: str | Path) -> bool:
     """Whether the file has settings of several runs; what cannot be read is none, and is refused as a configuration."""
     try:
-        return TABLE in tomllib.loads(Path(path).read_text())
+        return TABLE in tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return False
 
@@ -81,7 +81,7 @@ def is_sweep(path: str | Path) -> bool:
 def read(path: str | Path) -> Sweep:
     """The runs of a sweep's file. Raises ConfigError: it cannot be read, or has no good [sweep], or gives two runs one name."""
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"sweep {str(path)!r} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

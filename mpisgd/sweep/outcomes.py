@@ -62,7 +62,7 @@ def left(file: Path, directory: Path) -> tuple[list[str], list[Outcome]]:
     Raises ConfigError where there is no sweep, or another one than the file's.
     """
     _, found = of(directory)
-    if tomllib.loads(file.read_text()) != tomllib.loads((directory / FILE).read_text()):
+    if tomllib.loads(file.read_text("utf-8")) != tomllib.loads((directory / FILE).read_text("utf-8")):
         raise ConfigError(f"--resume {directory}: {file} is not the sweep that was begun there, {directory / FILE}")
     going = [each for each in found if not each.is_done]
     return [each.name for each in going if each.state != "under way"], [each for each in going if each.state == "under way"]

@@ -202,6 +202,7 @@ def make_update(
         learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
         schedule=schedule.of_run(config, gradients_per_update, train_samples),
         train_samples=train_samples,
+        momentum=schedule.momentum_of_run(config, gradients_per_update, train_samples),
         average=Average.of(own, config.averaging, config.averaging_bias_correction),
         segments=segments,
         push_format=PushFormat.of(config),

@@ -171,6 +171,14 @@ class Stepper:
             ]
         self._ends = [piece.stop for piece in self._pieces]
 
+    def set_momentum(self, momentum: float) -> None:
+        """Let the next steps have this momentum, or Adam's beta1."""
+        if "betas" in self._group:
+            self._group["betas"] = momentum, self._group["betas"][1]
+        else:
+            self._group["momentum"] = momentum
+        self._settings["beta1" if "betas" in self._group else "momentum"] = momentum
+
     def reach(self, stop: int) -> int:
         """Element at which a step to this one ends: there, or, where that cannot be, at the last one.
 

@@ -73,6 +73,21 @@ def of_run(config: Config, gradients_per_update: float, train_samples: int) -> S
     return make(config.schedule, config.epochs, update_epochs, 1 / train_samples)
 
 
+def momentum_of_run(config: Config, gradients_per_update: float, train_samples: int) -> Schedule | None:
+    """The momentum, or Adam's beta1, as a function of epochs, where the scheduler cycles it; None where it stays."""
+    options = config.schedule
+    if not isinstance(options, TorchScheduleOptions) or not options.cycles_momentum or config.local_steps:
+        return None
+    units = {
+        "epochs": 1.0,
+        "updates": samples_per_update(config, gradients_per_update) / train_samples,
+        "samples": 1 / train_samples,
+    }
+    step = options.every * units[options.unit]
+    momentum = _of_torch(options, config.epochs / step, "momentum")
+    return lambda epochs: momentum(epochs / step)
+
+
 def of_inner_steps(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int, int], float]:
     """The rate of the k-th own step, k from 0, that a learner takes from weights of a clock [DiLoCo 3].
 
@@ -117,8 +132,8 @@ def _factor(options: ScheduleOptions, epochs: float, total_epochs: float) -> flo
             return 1.0
 
 
-def _of_torch(options: TorchScheduleOptions, total: float) -> Schedule:
-    """The factor as a function of steps of the scheduler, of which the whole run has `total`; both may be fractions.
+def _of_torch(options: TorchScheduleOptions, total: float, what: str = "lr") -> Schedule:
+    """The factor, or the momentum, as a function of steps of the scheduler, of which the run has `total`; both may be fractions.
 
     Raises ConfigError where it cannot be made with these arguments, or does not last as long as the run; later, where it gives
     no factor.
@@ -137,7 +152,7 @@ def _of_torch(options: TorchScheduleOptions, total: float) -> Schedule:
     def know_next() -> None:
         if known:
             scheduler.step()
-        rate = scheduler.optimizer.param_groups[0]["lr"]
+        rate = scheduler.optimizer.param_groups[0][what]
         known.append(_checked(rate, f"schedule.scheduler = {options.scheduler!r}", f"step {len(known):,}"))
 
     def factor(passed: float) -> float:
@@ -155,12 +170,12 @@ def _of_torch(options: TorchScheduleOptions, total: float) -> Schedule:
 
 def _made(options: TorchScheduleOptions, steps: int) -> lr_scheduler.LRScheduler:
     kind = getattr(lr_scheduler, options.scheduler)
-    offered = {"T_max": steps, "total_steps": steps, "max_lr": 1.0, "cycle_momentum": False}
+    offered = {"T_max": steps, "total_steps": steps, "max_lr": 1.0}
     if "epochs" in options.kwargs:  # the other way to tell OneCycleLR its length
         del offered["total_steps"]
     taken = inspect.signature(kind).parameters
     with without_the_compiler():
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=0.9)
     made: lr_scheduler.LRScheduler = kind(optimizer, **{name: offered[name] for name in offered if name in taken} | options.kwargs)
     return made
 

@@ -57,6 +57,7 @@ class SliceUpdate(Reception):
         learning_rate: alpha0 (times the scaling rule, where it is on).
         schedule: factor of the learning rate as a function of epochs.
         train_samples: samples of one epoch.
+        momentum: as a function of epochs, where it follows the schedule, too.
         average: the averaged weights, or None.
         compensation: what corrects stale gradients, or None; it knows these weights.
         segments: of the slice, where parameters are grouped: from its first element to its last.
@@ -77,6 +78,7 @@ class SliceUpdate(Reception):
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
+        momentum: Schedule | None = None,
         average: Average | None = None,
         compensation: Compensation | None = None,
         segments: Sequence[Segment] = (),
@@ -115,7 +117,7 @@ class SliceUpdate(Reception):
         self._segments = segments
         self._step = Stepper(self._optimizer, self._parameter, segments)
         self._alpha0 = learning_rate
-        self._schedule = schedule
+        self._schedule, self._momentum = schedule, momentum
         self._set_learning_rate()
 
     @property
@@ -296,6 +298,8 @@ class SliceUpdate(Reception):
     def _set_learning_rate(self) -> None:
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)
         self._optimizer.param_groups[0]["lr"] = self.learning_rate
+        if self._momentum is not None:
+            self._step.set_momentum(self._momentum(self.epochs))
 
 
 def agree(updates: Sequence[SliceUpdate]) -> None:

@@ -8,14 +8,15 @@ elements of a convolution's weight lie there in the order (out, height, width, i
 from __future__ import annotations
 
 import bisect
+import copy
 import hashlib
 import itertools
 import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors import nest
+from mpisgd.vectors.kept_state import KeptState
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.split import Traced
 
@@ -124,6 +126,12 @@ def bounds_of(slices: Sequence[Sequence[Layer]]) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
+_UNDONE = (
+    " by the model, the loss or the step, which the next pull of weights would undo: expected the loss alone; constrain weights by"
+    " torch.nn.utils.parametrize, say"
+)
+
+
 class FlatModel:
     """A module whose trainable parameters and gradients are views into two flat float32 vectors.
 
@@ -135,7 +143,6 @@ class FlatModel:
         traced: as torch's splitter has cut it into stages; the vectors then have the parameters of each stage together.
         begins: the element of a larger model's vectors at which these begin, where this is a stage of it.
         overflows: whether a backward pass may, so that its loss is to be scaled (`scaling.py`).
-        initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
     Parameters on torch's device "meta" (`models/in_pieces.py`) stay there.
 
@@ -156,7 +163,7 @@ class FlatModel:
         self._cast_on = device.partition(":")[0] if autocast != "off" else ""
         self._cast_to = torch.float16 if autocast == "float16" else torch.bfloat16
         self.overflows = autocast == "float16"
-        self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self._initial = KeptState(self.module)
         self._channels_last = memory_format == "channels_last"
         parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
         self.traced = traced
@@ -164,6 +171,7 @@ class FlatModel:
             order = {parameter: place for place, parameter in enumerate(itertools.chain(*traced.parameters))}
             parameters.sort(key=lambda named: order[named[1]])
         self._parameters = parameters
+        self._trained = {(name, each): each.requires_grad for name, each in module.named_parameters()}
         if not parameters:
             raise ConfigError("model: it has no trainable parameters")
         for name, parameter in parameters:
@@ -188,23 +196,71 @@ class FlatModel:
         self.memory = memory
         self.weights, self.gradients = memory.tensors
         places = self.views(self.gradients)
-        for (name, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
+        self._places = [(name, each, places[name]) for name, each in self._parameters if not each.is_meta]
+        for (_, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
             if parameter.is_meta:
                 continue  # another rank's: its part of the vectors is never touched, and takes no memory
             into.copy_(parameter.detach())
             parameter.data = into
-            parameter.grad = places[name]
+        self.take_gradients_back()
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Raises ConfigError where the user's code changes weights, or which of them are trained."""
+        before, version = [parameter._version for _, parameter, _ in self._places], self.gradients._version
+        yield
+        if self.gradients._version != version or any(parameter.grad is not place for _, parameter, place in self._places):
+            self._refuse_gradients()
+        for version, (name, parameter, _) in zip(before, self._places, strict=True):
+            if parameter._version != version:
+                raise ConfigError(f"model: {name} was changed in place{_UNDONE}")
+        for (name, parameter), trained in self._trained.items():
+            if parameter.requires_grad != trained:
+                raise ConfigError(
+                    f"model: requires_grad of {name} became {parameter.requires_grad} in training: expected what the factory made;"
+                    " to train a part later, resume a run from a factory that makes it trainable (init_from)"
+                )
+
+    def _refuse_gradients(self) -> None:
+        """Raises ConfigError where the user's code has computed gradients and left them: a step may, if it clears them again."""
+        for name, parameter, _ in self._places:
+            if parameter.grad is not None and bool(parameter.grad.any()):
+                raise ConfigError(
+                    f"step: it computed the gradient of {name} itself (backward) and left it: expected the loss alone: mpisgd calls"
+                    " backward, and shards step"
+                )
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """As `untouched`, in whatever way weights are changed: they are compared with a copy."""
+        before = self.weights.clone()
+        yield
+        if not torch.equal(self.weights, before):
+            raise ConfigError(f"model: its weights were changed in place{_UNDONE}")
+
+    def take_gradients_back(self) -> None:
+        """Let gradients be in the flat vector again, where the user's own step has cleared some (`zero_grad`), or set them."""
+        for _, parameter, place in self._places:
+            if parameter.grad is not place:
+                if parameter.grad is None:
+                    place.zero_()
+                else:
+                    place.copy_(parameter.grad)
+                parameter.grad = place
 
     def forget(self) -> None:
         """Of parameters that are another model's by now, this one keeps no memory."""
         self.memory = Memory.zeros(self.size)
         self.weights, self.gradients = self.memory.tensors
 
+    def as_made(self, owners: Iterable[nn.Module]) -> None:
+        """Let the buffers of these modules of it have the values that the model's factory gave them."""
+        self._initial.put_back(owners)
+
     def reclaim(self) -> None:
         """Stages of the module were models of their own: the parameters come back, and buffers are as they were made."""
         self.move_to(self.memory)
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(self.initial_buffers[name])
+        self._initial.put_back()
 
     def _view(self, part: Tensor, shape: torch.Size) -> Tensor:
         if self._channels_last and len(shape) == 4:
@@ -221,10 +277,9 @@ class FlatModel:
             offset = end
         return found
 
-    def state(self) -> dict[str, Tensor]:
-        """The module's state dict as it is now: copies, on the host, contiguous."""
-        found = self.module.state_dict()
-        return {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in found.items()}
+    def state(self) -> dict[str, Any]:
+        """The module's state dict as it is now: copies, on the host, of tensors contiguous."""
+        return {name: _saved(each) for name, each in self.module.state_dict().items()}
 
     @property
     def layers(self) -> list[Layer]:
@@ -257,6 +312,14 @@ def in_channels_last(_: str, value: Any) -> Any:
     """A tensor of four dimensions in that memory format; anything else as it is."""
     four = isinstance(value, Tensor) and value.dim() == 4
     return value.contiguous(memory_format=torch.channels_last) if four else value
+
+
+def _saved(value: Any) -> Any:
+    """A copy of an entry of a state dict, on the host; extra state may be anything."""
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)
+    value = value.detach().cpu()
+    return value.clone(memory_format=torch.contiguous_format) if value.layout == torch.strided else value.clone()
 
 
 def owner_of(parameter: str) -> str:

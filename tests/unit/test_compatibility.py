@@ -197,6 +197,7 @@ PAIRS: list[dict[str, Any]] = [
     {"protocol": "allreduce", "push_format": "bfloat16", "sampling": "dealt", "aggregation": "node", "exchange": "duplex"},
     {"protocol": {"name": "backup", "b": 0, "abort": True}, "push_format": "bfloat16", "group_form": "partition",
      "nonfinite": "drop", "clip_norm": 1.0},
+    {"optimizer": "adagrad", "schedule": "OneCycleLR", "local_steps": 2},
 ]  # fmt: skip
 
 

@@ -243,7 +243,8 @@ def test_defaults_of_adaptive_optimisers_are_torchs() -> None:
 
 def test_defaults_are_what_the_papers_say() -> None:
     assert isinstance(Config().protocol, HardsyncOptions)
-    assert SgdOptions().momentum == 0.9  # [Zhang16 4.1]
+    assert Config().optimizer == SgdOptions(momentum=0.9)  # [Zhang16 4.1]
+    assert SgdOptions() == SgdOptions(momentum=torch.optim.SGD([torch.ones(1)]).defaults["momentum"])
     assert (StepOptions().epochs, StepOptions().factor) == ((120.0, 130.0), 0.1)  # [Zhang16 4.1]
     assert (ExponentialOptions().beta, ExponentialOptions().every_epochs) == (0.94, 2.0)  # [Chen16 A.2]
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import os
+import subprocess
+import sys
 import tomllib
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import (
@@ -183,3 +189,37 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'out = "\xe9"')
     with pytest.raises(ConfigError, match=r"latin\.toml' cannot be read: .*codec"):
         config_file.read(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"out": Path("r/types")}, "r/types"),
+        ({"mu": np.int64(16)}, 16),
+        ({"alpha0": np.float32(0.5)}, 0.5),
+        ({"alpha0": torch.tensor(0.5)}, 0.5),
+        ({"evaluator": np.bool_(True)}, True),
+        ({"out": Path("~/run")}, str(Path("~/run").expanduser())),
+        ({"data_dir": "~"}, str(Path("~").expanduser())),
+    ],
+    ids=str,
+)
+def test_values_of_numpy_torch_and_paths_are_taken(given: dict[str, Any], taken: Any) -> None:
+    ((field, _),) = given.items()
+    found = [getattr(config_file.from_objects(each), field) for each in (given, argparse.Namespace(**given))]
+    assert found == [taken, taken]
+    assert type(found[0]) is type(taken)
+    assert getattr(config_file.from_objects(Config(**given)), field) == taken
+
+
+def test_what_is_no_configuration_is_refused() -> None:
+    with pytest.raises(ConfigError, match="config: found list, expected the path of a TOML file"):
+        config_file.from_objects([("mu", 16)])
+
+
+def test_a_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    (tmp_path / "greek.toml").write_bytes('# the rate α₀\nmu = 8\nout = "λ"\n'.encode())
+    program = "from mpisgd.config import config_file; print(ascii(config_file.read('greek.toml').out))"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == ascii("λ"), done.stderr

@@ -164,6 +164,17 @@ class _OnGpu:
     def casting(self) -> nullcontext[None]:
         return nullcontext()
 
+    grad_fn = None
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def untouched(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def take_gradients_back(self) -> None:
+        """They never left."""
+
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs
 

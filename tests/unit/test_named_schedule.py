@@ -198,10 +198,6 @@ def test_what_is_no_schedule_is_refused_before_the_first_update(options: Schedul
         (lambda: TorchScheduleOptions("LambdaLR"), "schedule.scheduler = 'LambdaLR': expected one of ConstantLR, "),
         (lambda: TorchScheduleOptions(every=0.0), "schedule.every = 0.0: expected a finite number >= 1e-09"),
         (
-            lambda: TorchScheduleOptions("OneCycleLR", {"cycle_momentum": True}),
-            "schedule.kwargs.cycle_momentum = True: expected false: only the rate follows a schedule",
-        ),
-        (
             lambda: ConstantOptions(warmup_epochs=1.0, warmup_samples=9),
             "schedule.warmup_samples = 9: expected 0 beside schedule.warmup_epochs: a warm-up has one length",
         ),

@@ -106,11 +106,18 @@ def test_backup_drops_who_is_late_and_gives_him_the_new_weights_at_once(log: Pat
 # -------------------------------------------------------------------------------------------------------------- nonfinite
 
 
-@pytest.mark.parametrize(("gradient", "loss"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
+@pytest.mark.parametrize(("gradient", "loss"), [(math.nan, 1.0), (math.inf, 1.0), (math.nan, math.nan), (1.0, math.inf)])
 def test_stop_ends_the_run_and_says_whose_gradient_it_was(gradient: float, loss: float, log: Path) -> None:
     script = [*pulls(0, 1), (push(1, seq=0, loss=loss), gradient)]
     message = rf"gradient of learner 1, mini-batch 0, clock 0, loss {loss}: not finite; lower alpha0 = 1, or set nonfinite"
     with pytest.raises(DivergenceError, match=message):
+        serve(log, script, SoftsyncOptions(), 2)
+
+
+def test_a_loss_of_nothing_is_told_apart_from_divergence(log: Path) -> None:
+    """Its gradient is finite: where all targets of a mini-batch are ignored, torch's cross entropy is 0 / 0."""
+    script = [*pulls(0, 1), (push(1, seq=0, loss=math.nan), 1.0)]
+    with pytest.raises(DivergenceError, match=r"mini-batch 0, clock 0, loss nan: .* its gradient is: are all targets"):
         serve(log, script, SoftsyncOptions(), 2)
 
 

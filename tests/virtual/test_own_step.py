@@ -232,11 +232,13 @@ def test_a_batch_may_be_any_nest(tmp_path: Path) -> None:
 
     def nested(given: Callable[[Any], Any], back: Callable[[Any], Any]) -> Brought:
         def make() -> Any:
-            return tuple(DataLoader(each, collate_fn=lambda them: given(default_collate(them))) for each in make_data())
+            train, test = make_data()
+            collated = {"collate_fn": lambda them: given(default_collate(them))}
+            return DataLoader(train, **collated), DataLoader(test, batch_size=500, **collated)
 
         return Brought(model=Transformer, data=make, step=lambda model, batch: step(model, back(batch)))
 
-    brought = {"dict": BROUGHT, **{kind: nested(*ways) for kind, ways in NESTS.items()}}
+    brought = {"dict": nested(lambda batch: batch, lambda given: given), **{kind: nested(*ways) for kind, ways in NESTS.items()}}
     runs = [simulated(tmp_path / kind, TENSORS, each, **HARDSYNC) for kind, each in brought.items()]
     assert len({run.pushes["loss"].tobytes() for run in runs}) == 1
     assert len({run.evaluations["accuracy"].tobytes() for run in runs}) == 1
@@ -272,11 +274,6 @@ def backward(model: nn.Module, batch: Any) -> Tensor:
     return loss
 
 
-def clearing(model: nn.Module, batch: Any) -> Tensor:
-    model.zero_grad()
-    return _loss(model, batch)
-
-
 def misspelt(model: nn.Module, batch: Any) -> Tensor:
     return _loss(model, batch["inputs"])
 
@@ -295,8 +292,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "detached": (lambda model, batch: _loss(model, batch).detach(), "step: its loss does not depend on the model's weights"),
     "nan": (lambda model, batch: _loss(model, batch) * math.nan, "step: the loss = nan at the first mini-batch"),
-    "backward": (backward, "step: it computed gradients itself"),
-    "zero_grad": (clearing, "step: it cleared the gradient of .* expected the loss alone"),
+    "backward": (backward, r"step: it computed the gradient of .* itself \(backward\) and left it"),
     "fails": (misspelt, r"the step fails at the first mini-batch, at .*test_own_step.py:\d+: TypeError"),
     "metric fails": (metric_that_fails, r"the step fails at the first batch of an evaluation, at .*py:\d+: IndexError"),
     "metric of a shape": (

@@ -21,7 +21,7 @@ def train(config: Config, ranks: int, options: Sequence[str] = (), env: Mapping[
     launcher's status is 0 where a node was lost, too (TRAPS 5).
     """
     job = Path(config.out).with_suffix(".toml")
-    job.write_text(config_file.dumps(config))
+    job.write_text(config_file.dumps(config), "utf-8")
     launcher, *rest = mpirun(ranks)
     command = [launcher, *options, *rest, sys.executable, "-m", "mpisgd", "train", str(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment() | dict(env or {}), check=False)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.kept_state import state_kept
 
 
 class Entrances:
@@ -149,12 +150,8 @@ def _seen(model: nn.Module, forward: Callable[[], object]) -> tuple[dict[nn.Modu
         entered.setdefault(module, uses.steps)
 
     handles = [module.register_forward_pre_hook(enter, prepend=True) for module in model.modules()]
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad():
-        with uses:
-            forward()
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
+    with state_kept(model), torch.no_grad(), uses:
+        forward()
     for handle in handles:
         handle.remove()
     return entered, uses.used

@@ -40,6 +40,7 @@ class GradientInParts(Computes):
         self.samples = 0
         self.waited, self.scaled = pushed.waited, pushed.scaled
         self._gradient = gradient
+        self._model = model
         self._pushed = pushed
         self._exchange = exchange
         self._held = held
@@ -71,7 +72,7 @@ class GradientInParts(Computes):
         self._seq = seq
         self._left = [False for _ in self._left]
         self._missing = [set(names) for names in self._names]
-        self._passing = True
+        self._passing = self._held  # else from the backward pass on: a step of the user's may compute gradients of its own
         try:
             self._entrances.begin()
             if self._held:
@@ -95,6 +96,8 @@ class GradientInParts(Computes):
         loss = gradient.forward(seq)
         self._loss, self.samples = loss.item(), gradient.samples
         self._entrances.need_the_others()
+        self._passing = True
+        self._model.take_gradients_back()
         loss.backward()
 
     def _accumulated(self, numbers: Sequence[int], name: str) -> Callable[[object], None]:

@@ -29,6 +29,7 @@ from mpisgd.job.run.mpi_world import MpiWorld
 from mpisgd.job.run.start import Claim, agree_on, name
 from mpisgd.liveness import tolerance
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
+from mpisgd.liveness.muster import mustered
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
@@ -53,6 +54,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
     with (
         failing_fast(comm, rank.who, rank.way_on, rank.is_expendable),
         Signals() as rank.signals,
+        mustered(comm),
         Vigil(comm, rank.who, rank.way_on) as rank.vigil,
         Pulse(comm, config.faults.patience_s, rank.way_on) as rank.pulse,
         kept(),

@@ -266,7 +266,7 @@ class Script:
         """A template of the user's. Raises ConfigError: it cannot be read, or names what is not there, or lacks what must be."""
         what = f"template = {str(path)!r}"
         try:
-            source = path.read_text()
+            source = path.read_text("utf-8")
             environment = _environment()
             named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (OSError, UnicodeDecodeError) as error:

@@ -33,7 +33,7 @@ def defaults(name: str) -> dict[str, Any]:
         raise ConfigError(f"site = {name!r}: there is no {folder() / f'{name}.toml'}; expected {hint}")
     path = folder() / f"{name}.toml"
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"site = {name!r}: {path} cannot be read: {error}") from error
     for key in ("config", "site", "resume"):

@@ -94,7 +94,7 @@ def _venv() -> str:
 def call(words: Sequence[str], text: str | None = None) -> str:
     """Run a program of the batch system; what it printed. Raises ConfigError: it is not here, or refuses, in its own words."""
     try:
-        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, input=text, capture_output=True, encoding="utf-8", check=False)
     except OSError as error:
         hint = "; --dry-run prints the script" * (text is not None)
         raise ConfigError(f"{words[0]} cannot be started ({error}){hint}") from error

@@ -1,0 +1,66 @@
+"""All ranks of a job come to `mpisgd.train`: a missing rank is named after some seconds, a rank whose program has ended at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.speech import warn
+from mpisgd.liveness.absent import GONE, came
+from mpisgd.liveness.guard import ranges
+
+if TYPE_CHECKING:
+    from mpisgd.comm.mpi.library import MPI
+
+PATIENCE_S = 10.0
+_HERE = 32_101
+"""Tag of the message that a rank sends to ranks 0 and 1 when it comes."""
+_LOOK_S = 0.01
+_EVERY = "every rank of the job calls it, and so not below `if rank == 0:`"
+
+
+@contextmanager
+def mustered(comm: MPI.Intracomm) -> Iterator[None]:
+    """Open when all ranks of `comm` are here. Raises ConfigError on ranks 0 and 1 where the program of a rank has ended."""
+    muster(comm)
+    yield
+
+
+def muster(comm: MPI.Intracomm) -> None:
+    """Wait until all are here."""
+    from mpisgd.comm.mpi.library import MPI
+
+    came.append(True)
+    rank, size = comm.Get_rank(), comm.Get_size()
+    for dest in range(min(2, size)):
+        if dest != rank:
+            comm.Isend(np.zeros(1, np.uint8), dest, _HERE).Free()
+    here, deadline_s = {rank}, time.monotonic() + PATIENCE_S
+    all_here = comm.Ibarrier()
+    while not all_here.Test():
+        gone = _heard(MPI.COMM_WORLD, GONE)
+        if gone:
+            raise ConfigError(f"rank {ranges(sorted(gone))} ended without mpisgd.train(): {_EVERY}")
+        here |= _heard(comm, _HERE)
+        missing = [each for each in range(size) if each not in here]
+        if time.monotonic() > deadline_s and (rank == 0 or missing == [0]) and rank < 2:
+            warn(f"mpisgd: waiting for rank {ranges(missing)} to call mpisgd.train(): {_EVERY}")
+            deadline_s += 30 * PATIENCE_S
+        time.sleep(_LOOK_S)
+    _heard(comm, _HERE)
+
+
+def _heard(comm: MPI.Intracomm, tag: int) -> set[int]:
+    """The ranks whose messages with this tag are there; takes the messages."""
+    from mpisgd.comm.mpi.library import MPI
+
+    found, status = set[int](), MPI.Status()
+    while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
+        comm.Recv(np.zeros(1, np.uint8), status.Get_source(), tag)
+        found.add(status.Get_source())
+    return found

@@ -1,0 +1,122 @@
+"""An idiom, the plain loop beside it, and the run of one learner that must have the loop's bits, or be refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpisgd.base.draws import seed_all, seeds_of
+from mpisgd.base.streams import Domain
+from mpisgd.config import Config
+from mpisgd.config.config_file import from_mapping
+from mpisgd.data import fetch
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
+
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+#: One learner, few mini-batches, nothing that torch's loop has not.
+RUN: Mapping[str, Any] = {
+    "protocol": "hardsync",
+    "virtual": {"learners": 1},
+    "mu": 8,
+    "epochs": 2,
+    "alpha0": 0.1,
+    "threads": 1,
+    "memory_format": "contiguous",
+    "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+    "log": {"progress": "off"},
+    "evaluation": {"every_epochs": 0},
+}
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def vectors(count: int = 64, size: int = 8) -> Any:
+    """Points, and on which side of a plane each lies."""
+    x = torch.randn(count, size, generator=torch.Generator().manual_seed(0))
+    return (x, (x[:, 0] > 0).long()), (x[:16], (x[:16, 0] > 0).long())
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """A page of ordinary PyTorch.
+
+    Attributes:
+        loss, step: one of them; default: cross entropy.
+        optimizer: what the loop has where `config` has others than the law's SGD.
+        schedule: of an optimiser and the number of steps.
+        refused: a part of what the user is told where the idiom does not go in.
+        instead: what to write instead, for the page of the documentation.
+    """
+
+    model: Callable[..., nn.Module]
+    data: Any = vectors
+    loss: Callable[[Any, Any], Tensor] | None = None
+    step: Callable[[nn.Module, Any], Any] | None = None
+    optimizer: Optimizer = sgd
+    schedule: Callable[[torch.optim.Optimizer, int], Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    refused: str = ""
+    instead: str = ""
+
+    @property
+    def brought(self) -> Brought:
+        return Brought(model=self.model, data=self.data, loss=self.loss, step=self.step)
+
+    def made(self, out: Path) -> Config:
+        """The configuration of the run."""
+        return from_mapping({**RUN, **self.config, "out": str(out)})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a loop comes to."""
+
+    state: dict[str, Any]
+    losses: list[float]
+    loss: float
+    """Of the test data, as the mean over batches by their sizes."""
+
+
+def plain_loop(idiom: Idiom, config: Config) -> Trained:
+    """The loop that a PyTorch programmer writes, over the mini-batches that learner 0 draws."""
+    torch.set_num_threads(config.threads)
+    data = parts.load_data(config, idiom.brought)
+    meta = parts.meta_of(data)
+    sampling = parts.make_sampling(config, meta, 1)
+    model = parts.make_module(config, meta, idiom.brought)
+    optimizer = idiom.optimizer(model.parameters())
+    steps = int(np.ceil(config.epochs * meta.train_samples / config.mu))
+    scheduler = None if idiom.schedule is None else idiom.schedule(optimizer, steps)
+    criterion = idiom.loss or nn.functional.cross_entropy
+
+    def loss_of(batch: Any) -> Tensor:
+        if idiom.step is not None:
+            returned = idiom.step(model, batch)
+            loss: Tensor = returned["loss"] if isinstance(returned, Mapping) else returned
+            return loss
+        inputs, targets = batch
+        return criterion(model(inputs), targets)
+
+    losses = []
+    model.train()
+    for seq in range(steps):
+        batch = fetch(data.train, sampling.indices(0, seq), lambda seq=seq: seeds_of(Domain.SAMPLES, config.seed, 0, seq))  # type: ignore[misc]
+        seed_all(seeds_of(Domain.DROPOUT, config.seed, 0, seq))
+        optimizer.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(loss.item())
+    return Trained(model.state_dict(), losses, losses[-1])

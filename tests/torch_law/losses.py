@@ -1,0 +1,146 @@
+"""Losses: of torch.nn and torch.nn.functional, weighted, summed, with targets that are ignored, with parameters of their own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.torch_law.law import Idiom, vectors
+
+
+def net(out: int = 2) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, out))
+
+
+def with_ignored() -> Any:
+    (x, y), test = vectors()
+    y = y.clone()
+    y[::5] = -100
+    return _samples(x, y), test
+
+
+def with_others_ignored() -> Any:
+    (x, y), test = vectors()
+    y = y.clone()
+    y[::5] = 7
+    return _samples(x, y), test
+
+
+class _Samples(torch.utils.data.Dataset[Any]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], self.y[index]
+
+
+def _samples(x: Tensor, y: Tensor) -> _Samples:
+    return _Samples(x, y)
+
+
+def numbers(columns: int = 2, positive: bool = False) -> Any:
+    (x, _), _ = vectors()
+    y = x[:, :columns].abs() if positive else x[:, :columns]
+    return (x, y), (x[:16], y[:16])
+
+
+class Center(nn.Module):
+    """A loss with centres of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.zeros(2, 2))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output, self.centres[target])
+
+
+CENTER = Center()
+
+
+def by_centres(output: Tensor, target: Tensor) -> Tensor:
+    found: Tensor = CENTER(output, target)
+    return found
+
+
+class WithItsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.loss = net(), Center()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        return found
+
+
+def step_with_its_loss(model: Any, batch: Any) -> Tensor:
+    found: Tensor = model.loss(model(batch[0]), batch[1])
+    return found
+
+
+def _ones() -> Any:
+    (x, y), _ = vectors()
+    y = y.float().unsqueeze(1)
+    return (x, y), (x[:16], y[:16])
+
+
+def _signs() -> Any:
+    (x, y), _ = _ones()
+    return (x, 2 * y - 1), (x[:16], 2 * y[:16] - 1)
+
+
+def _shares() -> Any:
+    (x, _), _ = vectors()
+    y = x[:, :2].softmax(1)
+    return (x, y), (x[:16], y[:16])
+
+
+ZOO: dict[str, Idiom] = {
+    "CrossEntropyLoss": Idiom(net, loss=nn.CrossEntropyLoss()),
+    "CrossEntropyLoss with weights": Idiom(net, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))),
+    "CrossEntropyLoss with label smoothing": Idiom(net, loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
+    "CrossEntropyLoss summed": Idiom(net, loss=nn.CrossEntropyLoss(reduction="sum"), config={"alpha0": 0.1}),
+    "cross_entropy of ignored targets": Idiom(net, data=with_ignored),
+    "CrossEntropyLoss(ignore_index=7)": Idiom(net, data=with_others_ignored, loss=nn.CrossEntropyLoss(ignore_index=7)),
+    "partial(cross_entropy, ignore_index=7)": Idiom(
+        net, data=with_others_ignored, loss=partial(functional.cross_entropy, ignore_index=7)
+    ),
+    "NLLLoss": Idiom(lambda: nn.Sequential(net(), nn.LogSoftmax(dim=1)), loss=nn.NLLLoss()),
+    "MSELoss": Idiom(net, data=numbers, loss=nn.MSELoss()),
+    "L1Loss": Idiom(net, data=numbers, loss=nn.L1Loss()),
+    "SmoothL1Loss": Idiom(net, data=numbers, loss=nn.SmoothL1Loss()),
+    "HuberLoss": Idiom(net, data=numbers, loss=nn.HuberLoss()),
+    "PoissonNLLLoss": Idiom(net, data=lambda: numbers(positive=True), loss=nn.PoissonNLLLoss()),
+    "BCEWithLogitsLoss": Idiom(lambda: net(1), data=_ones, loss=nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0]))),
+    "BCELoss": Idiom(lambda: nn.Sequential(net(1), nn.Sigmoid()), data=_ones, loss=nn.BCELoss()),
+    "KLDivLoss": Idiom(lambda: nn.Sequential(net(), nn.LogSoftmax(dim=1)), data=_shares, loss=nn.KLDivLoss(reduction="batchmean")),
+    "MultiMarginLoss": Idiom(net, loss=nn.MultiMarginLoss()),
+    "SoftMarginLoss": Idiom(lambda: net(1), data=_signs, loss=nn.SoftMarginLoss()),
+    "a lambda": Idiom(net, loss=lambda output, target: functional.cross_entropy(output, target) + 0.01 * output.square().mean()),
+    "a loss with parameters": Idiom(
+        net,
+        loss=CENTER,
+        refused="Center has parameters that are not the model's (centres), which would not be trained",
+        instead="a model that has the loss, and a step that calls both",
+    ),
+    "a closure over parameters": Idiom(
+        net,
+        loss=by_centres,
+        refused="depends on parameters that are not the model's",
+        instead="a model that has the loss, and a step that calls both",
+    ),
+    "a model that has its loss": Idiom(WithItsLoss, step=step_with_its_loss),
+    "the class of a loss": Idiom(
+        net,
+        loss=nn.CrossEntropyLoss,  # type: ignore[arg-type]
+        refused="found the class CrossEntropyLoss, expected a callable of (output, target): CrossEntropyLoss()",
+        instead="nn.CrossEntropyLoss()",
+    ),
+}

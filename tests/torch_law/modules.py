@@ -1,0 +1,185 @@
+"""Modules of torch.nn that hold state or randomness, and those that most models are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.torch_law.law import Idiom
+
+
+class Through(nn.Module):
+    """Vectors of 8 in some shape through a layer, and then a linear layer to two classes."""
+
+    def __init__(
+        self, layer: nn.Module, shape: tuple[int, ...], out: int, into: Callable[[Any], Tensor] = lambda value: value
+    ) -> None:
+        super().__init__()
+        self.layer, self.shape, self.into = layer, shape, into
+        self.head = nn.Linear(out, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.into(self.layer(x.reshape(-1, *self.shape))).flatten(1))
+        return found
+
+
+def through(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], out: int, into: Callable[[Any], Tensor] = lambda value: value
+) -> Idiom:
+    return Idiom(lambda: Through(make(), shape, out, into))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.attention(x, x, x)[0]
+        return found
+
+
+class Tokens(nn.Module):
+    """The sign of each element is a token."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.embedding((x > 0).long())
+        return found
+
+
+def first(value: Any) -> Tensor:
+    found: Tensor = value[0]
+    return found
+
+
+class _Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.head = nn.Bilinear(4, 4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.both(x[:, :4], x[:, 4:]))
+        return found
+
+
+class _Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.TransformerDecoderLayer(4, 2, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x.reshape(-1, 2, 4)
+        found: Tensor = self.head(self.layer(pairs, pairs).flatten(1))
+        return found
+
+
+class _Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for each in x.reshape(-1, 2, 4).unbind(1):
+            state = self.cell(each, state)
+        assert state is not None
+        found: Tensor = self.head(state[0])
+        return found
+
+
+class _Listed(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers, self.head = layers, nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        found: Tensor = self.head(x)
+        return found
+
+
+class _Named(nn.Module):
+    def __init__(self, layers: nn.ModuleDict) -> None:
+        super().__init__()
+        self.layers, self.head = layers, nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.layers["a"](self.layers["b"](x).relu()))
+        return found
+
+
+class _Weighted(nn.Module):
+    def __init__(self, weights: nn.ParameterList) -> None:
+        super().__init__()
+        self.weights, self.head = weights, nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(x * self.weights[0] + self.weights[1])
+        return found
+
+
+class _WeightedByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterDict({"scale": nn.Parameter(torch.ones(8)), "shift": nn.Parameter(torch.zeros(8))})
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(x * self.weights["scale"] + self.weights["shift"])
+        return found
+
+
+ZOO: dict[str, Idiom] = {
+    "Linear": through(lambda: nn.Linear(8, 8), (8,), 8),
+    "Linear without bias": through(lambda: nn.Linear(8, 8, bias=False), (8,), 8),
+    "Bilinear": Idiom(_Bilinear),
+    "Conv1d": through(lambda: nn.Conv1d(2, 3, 2), (2, 4), 9),
+    "Conv2d": through(lambda: nn.Conv2d(2, 3, 2), (2, 2, 2), 3),
+    "Conv3d": through(lambda: nn.Conv3d(1, 3, 2), (1, 2, 2, 2), 3),
+    "ConvTranspose1d": through(lambda: nn.ConvTranspose1d(2, 3, 2), (2, 4), 15),
+    "ConvTranspose2d": through(lambda: nn.ConvTranspose2d(2, 3, 2), (2, 2, 2), 27),
+    "depthwise Conv2d": through(lambda: nn.Conv2d(2, 4, 2, groups=2), (2, 2, 2), 4),
+    "Dropout": through(lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), (8,), 8),
+    "Dropout1d": through(lambda: nn.Dropout1d(0.3), (2, 4), 8),
+    "Dropout2d": through(lambda: nn.Dropout2d(0.3), (2, 2, 2), 8),
+    "Dropout3d": through(lambda: nn.Dropout3d(0.3), (2, 2, 2, 1), 8),
+    "AlphaDropout": through(lambda: nn.AlphaDropout(0.3), (8,), 8),
+    "FeatureAlphaDropout": through(lambda: nn.FeatureAlphaDropout(0.3), (2, 4), 8),
+    "RReLU": through(nn.RReLU, (8,), 8),
+    "PReLU": through(lambda: nn.PReLU(2), (2, 4), 8),
+    "MaxPool2d": through(lambda: nn.MaxPool2d(2), (2, 2, 2), 2),
+    "LayerNorm": through(lambda: nn.LayerNorm(8), (8,), 8),
+    "RMSNorm": through(lambda: nn.RMSNorm(8), (8,), 8),
+    "GroupNorm": through(lambda: nn.GroupNorm(2, 4), (4, 2), 8),
+    "InstanceNorm1d": through(lambda: nn.InstanceNorm1d(2, affine=True), (2, 4), 8),
+    "LocalResponseNorm": through(lambda: nn.LocalResponseNorm(2), (4, 2), 8),
+    "Embedding": through(lambda: Tokens(nn.Embedding(2, 3)), (8,), 24),
+    "Embedding with padding": through(lambda: Tokens(nn.Embedding(2, 3, padding_idx=0)), (8,), 24),
+    "Embedding with max_norm": Idiom(
+        lambda: Through(Tokens(nn.Embedding(2, 3, max_norm=0.5)), (8,), 24),
+        refused="layer.embedding.weight was changed in place by the model",
+        instead="normalise in forward: F.embedding(x, F.normalize(weight))",
+    ),
+    "EmbeddingBag": through(lambda: Tokens(nn.EmbeddingBag(2, 3)), (8,), 3),
+    "MultiheadAttention": through(Attention, (2, 4), 8),
+    "TransformerEncoderLayer": through(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), (2, 4), 8),
+    "TransformerDecoderLayer": Idiom(_Decoder),
+    "RNN": through(lambda: nn.RNN(4, 3, batch_first=True), (2, 4), 6, first),
+    "LSTM": through(lambda: nn.LSTM(4, 3, batch_first=True, num_layers=2, dropout=0.2), (2, 4), 6, first),
+    "GRU": through(lambda: nn.GRU(4, 3, batch_first=True, bidirectional=True), (2, 4), 12, first),
+    "LSTM with projection": through(lambda: nn.LSTM(4, 3, proj_size=2, batch_first=True), (2, 4), 4, first),
+    "LSTMCell": Idiom(_Cell),
+    "Softmax after Linear": through(lambda: nn.Sequential(nn.Linear(8, 8), nn.Softmax(dim=1)), (8,), 8),
+    "ModuleList": Idiom(lambda: _Listed(nn.ModuleList(nn.Linear(8, 8) for _ in range(2)))),
+    "ModuleDict": Idiom(lambda: _Named(nn.ModuleDict({"b": nn.Linear(8, 8), "a": nn.Linear(8, 8)}))),
+    "ParameterList": Idiom(lambda: _Weighted(nn.ParameterList([torch.ones(8), torch.zeros(8)]))),
+    "ParameterDict": Idiom(_WeightedByName),
+}

@@ -1,0 +1,44 @@
+"""A run of one learner has the bits of the plain torch loop, idiom by idiom, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpisgd.base.errors import MpisgdError
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.simulate import simulate
+from tests.effort import spread
+from tests.torch_law import ZOO
+from tests.torch_law.law import Idiom, plain_loop
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    if isinstance(theirs, torch.Tensor):
+        return torch.equal(ours, theirs)
+    return bool(ours == theirs)
+
+
+@pytest.mark.parametrize("name", spread([name for name, idiom in ZOO.items() if not idiom.refused], 10))
+def test_it_has_the_bits_of_the_loop(name: str, tmp_path: Path) -> None:
+    idiom: Idiom = ZOO[name]
+    config = idiom.made(tmp_path / "run")
+    loop = plain_loop(idiom, config)
+    simulate(config, idiom.brought)
+    ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
+    assert set(ours) == set(loop.state)
+    differing = [key for key, value in loop.state.items() if not same(ours[key], value)]
+    assert differing == []
+    assert Run(tmp_path / "run").pushes["loss"].tolist() == pytest.approx(loop.losses, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", [name for name, idiom in ZOO.items() if idiom.refused])
+def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    idiom = ZOO[name]
+    with pytest.raises(MpisgdError, match=re.escape(idiom.refused)):
+        simulate(idiom.made(tmp_path / "run"), idiom.brought)
