@@ -1,29 +1,48 @@
-"""A rank whose program ends without `mpisgd.train` tells ranks 0 and 1, which may wait there for it (`muster.py`)."""
+"""A rank whose program ends without `mpisgd.train` leaves a sign on its node, for ranks that wait there for it (`muster.py`).
+
+The sign is the name of a socket, which goes with the process: no message of MPI's could come between those of the user's program.
+"""
 
 from __future__ import annotations
 
 import atexit
+import os
+import re
+import socket
 import sys
 import threading
+from pathlib import Path
 
-GONE = 32_102
-"""Tag of the message that a rank sends as its program ends."""
 came: list[bool] = []
 """Not empty once this rank has called `train`."""
 
 
 def tell_if_absent() -> None:
-    """Register what tells ranks 0 and 1."""
-    # Where Python has it, before all that is registered with atexit: mpi4py, which finalizes MPI there, may be imported later.
-    getattr(threading, "_register_atexit", atexit.register)(_tell)
+    """Register what leaves the sign."""
+    # Where Python has it, before all that is registered with atexit: mpi4py, which waits for all ranks there, may come later.
+    getattr(threading, "_register_atexit", atexit.register)(_leave_sign)
 
 
-def _tell() -> None:
+def gone(sockets: Path = Path("/proc/net/unix")) -> list[int]:
+    """The ranks of this node that have left a sign."""
+    try:
+        lines = sockets.read_text()
+    except OSError:  # not Linux
+        return []
+    return sorted(int(rank) for rank in re.findall(rf"@{re.escape(_prefix())}(\d+)$", lines, re.MULTILINE))
+
+
+def _prefix() -> str:
+    """The same for all ranks that a launcher has started on this node."""
+    return f"mpisgd-gone-{os.environ.get('PMIX_NAMESPACE') or os.getppid()}-"
+
+
+def _leave_sign() -> None:
     """Import nothing: Python is shutting down."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if came or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+    if came or mpi is None or sys.platform != "linux" or not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    world = mpi.COMM_WORLD
-    for dest in range(min(2, world.Get_size())):
-        if dest != world.Get_rank():
-            world.Isend(bytearray(1), dest, GONE).Free()
+    if mpi.COMM_WORLD.Get_size() > 1:
+        sign = socket.socket(socket.AF_UNIX)
+        sign.bind(f"\0{_prefix()}{mpi.COMM_WORLD.Get_rank()}")
+        sign.detach()  # open until the process ends: MPI finalizes when Python's objects are gone

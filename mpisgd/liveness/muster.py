@@ -11,7 +11,7 @@ import numpy as np
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.speech import warn
-from mpisgd.liveness.absent import GONE, came
+from mpisgd.liveness import absent
 from mpisgd.liveness.guard import ranges
 
 if TYPE_CHECKING:
@@ -26,16 +26,14 @@ _EVERY = "every rank of the job calls it, and so not below `if rank == 0:`"
 
 @contextmanager
 def mustered(comm: MPI.Intracomm) -> Iterator[None]:
-    """Open when all ranks of `comm` are here. Raises ConfigError on ranks 0 and 1 where the program of a rank has ended."""
+    """Open when all ranks of `comm` are here. Raises ConfigError where the program of a rank of this node has ended."""
     muster(comm)
     yield
 
 
 def muster(comm: MPI.Intracomm) -> None:
     """Wait until all are here."""
-    from mpisgd.comm.mpi.library import MPI
-
-    came.append(True)
+    absent.came.append(True)
     rank, size = comm.Get_rank(), comm.Get_size()
     for dest in range(min(2, size)):
         if dest != rank:
@@ -43,9 +41,8 @@ def muster(comm: MPI.Intracomm) -> None:
     here, deadline_s = {rank}, time.monotonic() + PATIENCE_S
     all_here = comm.Ibarrier()
     while not all_here.Test():
-        gone = _heard(MPI.COMM_WORLD, GONE)
-        if gone:
-            raise ConfigError(f"rank {ranges(sorted(gone))} ended without mpisgd.train(): {_EVERY}")
+        if gone := absent.gone():
+            raise ConfigError(f"rank {ranges(gone)} ended without mpisgd.train(): {_EVERY}")
         here |= _heard(comm, _HERE)
         missing = [each for each in range(size) if each not in here]
         if time.monotonic() > deadline_s and (rank == 0 or missing == [0]) and rank < 2:

@@ -27,7 +27,7 @@ time.sleep({stays_s})
     [
         ({0}, 0, "rank 1(-2)? ended without mpisgd.train|rank 2 ended without"),
         ({1, 2}, 0, "rank 0 ended without mpisgd.train"),
-        ({0, 2}, 6, "waiting for rank 1 to call mpisgd.train"),
+        ({0, 2}, 12, "waiting for rank 1 to call mpisgd.train"),
     ],
     ids=str,
 )

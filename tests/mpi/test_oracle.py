@@ -136,7 +136,7 @@ def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
     cycle = None
     if optimizer == "adamw":
         highest = [1.5 * group["lr"] for group in steps.param_groups]
-        cycle = torch.optim.lr_scheduler.OneCycleLR(steps, highest, updates, cycle_momentum=False)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(steps, highest, updates)
     sampling = EpochSampling(len(digits.train), batch, 1, SEED)
     seen = []
     for seq in range(updates):

@@ -105,7 +105,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[torch.optim.Optimizer], Any]]] = {
     "cosine": ("CosineAnnealingLR", lambda them: torch.optim.lr_scheduler.CosineAnnealingLR(them, UPDATES)),
     "one-cycle": (
         {"name": "OneCycleLR", "kwargs": {"max_lr": 3.0, "pct_start": 0.5}},
-        lambda them: torch.optim.lr_scheduler.OneCycleLR(them, 3 * ALPHA0, UPDATES, pct_start=0.5, cycle_momentum=False),
+        lambda them: torch.optim.lr_scheduler.OneCycleLR(them, 3 * ALPHA0, UPDATES, pct_start=0.5),
     ),
     "warm-up": (
         {"name": "constant", "warmup_updates": 6},
