@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 10.0
 _HERE = 32_101
 """Tag of the message that a rank sends to ranks 0 and 1 when it comes."""
+_WORD = np.zeros(1, np.uint8)
 _LOOK_S = 0.01
 _EVERY = "every rank of the job calls it, and so not below `if rank == 0:`"
 
@@ -37,7 +38,7 @@ def muster(comm: MPI.Intracomm) -> None:
     rank, size = comm.Get_rank(), comm.Get_size()
     for dest in range(min(2, size)):
         if dest != rank:
-            comm.Isend(np.zeros(1, np.uint8), dest, _HERE).Free()
+            comm.Isend(_WORD, dest, _HERE).Free()
     here, deadline_s = {rank}, time.monotonic() + PATIENCE_S
     all_here = comm.Ibarrier()
     while not all_here.Test():
@@ -58,6 +59,6 @@ def _heard(comm: MPI.Intracomm, tag: int) -> set[int]:
 
     found, status = set[int](), MPI.Status()
     while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-        comm.Recv(np.zeros(1, np.uint8), status.Get_source(), tag)
+        comm.Recv(_WORD, status.Get_source(), tag)
         found.add(status.Get_source())
     return found
