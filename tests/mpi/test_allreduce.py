@@ -25,7 +25,11 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "4": (4, 2, {"straggler": UNEVEN, "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
     "4-evaluator": (4, 3, {"evaluator": True, "evaluation": {"every_epochs": 0.2, "train": True}}),
     "3": (3, 3, {"optimizer": "adam", "clip_norm": 0.5, "schedule": "linear", "linear_scaling": True, "alpha0": 0.002}),
-    "cnn": (4, 1, {"model": "small_cnn", "sampling": "replacement", "optimizer": {"name": "sgd", "nesterov": True}}),
+    "cnn": (
+        4,
+        1,
+        {"model": "small_cnn", "sampling": "replacement", "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
+    ),
     "diverged": (2, 2, {"alpha0": 1e30, "nonfinite": "continue"}),
     "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
     "large-bfloat16": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03, **BFLOAT16}),

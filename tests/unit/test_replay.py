@@ -66,7 +66,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "thetabar": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.99, "averaging_bias_correction": True},
     "own-steps-downpour": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "shards": 2, "schedule": FAST},
     "own-steps-ssp": {"protocol": {"name": "ssp", "get_model_frequency": 3}, "shards": 3, "schedule": FAST},
-    "cnn": {"protocol": SOFTSYNC, "model": "small_cnn", "shards": 2, "optimizer": {"name": "sgd", "nesterov": True}},
+    "cnn": {
+        "protocol": SOFTSYNC,
+        "model": "small_cnn",
+        "shards": 2,
+        "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True},
+    },
     "batch-norm": {"protocol": SOFTSYNC, "model": {"name": "mlp", "hidden": [12], "batch_norm": True}},
     "leaving-softsync": {"protocol": SOFTSYNC, "shards": 2, "failures": {"at_s": {"1": 0.35, "2": 0.6}}},
     "leaving-hardsync": {"protocol": "hardsync", "shards": 2, "failures": {"at_s": {"0": 0.35, "2": 0.6}}},

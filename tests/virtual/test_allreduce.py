@@ -146,7 +146,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "uneven": {"straggler": {"slowdown": {"0": 3.0}, "delay": "exponential"}},
     "adam": {"optimizer": "adam", "alpha0": 0.01, "clip_norm": 0.1, "averaging": 0.9},
     "schedule": {"schedule": {"name": "linear", "warmup_epochs": 0.5}, "linear_scaling": True, "alpha0": 0.01},
-    "replacement": {"sampling": "replacement", "optimizer": {"name": "sgd", "nesterov": True}},
+    "replacement": {"sampling": "replacement", "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
     "drops": {"nonfinite": "drop"},
     "diverges": {"alpha0": 1e30, "nonfinite": "continue"},
     "one": {"virtual": {"learners": 1}},
