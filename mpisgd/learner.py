@@ -54,7 +54,8 @@ def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: De
                 channel.sleep(delay_s)
             goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
             delay_ns, scale = int(delay_s * 1e9), gradient.scaled.by
-            report = Report(seq, gradient.samples, loss, compute_ns, delay_ns, gradient.rounded, neighbour_ns, scale)
+            told = gradient.rounded, neighbour_ns, scale, gradient.skipped
+            report = Report(seq, gradient.samples, loss, compute_ns, delay_ns, *told)
             channel.push(report, gradient.take_own_step if goes_on else None)
         except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights; or the run is over
             gradient.give_up()

@@ -209,7 +209,7 @@ class Shard:
             self.faults.note_if_back(learner_id)
         if self._cannot_be(push):
             return
-        if why := self.update.take_in():
+        if why := self.update.take_in(push.runs):
             self.refuse(Refused(self.channel.rank_of(learner_id), f"learner {learner_id} pushed {why}", push=True))
             return
         self.received[learner_id] += 1
@@ -256,7 +256,7 @@ class Shard:
             if finiteness.later:
                 finiteness.before_sum(learner_id)
             last = self.answering.chunked and rules.update_due()
-            update.accumulate(verdict.weight, push.samples, timestamp, push.gradients, last=last)
+            update.accumulate(verdict.weight, push.samples, timestamp, push.gradients, last=last, skipped=push.runs)
             self._losses += push.loss * push.gradients
             if self.progress.on:
                 self.progress.staleness(rules.clock - timestamp)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mpisgd.base.errors import PeerError
+from mpisgd.vectors.skipped import NOTHING
 
 
 class Tag(enum.IntEnum):
@@ -54,6 +55,7 @@ class Tag(enum.IntEnum):
     NORM_TOLD = 43
     PART = 50
     PART_BODY = 51
+    SKIPPED = 52
 
 
 class Ending(enum.IntEnum):
@@ -109,7 +111,7 @@ class Op(enum.IntEnum):
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
 
-MAGIC = 0x6D7069736764000A  # "mpisgd", version 10 of the messages
+MAGIC = 0x6D7069736764000B  # "mpisgd", version 11 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -147,13 +149,14 @@ class Layout:
 
 
 _SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "neighbour_ns")
-_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "portion", "rounded", "scale", "loss")
+_COMPUTED = ("portion", "skipped", "rounded", "scale", "loss")
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", *_COMPUTED)
 MOST_DIMENSIONS = 8
 """Of a tensor that passes from stage to stage."""
 #: What a tensor is: the number of its type, whether a gradient of it is wanted, its dimensions (-1: there is none), sizes, strides.
 _TENSOR = ("type", "wanted", "dimensions", *(f"{what}_{at}" for what in ("size", "stride") for at in range(MOST_DIMENSIONS)))
 _PASSED = ("seq", "micro", "place", "count", *_TENSOR, "loss")
-PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, float, float, float]
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, float, float, float]
 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
@@ -170,6 +173,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
     Tag.NORM: Layout("value"),
+    Tag.SKIPPED: Layout("start", "stop"),
     Tag.NORM_PULL: Layout("learner_id", "clock"),
     Tag.NORM_ANSWER: Layout("shard", "ending", "value"),
     Tag.NORM_TOLD: Layout("learner_id", "clock", "value"),
@@ -200,9 +204,11 @@ class Push:
     """A gradient has arrived: the header's fields; the slice lies in the buffer that was handed to `receive`.
 
     Of a team, it is the sum of `gradients` gradients, with `samples` samples in all and the mean of their losses.
+
+    `runs`: as many as `skipped` says, of elements that it has no gradient of; they come before it.
     """
 
-    __slots__ = (*_PUSH, "arrival_ns")
+    __slots__ = (*_PUSH, "arrival_ns", "runs")
 
     def __init__(self, fields: PushFields, arrival_ns: int) -> None:
         """`fields`: in the order of the header."""
@@ -220,11 +226,13 @@ class Push:
             self.neighbour_ns,
             self.nbytes,
             self.portion,
+            self.skipped,
             self.rounded,
             self.scale,
             self.loss,
         ) = fields
         self.arrival_ns = arrival_ns
+        self.runs = NOTHING
 
 
 class Pull:

@@ -33,6 +33,7 @@ from mpisgd.config.optimizers import (
     OPTIMIZERS,
     SCHEDULES,
     TORCH_SCHEDULERS,
+    AdagradOptions,
     AdamwOptions,
     ConstantOptions,
     GroupOptions,
@@ -289,6 +290,13 @@ class Config:
         """Whether shards agree on the norm of each averaged gradient (`job/roles/agreement.py`)."""
         several = self.shards > 1 or self.protocol.collective
         return several and self.clip_average > 0 and self.clip_average_of == "model"
+
+    @property
+    def moves_at_zero(self) -> bool:
+        """Whether zeros for a gradient move weights, by momentum or weight decay: torch passes over parameters that have none."""
+        options: Any = self.inner_optimizer if self.local_steps else self.optimizer
+        decays = options.weight_decay > 0 or any(self.groups.weight_decay.values())
+        return decays or not isinstance(options, AdagradOptions | SgdOptions) or getattr(options, "momentum", 0.0) > 0
 
     @property
     def in_groups(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class Report:
     """In which it waited for the ranks of its group, and which are not in `compute_ns`."""
     scale: float = 1.0
     """By what its loss was multiplied (`scaling.py`)."""
+    skipped: Runs = field(default_factory=lambda: NOTHING)
+    """Elements that it has no gradient of (`vectors/skipped.py`)."""
 
 
 @dataclass(slots=True)

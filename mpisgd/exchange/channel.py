@@ -36,6 +36,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
+from mpisgd.vectors.skipped import NOTHING, Runs, within
 
 # What every gradient needs, without a look into the enumeration:
 _PUSH: int = Tag.PUSH
@@ -44,6 +45,11 @@ _ANSWER: int = Tag.ANSWER
 _GOES_ON: int = Ending.NONE
 _LAST_ENDING: int = Ending.INTERRUPTED
 _REJECT: int = Kind.REJECT
+
+
+def bodies_of(runs: Runs) -> tuple[Any, ...]:
+    """What runs that a push skips travel in, before its gradient; mostly there are none."""
+    return (runs.ravel(),) if len(runs) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class LearnerChannel:
         if slices.in_pieces:
             self._cut_for(shard for shard, rank in enumerate(self._ranks) if is_far(wire, rank))
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
+        self._bounds = bounds
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
         self._numbers = list(range(roles.first_shard, roles.first_shard + len(bounds)))
@@ -163,11 +170,13 @@ class LearnerChannel:
         wire, ranks, transfers = self._wire, self._ranks, []
         self._pushes += 1
         for shard, bodies in enumerate(self._pushed):  # here and below, as a comprehension is a call of its own
-            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report), *bodies))
+            runs = within(report.skipped, *self._bounds[shard])
+            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report, runs), *bodies_of(runs), *bodies))
         return transfers
 
-    def _told(self, shard: int, report: Report) -> PushFields:
-        """The header of a push to one shard; as long as the weights are those that it was computed from."""
+    def _told(self, shard: int, report: Report, runs: Runs = NOTHING) -> PushFields:
+        """The header of a push to one shard; as long as the weights are those that it was computed from. `runs`: of its slice,
+        skipped."""
         return (
             self._learner_id,
             self._clocks[shard],
@@ -182,6 +191,7 @@ class LearnerChannel:
             report.neighbour_ns,
             self._gradients[shard].nbytes,
             self._portion,
+            len(runs),
             report.rounded,
             report.scale,
             report.loss,

@@ -94,7 +94,7 @@ class GatheringShardChannel(ShardChannel):
             return super()._take_body(push, gradient)
         self._room = self._rooms.lend()
         rank = self.rank_of(push.learner_id)
-        bodies = self._bodies(self._room, rank)
+        bodies = self._bodies(push, self._room)
         self._coming.append(self._wire.post(rank, Tag.GRADIENT, *bodies))
         return True
 

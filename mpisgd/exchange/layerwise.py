@@ -30,11 +30,12 @@ from typing import Any
 from mpisgd.comm.communicator import STILL_NBYTES, Communicator
 from mpisgd.comm.messages import Ending, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
-from mpisgd.exchange.channel import LearnerChannel, Slices
+from mpisgd.exchange.channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Exchanges
 from mpisgd.vectors.memory import Memory, copy_into
+from mpisgd.vectors.skipped import Runs, within
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
@@ -75,19 +76,22 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def need(self, shard: int) -> None:
         """Its weights are in place."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
         """Begin to push a slice; it moves while the pass goes on, and `push` finishes it."""
         clock = self._wire.clock
         clock.hold()
         self._delay(seq)
         start_ns, compute_ns = self.now_ns(), self._computed_ns() - self._needed_ns[shard]
-        self._begin_push(shard, Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded, scale=scale))
+        told = {"rounded": rounded, "scale": scale, "skipped": skipped}
+        self._begin_push(shard, Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), **told))
         self._pushed_for(self.now_ns() - start_ns)
         if self._moves:
             clock.let_move()
 
     def _begin_push(self, shard: int, report: Report) -> None:
-        self._sent.append(self._wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report), self._gradients[shard]))
+        runs = within(report.skipped, *self._bounds[shard])
+        bodies = (*bodies_of(runs), self._gradients[shard])
+        self._sent.append(self._wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report, runs), *bodies))
 
     def _delay(self, seq: int) -> None:
         """Be as late as this mini-batch is to be, by what it has computed so far."""

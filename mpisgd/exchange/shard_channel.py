@@ -133,23 +133,32 @@ class ShardChannel:
             if tag != _PUSH:
                 return self._seldom(source, tag, fields)
             push = Push(fields, self._now_ns())
-            if push.nbytes != gradient.nbytes:
-                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
-            if push.gradients != self._team_sizes[sender]:
-                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
+            self._check(push, source, gradient.nbytes)
             return push if self._take_body(push, gradient) else Torn(push)
         except PeerError as error:
             if error.rank < 0:  # not what a rank sent, but what has become of one
                 raise
             return Refused(error.rank, str(error), push=push is not None)
 
+    def _check(self, push: Push, source: int, nbytes: int) -> None:
+        """Make room for the runs that a push says it skips. Raises PeerError where it cannot be."""
+        if push.nbytes != nbytes:
+            raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {nbytes}", source)
+        if push.gradients != self._team_sizes[push.learner_id]:
+            expected = self._team_sizes[push.learner_id]
+            raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {expected}", source)
+        if push.skipped:
+            if not 0 < push.skipped <= nbytes:
+                raise PeerError(f"push of rank {source}: {push.skipped} runs skipped, expected at most {nbytes}", source)
+            push.runs = np.empty((push.skipped, 2), np.int64)
+
     def _take_body(self, push: Push, gradient: Any) -> bool:
         """Receive the gradient of a push whose header was taken last; False: a part has come, and no more will."""
-        return self._wire.take_body(gradient)
+        return self._wire.take_body(*self._bodies(push, gradient))
 
-    def _bodies(self, vector: Any, rank: int) -> tuple[Any, ...]:
-        """What a gradient of this rank travels in."""
-        return (vector,)
+    def _bodies(self, push: Push, vector: Any) -> tuple[Any, ...]:
+        """What a push travels in: its runs, if it skips any, and the gradient."""
+        return (push.runs.reshape(-1), vector) if push.skipped else (vector,)
 
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""

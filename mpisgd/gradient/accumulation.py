@@ -15,6 +15,7 @@ import torch
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import clip, is_finite
 from mpisgd.vectors.memory import vector_like
+from mpisgd.vectors.skipped import common
 
 
 class Accumulated(Travels):
@@ -61,6 +62,7 @@ class Accumulated(Travels):
                 self._gradient.prepare(number)
             loss += self._gradient.compute(number)
             self.samples += self._gradient.samples
+            self.skipped = common(self.skipped, self._gradient.skipped) if number > first else self._gradient.skipped
             if self.memory.has_numbers:
                 if number == first:
                     self._sum.copy_(self._vector)

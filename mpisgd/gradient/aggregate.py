@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.base.errors import ProtocolError
+from mpisgd.base.errors import ConfigError, ProtocolError
 from mpisgd.comm.communicator import Communicator, Node
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Travels
@@ -120,6 +120,11 @@ class Member:
         """Compute this rank's gradient, then the sum with all others; returns the losses of all ranks, and samples in all."""
         start_ns = self._wire.clock.now_ns()
         loss = self.gradient.compute(seq)
+        if len(self.gradient.skipped):
+            raise ConfigError(
+                "model: a mini-batch gave no gradient to some parameters, which torch would leave as they are, and ranks that sum"
+                " theirs on a node tell of sums alone: expected aggregation = 'none', or all parameters used in each mini-batch"
+            )
         delay_s = self._delays.of(seq, (self._wire.clock.now_ns() - start_ns) * 1e-9)
         if delay_s > 0:
             self._wire.clock.sleep(delay_s)

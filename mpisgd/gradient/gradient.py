@@ -16,11 +16,11 @@ from mpisgd.data import Split, fetch
 from mpisgd.data.loader import ReadAhead
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.objective import Objective, OwnStep, described
+from mpisgd.gradient.scaling import LossScale
 from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, clip, is_finite
 from mpisgd.vectors.memory import Memory, staging, wait_for
-from mpisgd.vectors.scaling import LossScale
 
 
 class Gradient(Travels):
@@ -32,7 +32,11 @@ class Gradient(Travels):
         clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
         tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
             own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
+        tell_skipped: say of which parameters there is no gradient (`vectors/skipped.py`).
     """
+
+    together = False
+    """Whether a mini-batch is passed through several models, or pieces of one."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,
@@ -46,6 +50,7 @@ class Gradient(Travels):
         learner_id: int,
         clip_norm: float = 0.0,
         tell_nonfinite: bool = False,
+        tell_skipped: bool = False,
     ) -> None:
         self._model = model
         self._loss = loss
@@ -56,6 +61,7 @@ class Gradient(Travels):
         self._learner_id = learner_id
         self._clip_norm = clip_norm
         self._tell_nonfinite = tell_nonfinite
+        self._tell_skipped = tell_skipped
         self._apart = None if memory is model.memory else memory.tensors
         self._checked = False
         self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
@@ -209,8 +215,17 @@ class Gradient(Travels):
     def hand_over(self, loss: Tensor) -> float:
         """After the backward pass: clip the gradient, and hand it over; returns the loss."""
         self._clip()
+        self.note_skipped()
         value = self._out(loss.detach())
         return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else value
+
+    def note_skipped(self) -> None:
+        """Once gradients are there: say of which parameters there is none. Raises ConfigError where shards cannot be told."""
+        if not self._tell_skipped:
+            return
+        self.skipped = self._model.skipped
+        if self.together and len(self.skipped):
+            raise unused(self._model, "a group's shards are told of gradients alone")
 
     def _clip(self) -> None:
         clip(self._model.gradients, self._clip_norm)
@@ -224,6 +239,15 @@ class Gradient(Travels):
         self._told_loss.copy_(loss, non_blocking=True)
         wait_for(loss)
         return self._told_loss.item()
+
+
+def unused(model: FlatModel, why: str) -> ConfigError:
+    """Make the error for parameters without a gradient, which zeros would move, where torch passes over them."""
+    return ConfigError(
+        f"model: a mini-batch gave no gradient to {', '.join(model.skipped_names[:3])}, which torch would leave as they are, and"
+        f" {why}: expected all parameters used in each mini-batch, frozen ones (requires_grad=False), or SGD without momentum and"
+        " weight decay"
+    )
 
 
 def parameters_of(loss: Tensor) -> set[nn.Parameter]:

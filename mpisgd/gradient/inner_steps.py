@@ -96,6 +96,7 @@ class InnerSteps(Travels):
             self.samples += self._gradient.samples
             if self.memory.has_numbers:
                 self._optimizer.param_groups[0]["lr"] = self._rate(self._clock, place)
+                self._step.skip(self._gradient.skipped)
                 self._step(self._vector, 1, 0, len(self._vector))
         if not self.memory.has_numbers:
             return loss / self._count

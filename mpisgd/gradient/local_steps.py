@@ -20,6 +20,7 @@ import numpy as np
 from mpisgd.base.errors import ProtocolError
 from mpisgd.update.groups import Segment
 from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.skipped import common
 
 
 class LocalSteps(Travels):
@@ -69,6 +70,7 @@ class LocalSteps(Travels):
                 self._gradient.prepare(number)
             loss += self._gradient.compute(number)
             self.samples += self._gradient.samples
+            self.skipped = common(self.skipped, self._gradient.skipped) if number > first else self._gradient.skipped
             if self._accrued is not None:
                 self._accrue(self._accrued, first=number == first)
         if self._accrued is not None:

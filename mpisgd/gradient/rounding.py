@@ -147,7 +147,7 @@ class Rounded(Travels):
         """Compute the gradient of mini-batch `seq` and round it; returns the loss."""
         self._taken = False
         loss = self._gradient.compute(seq)
-        self.samples = self._gradient.samples
+        self.samples, self.skipped = self._gradient.samples, self._gradient.skipped
         if self._before is not None:
             self._before.copy_(self._rounding.remainder)
             self._taken = True

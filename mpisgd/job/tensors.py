@@ -63,6 +63,7 @@ class Tensors:
         metrics: names of those of an own step, once `check` has found them.
         dealt: what the pieces of a model give to each other (`dealt_between`), once `check` has found it.
         own: this rank's piece of each layer, as a model by itself, once it is asked for.
+        rules: of the run (`schema.RULES`).
     """
 
     config: Config
@@ -76,13 +77,14 @@ class Tensors:
     metrics: tuple[str, ...] = ()
     dealt: Sequence[Sequence[Dealt]] = ()
     own: FlatModel | None = None
+    rules: int = schema.RULES
 
     @classmethod
-    def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int) -> Tensors:
+    def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES) -> Tensors:
         """Make the parts, for so many ranks that compute. Raises ConfigError."""
         meta = parts.meta_of(data, config)
         model, loss = parts.build_model(config, meta, brought), parts.load_loss(config, brought)
-        return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data)
+        return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data, rules=rules)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -120,6 +122,7 @@ class Tensors:
         assert self.data is not None
         number = 0 if self.config.protocol.batch else number
         kind = kind_of_gradient(self.config, self.model, self.stages)
+        kind = partial(kind, tell_skipped=self.config.moves_at_zero and self.rules > 5)
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
 
     def passes(self, number: int, stage: int) -> StagePasses:

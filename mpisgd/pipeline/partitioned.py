@@ -196,6 +196,7 @@ def make_gradient(
         learner_id=number,
         clip_norm=config.clip_norm,
         tell_nonfinite=config.nonfinite == "drop",
+        tell_skipped=config.moves_at_zero,
         clips=group if config.clip_norm > 0 else None,
         micro_batches=config.micro_batches,
         links=links,

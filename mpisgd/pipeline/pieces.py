@@ -36,6 +36,8 @@ _MISFIT = (RuntimeError, ValueError, TypeError, IndexError)
 class InMicroBatches(Gradient):
     """What both have in common."""
 
+    together = True
+
     def __init__(self, *arguments: Any, micro_batches: int, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._micro_batches = micro_batches
@@ -198,6 +200,7 @@ class StagePasses(InMicroBatches):
         clip_part(self._model.gradients, norm, self._clip_norm)
 
     def told(self, loss: float) -> float:
+        self.note_skipped()
         return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else loss
 
     def tensors_of(self, passed: Any) -> tuple[int, Sequence[Any]]:
@@ -296,6 +299,7 @@ def make_passes(
         learner_id=number,
         clip_norm=config.clip_norm,
         tell_nonfinite=config.nonfinite == "drop",
+        tell_skipped=config.moves_at_zero,
         stage=stage,
         stages=config.group_size,
         micro_batches=config.micro_batches,

@@ -35,6 +35,7 @@ from mpisgd.vectors import buckets
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.push_format import PushFormat
+from mpisgd.vectors.skipped import Runs, within
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
 """Reasons for which a gradient was dropped before anybody asked whether it was finite."""
@@ -46,6 +47,7 @@ class _Gradient:
 
     vector: Tensor
     loss: float
+    skipped: Runs
     to_take: int
 
 
@@ -67,6 +69,7 @@ class _InTurn(Travels):
             self._take_turn(rank)
             losses.append(gradient.compute(seq))
             self.samples += gradient.samples
+            self.skipped = gradient.skipped  # none where they are several (`aggregate.Member`)
             if len(losses) > 1:
                 np.add(summed, gradient.memory.gradients, out=summed)
             elif self.memory is not gradient.memory:
@@ -96,7 +99,7 @@ class Serial:
         config = record.config
         self.record = record
         self.config = config
-        self.tensors = Tensors.load(config, brought, data, record.ranks)
+        self.tensors = Tensors.load(config, brought, data, record.ranks, record.rules)
         self.model = self.tensors.model
         _check_size(record, self.model.size)
         self.bounds = parts.bounds(config, self.model, record.rules)
@@ -159,7 +162,7 @@ class Serial:
             self._own_weights[learner_id] = self.model.weights.clone()
         if self._moves_weights:
             self._loaded = [-1 for _ in shards]  # they have moved the model's weights
-        self._under_way[learner_id, number] = _Gradient(vector, loss, to_take=len(shards))
+        self._under_way[learner_id, number] = _Gradient(vector, loss, gradient.skipped, to_take=len(shards))
         return loss, gradient.samples, [gradient.rounded_of(shard) for shard in shards]
 
     def scale_of(self, learner_id: int) -> float:
@@ -177,7 +180,8 @@ class Serial:
             if (update.cached or looks) and not (update.scratch_is_finite() and math.isfinite(gradient.loss)):
                 self.nonfinite[action.shard].append((row.clock, row.learner_id, gradient.loss))
         if row.verdict == Kind.APPLY:
-            update.accumulate(row.weight, row.samples, row.timestamp, row.gradients)
+            skipped = within(gradient.skipped, *self.bounds[action.shard])
+            update.accumulate(row.weight, row.samples, row.timestamp, row.gradients, skipped=skipped)
         gradient.to_take -= 1
         if not gradient.to_take:
             del self._under_way[key]

@@ -19,6 +19,7 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet, fetch_each
 from mpisgd.data.sampling import Sampling
+from mpisgd.gradient.gradient import unused
 from mpisgd.gradient.objective import Objective, OwnStep
 from mpisgd.vectors.flat import FlatModel, clip, is_finite
 
@@ -34,6 +35,7 @@ class Batch:
         self._model = model
         self._data = data
         self._sampling = sampling
+        self._loss: Any = loss
         self._wanted: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._there: dict[int, tuple[int, float]] = {}
         assert not isinstance(loss, OwnStep)  # `compatibility`
@@ -48,6 +50,8 @@ class Batch:
     def check(self) -> None:
         """Two mini-batches must go through. Raises ConfigError for a model that cannot be batched."""
         weights = self._model.weights
+        if self._config.moves_at_zero:
+            self._check_used()
         for learner_id in range(2):
             self.add(learner_id % self._config.virtual.learners, learner_id, weights.clone(), torch.empty_like(weights))
         try:
@@ -55,6 +59,14 @@ class Batch:
         except (RuntimeError, ValueError, TypeError) as error:
             raise ConfigError(f"virtual.batched = True: torch.func.vmap refuses this model: {error}") from error
         self._there.clear()
+
+    def _check_used(self) -> None:
+        """Raises ConfigError where the first mini-batch does not use all parameters: vmap gives the others zeros."""
+        inputs, targets = fetch_each(self._data.train, [self._sampling.indices(0, 0)], lambda at: seeds_of(Domain.SAMPLES, at))
+        self._model.zero_gradients()
+        self._loss(self._model.module(inputs), targets).backward()
+        if len(self._model.skipped):
+            raise unused(self._model, "gradients of several learners at once are zeros there")
 
     def add(self, learner_id: int, seq: int, weights: Tensor, gradients: Tensor) -> None:
         """A learner begins mini-batch `seq` at `weights`, (parameters,) float32, and wants the gradient in `gradients`.

@@ -83,7 +83,8 @@ class Passes(Computes):
                 done = end
             if shard == last:
                 loss, self.samples, self.rounded = gradient.compute(seq), gradient.samples, gradient.rounded
-            exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by)
+                self.skipped = gradient.skipped
+            exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by, self.skipped)
         return loss
 
     def _work(self, ns: int, start: int, end: int) -> None:

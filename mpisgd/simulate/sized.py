@@ -13,6 +13,7 @@ from mpisgd.vectors.computing import Rooms, Travels, Updates
 from mpisgd.vectors.inflow import Inflow
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
+from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class SizedUpdate(Updates):
@@ -83,7 +84,9 @@ class SizedUpdate(Updates):
     def sum_is_finite(self) -> bool:
         return True
 
-    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
+    def accumulate(
+        self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
+    ) -> None:
         self._rank.now += self._gradient_ns
         self._weighting.add(weight, gradients)
         self.gradients += gradients
@@ -115,7 +118,9 @@ class StreamedSizedUpdate(SizedUpdate):
     def unpark(self, learner_id: int) -> None:
         self._inflow.unpark(learner_id)
 
-    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
+    def accumulate(
+        self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
+    ) -> None:
         self._inflow.include()
         self._weighting.add(weight, gradients)
         self.gradients += gradients

@@ -69,4 +69,5 @@ class Timed(Travels):
         self._gradient.begin(seq)
         self._wire.work(self._next_ns())
         loss, self.samples = self._gradient.compute(seq), self._gradient.samples
+        self.skipped = self._gradient.skipped
         return loss

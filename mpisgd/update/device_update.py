@@ -33,6 +33,7 @@ from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
 from mpisgd.vectors.push_format import PushFormat
+from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class DeviceUpdate(SliceUpdate):
@@ -112,14 +113,14 @@ class StagedUpdate(DeviceUpdate):
             emptying.wait()
         return host_view(self._inboxes[0])
 
-    def take_in(self) -> str:
+    def take_in(self, skipped: Runs = NOTHING) -> str:
         if self._turn is not None:
             (self._scratch if self._coded is None else self._coded).copy_(self._turn, non_blocking=True)
         else:
             self._emptying[0] = Copy(self._scratch if self._coded is None else self._coded, self._inboxes[0])
             self._inboxes.reverse()
             self._emptying.reverse()
-        return super().take_in()
+        return super().take_in(skipped)
 
     def renew_scratch(self) -> None:
         super().renew_scratch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,10 +33,13 @@ from mpisgd.update.groups import Segment
 from mpisgd.update.trust_ratio import Lamb, Lars, lamb, lars
 from mpisgd.vectors.chunks import cuts
 from mpisgd.vectors.memory import vector_like
+from mpisgd.vectors.skipped import NOTHING, Runs, between
 
 _Group = dict[str, Any]
 """An optimiser's settings (`torch.optim.Optimizer.param_groups`)."""
 _SAID = "__dynamo_disable"
+MISSED = "missed"
+"""Name of a checkpoint's tensor of the steps that each element has missed, beside those of the optimiser."""
 CACHED_NBYTES = 4_000_000
 """Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
 
@@ -151,10 +155,15 @@ class Stepper:
     most a chunk; a step is always one of whole pieces, because the last bits of some kernels depend on where vectors begin and
     end. The optimiser must have begun (`make_optimizer`). To LARS and LAMB a segment is a parameter, or the slice's part of it,
     and is not cut; the whole slice is one where there are none.
+
+    What an update skips (`vectors/skipped.py`) has made fewer steps than the rest: they are `missed`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter: Tensor, segments: Sequence[Segment] = ()) -> None:
         self._group, self._state, self._weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
+        self._skipped: Runs = NOTHING
+        self._missed: list[tuple[int, int, int]] = []
+        """Runs of elements, and how many of the counted steps have passed over them; where steps are counted."""
         self._size = parameter.numel()
         self._kernel = _KERNELS[type(optimizer)]
         self._settings = self._kernel.settings_of(self._group)
@@ -179,6 +188,32 @@ class Stepper:
             self._group["momentum"] = momentum
         self._settings["beta1" if "betas" in self._group else "momentum"] = momentum
 
+    def move(self, weights: Tensor) -> None:
+        """Make the next steps of these weights, which are as they were."""
+        self._weights = weights
+
+    def skip(self, runs: Runs) -> None:
+        """Let the next step pass over these elements."""
+        self._skipped = runs
+        if len(runs) and self._makes_momentum:
+            self._state["momentum_buffer"] = vector_like(self._weights)
+
+    @property
+    def missed(self) -> Tensor | None:
+        """(slice,) float32: steps that each element has missed; None: none of them any."""
+        if not self._missed:
+            return None
+        missed = vector_like(self._weights)
+        for start, stop, steps in self._missed:
+            missed[start:stop] = steps
+        return missed
+
+    @missed.setter
+    def missed(self, missed: Tensor) -> None:
+        steps = missed.to(torch.int64).cpu()
+        edges = [0, *(1 + torch.nonzero(steps.diff()).flatten()).tolist(), self._size]
+        self._missed = [(start, stop, int(steps[start])) for start, stop in itertools.pairwise(edges) if steps[start]]
+
     def reach(self, stop: int) -> int:
         """Element at which a step to this one ends: there, or, where that cannot be, at the last one.
 
@@ -186,14 +221,43 @@ class Stepper:
         """
         if self._pieces:
             return self._ends[bisect_left(self._ends, stop)]
-        to_make = self._kernel.step is sgd and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
-        return self._size if to_make else stop
+        return self._size if self._makes_momentum else stop
+
+    @property
+    def _makes_momentum(self) -> bool:
+        return self._kernel.step is sgd and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
         """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
+        if not (len(self._skipped) or self._missed):
+            self._make(gradient, divisor, start, stop)
+            return
+        for first, last in between(self._skipped, start, stop):
+            for begin, end, missed in self._alike(first, last):
+                self._make(gradient, divisor, begin, end, missed)
+        if stop == self._size and "step" in self._state:
+            self._state["step"] += 1
+            skipped = ((first, last, 1) for first, last in self._skipped.tolist())
+            self._missed = _added([*self._missed, *skipped])
+
+    def _alike(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Runs of these elements that have missed the same number of steps, and that number."""
+        for first, last, missed in self._missed:
+            if first < stop and start < last:
+                if start < first:
+                    yield start, first, 0
+                yield max(start, first), min(stop, last), missed
+                start = min(stop, last)
+        if start < stop:
+            yield start, stop, 0
+
+    def _make(self, gradient: Tensor, divisor: int, start: int, stop: int, missed: int | None = None) -> None:
+        """Make the step for these elements, and, with the last of them, count it; `missed`: it is not counted here."""
         weights, slots = self._weights, self._state
         if stop - start < self._size:
             weights, gradient, slots = weights[start:stop], gradient[start:stop], self._slots(start, stop)
+        if missed is not None and "step" in slots:
+            slots = {**slots, "step": self._state["step"] - missed}
         if self._fused:
             self._scale.fill_(divisor)
             self._settings["grad_scale"] = self._scale if divisor > 1 else None
@@ -201,6 +265,8 @@ class Stepper:
             gradient.div_(divisor)
         if self._pieces:
             self._step_by_groups(weights, gradient, slots, start, stop)
+            if missed is None and stop == self._size and "step" in slots:
+                self._state["step"] += 1
             return
         kernel, settings = self._kernel, self._settings
         tensors: list[list[Any]] = []
@@ -217,7 +283,7 @@ class Stepper:
     def _step_by_groups(self, weights: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], start: int, stop: int) -> None:
         """Make it for the pieces that these are of, with one call for all that have the same settings."""
         pieces = self._pieces[bisect_right(self._ends, start) : bisect_left(self._ends, stop) + 1]
-        sizes = [piece.stop - piece.start for piece in pieces]
+        sizes = [min(piece.stop, stop) - max(piece.start, start) for piece in pieces]
         weights_of, gradient_of = torch.split(weights, sizes), torch.split(gradient, sizes)
         slots_of = {name: torch.split(each, sizes) if each.dim() else [each.clone() for _ in sizes] for name, each in slots.items()}
         alike: dict[tuple[float, float | None], list[int]] = {}
@@ -236,8 +302,6 @@ class Stepper:
                 tensors = [[None] * len(those)]
             of_them = [weights_of[at] for at in those], [gradient_of[at] for at in those]
             self._kernel.step(*of_them, *tensors, **settings)
-        if stop == self._size and "step" in slots:
-            self._state["step"] += 1
 
     def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
         """State of these elements; steps are counted with the last of them."""
@@ -245,6 +309,17 @@ class Stepper:
         if stop < self._size and "step" in slots:
             slots["step"] = slots["step"].clone()
         return slots
+
+
+def _added(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The runs, apart and ascending, with the sum of the numbers of those that have them."""
+    edges = sorted({edge for start, stop, _ in runs for edge in (start, stop)})
+    found = []
+    for first, last in itertools.pairwise(edges):
+        steps = sum(steps for start, stop, steps in runs if start <= first < stop)
+        if steps:
+            found.append((first, last, steps))
+    return found
 
 
 class _Kernel(NamedTuple):

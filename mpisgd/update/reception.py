@@ -14,6 +14,7 @@ from mpisgd.vectors.computing import Rooms, Updates
 from mpisgd.vectors.flat import is_finite, squared_norm
 from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
 from mpisgd.vectors.push_format import PushFormat
+from mpisgd.vectors.skipped import NOTHING, Runs, why_not
 
 PARKED_NBYTES = 2**30
 """Memory that a shard may use for gradients that came before their turn."""
@@ -50,10 +51,11 @@ class Reception(Updates):
         """Memory for the next gradient: `scratch`, or words of another format."""
         return self.scratch if self._coded is None else view_of(self._coded)
 
-    def take_in(self) -> str:
+    def take_in(self, skipped: Runs = NOTHING) -> str:
+        why = why_not(skipped, self._size)
         if self._coded is None:
-            return ""
-        why = self._format.why_not(self._coded, self._size)
+            return why
+        why = why or self._format.why_not(self._coded, self._size)
         if not why:
             self._format.widen(self._coded, self._scratch)
         return why

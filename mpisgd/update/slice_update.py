@@ -22,7 +22,7 @@ from mpisgd.config import OptimizerOptions
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.groups import Segment
-from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, restore_slots, slots_of
+from mpisgd.update.optimizer import CACHED_NBYTES, MISSED, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.weighting import Weighting
@@ -30,6 +30,7 @@ from mpisgd.vectors.chunks import chunks_of, cuts
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts, squared_norm
 from mpisgd.vectors.memory import vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
+from mpisgd.vectors.skipped import NOTHING, Runs, common
 
 
 class Step(NamedTuple):
@@ -110,11 +111,12 @@ class SliceUpdate(Reception):
         self._summed = view_of(self._sum)
         self.cached = weights.nbytes <= CACHED_NBYTES
         self.gradients = 0
+        self._skipped = NOTHING
+        """Elements that no gradient in the sum has."""
         self.samples = 0
         self._pending_samples = 0
         self._parameter = torch.nn.Parameter(weights)
         self._optimizer = make_optimizer(options, self._parameter, learning_rate, begun=bool(segments))
-        self._segments = segments
         self._step = Stepper(self._optimizer, self._parameter, segments)
         self._alpha0 = learning_rate
         self._schedule, self._momentum = schedule, momentum
@@ -141,7 +143,7 @@ class SliceUpdate(Reception):
         self.weights = weights
         self._served = view_of(weights)
         self._parameter.data = weights
-        self._step = Stepper(self._optimizer, self._parameter, self._segments)
+        self._step.move(weights)
         if self.compensation is not None:
             self.compensation.move(weights)
 
@@ -152,12 +154,15 @@ class SliceUpdate(Reception):
         """
         return (self.checks_sums and math.isfinite(self._sum_sq)) or is_finite(self._summed)
 
-    def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False) -> None:
+    def accumulate(
+        self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False, skipped: Runs = NOTHING
+    ) -> None:
         """Add what is in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum.
 
         It is a gradient, or the sum of so many, which the divisor counts. Where it is the `last` one of an update, each chunk is
-        added just before its step, while it is in the cache: the update must be made next.
+        added just before its step, while it is in the cache: the update must be made next. `skipped`: as in `vectors/skipped.py`.
         """
+        self._note_skipped(skipped)
         if self.compensation is not None:
             self.compensation.compensate(self._scratch, timestamp, first=self.gradients == 0)
             self._norms.received = None
@@ -170,6 +175,9 @@ class SliceUpdate(Reception):
             self._add(self._size)
         self.gradients += gradients
         self._pending_samples += samples
+
+    def _note_skipped(self, skipped: Runs) -> None:
+        self._skipped = skipped if self.gradients == 0 else common(self._skipped, skipped)
 
     def norm_of_average(self) -> float:
         if self._added < self._size:
@@ -214,6 +222,7 @@ class SliceUpdate(Reception):
         rate = self.learning_rate * self._weighting.take()
         step = Step(self.gradients, rate, gradient_sq, sum_sq)
         self._optimizer.param_groups[0]["lr"] = rate
+        self._step.skip(self._skipped)
         self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
         if clips:
             self._clip(self._sum.div_(self._divisor))
@@ -272,6 +281,8 @@ class SliceUpdate(Reception):
         if self.compensation is not None:
             state |= self.compensation.state(summing=self.gradients > 0)
         slots = slots_of(self._optimizer, self._parameter)
+        if (missed := self._step.missed) is not None:
+            slots[MISSED] = missed
         return state | {f"optimizer.{name}": tensor for name, tensor in slots.items()}
 
     def restore(self, state: Mapping[str, Tensor], samples: int) -> None:
@@ -291,6 +302,8 @@ class SliceUpdate(Reception):
         for name, tensor in own.items():
             tensor.copy_(state[name])
         slots = {name.removeprefix("optimizer."): tensor for name, tensor in state.items() if name.startswith("optimizer.")}
+        if (missed := slots.pop(MISSED, None)) is not None:
+            self._step.missed = missed
         restore_slots(self._optimizer, self._parameter, slots)
         self.samples = samples
         self._set_learning_rate()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.inflow import Inflow
+from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class StreamedUpdate(SliceUpdate):
@@ -46,12 +47,15 @@ class StreamedUpdate(SliceUpdate):
     def unpark(self, learner_id: int) -> None:
         self._inflow.unpark(learner_id)
 
-    def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False) -> None:
+    def accumulate(
+        self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False, skipped: Runs = NOTHING
+    ) -> None:
         """Note that the gradient which has come last is part of the sum; it is added chunk by chunk when the update is made."""
         if self.gradients == 0:
             self._weights, self._pieces, self._added = [], iter(self._inflow.pieces), 0
         self._inflow.include()
         self._weights.append(self._weighting.add(weight, gradients))
+        self._note_skipped(skipped)
         self.gradients += gradients
         self._pending_samples += samples
 

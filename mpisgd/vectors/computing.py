@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class Waited:
@@ -40,6 +41,8 @@ class Computes(ABC):
     """Samples of the mini-batch computed last."""
     rounded: float = 0.0
     """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
+    skipped: Runs = NOTHING
+    """Of the mini-batch computed last, the elements that have no gradient, not even of zeros, where an optimiser asks."""
     waited: Waited = Waited()
     """Stays 0 where a learner is one rank."""
     scaled: Scaled = Scaled()
@@ -71,7 +74,7 @@ class Exchanges(Protocol):
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
@@ -148,8 +151,8 @@ class Receives(ABC):
     def inbox(self) -> Any:
         """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
 
-    def take_in(self) -> str:
-        """Let the gradient that is in `inbox` be in `scratch`. Returns why it can be none, and is not taken in; "" = it is one."""
+    def take_in(self, skipped: Runs = NOTHING) -> str:
+        """Let the gradient in `inbox`, which skips these runs, be in `scratch`. Returns why it can be none; "" = it is one."""
         return ""
 
     @property
@@ -215,9 +218,11 @@ class Updates(Receives):
         """Whether the sum that the last update was made from is finite."""
 
     @abstractmethod
-    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
+    def accumulate(
+        self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
+    ) -> None:
         """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
-        weights of `timestamp`; `last`: the update is made next."""
+        weights of `timestamp`; `last`: the update is made next; `skipped`: elements that it has no gradient of."""
 
     def norm_of_average(self) -> float:
         """The L2 norm of what was summed / the number of gradients: of the average that the update will be made from."""

@@ -27,6 +27,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.vectors import nest
 from mpisgd.vectors.kept_state import KeptState
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.skipped import NOTHING, Runs, runs_of
 from mpisgd.vectors.split import Traced
 
 
@@ -196,22 +197,27 @@ class FlatModel:
         self.memory = memory
         self.weights, self.gradients = memory.tensors
         places = self.views(self.gradients)
-        self._places = [(name, each, places[name]) for name, each in self._parameters if not each.is_meta]
+        # as .data, each has a version of its own: autograd steps it where it adds a gradient
+        self._places = [(name, each, places[name].data) for name, each in self._parameters if not each.is_meta]
         for (_, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
             if parameter.is_meta:
                 continue  # another rank's: its part of the vectors is never touched, and takes no memory
             into.copy_(parameter.detach())
             parameter.data = into
+        self._before = [place._version for _, _, place in self._places]
         self.take_gradients_back()
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Raises ConfigError where the user's code changes weights, or which of them are trained."""
-        before, version = [parameter._version for _, parameter, _ in self._places], self.gradients._version
+        before = [(parameter._version, place._version) for _, parameter, place in self._places]
         yield
-        if self.gradients._version != version or any(parameter.grad is not place for _, parameter, place in self._places):
+        if any(
+            parameter.grad is not place or place._version != version
+            for (_, version), (_, parameter, place) in zip(before, self._places, strict=True)
+        ):
             self._refuse_gradients()
-        for version, (name, parameter, _) in zip(before, self._places, strict=True):
+        for (version, _), (name, parameter, _) in zip(before, self._places, strict=True):
             if parameter._version != version:
                 raise ConfigError(f"model: {name} was changed in place{_UNDONE}")
         for (name, parameter), trained in self._trained.items():
@@ -240,13 +246,28 @@ class FlatModel:
 
     def take_gradients_back(self) -> None:
         """Let gradients be in the flat vector again, where the user's own step has cleared some (`zero_grad`), or set them."""
-        for _, parameter, place in self._places:
+        for at, (_, parameter, place) in enumerate(self._places):
             if parameter.grad is not place:
                 if parameter.grad is None:
                     place.zero_()
+                    self._before[at] = place._version
                 else:
                     place.copy_(parameter.grad)
                 parameter.grad = place
+
+    @property
+    def skipped(self) -> Runs:
+        """Elements of the parameters that have got no gradient since `zero_gradients`."""
+        names = set(self.skipped_names)
+        if not names:
+            return NOTHING
+        spans = bounds_of([[Layer(name, parameter.numel())] for name, parameter in self._parameters])
+        return runs_of(span for span, (name, _) in zip(spans, self._parameters, strict=True) if name in names)
+
+    @property
+    def skipped_names(self) -> list[str]:
+        """The parameters of `skipped`."""
+        return [name for version, (name, _, place) in zip(self._before, self._places, strict=True) if place._version == version]
 
     def forget(self) -> None:
         """Of parameters that are another model's by now, this one keeps no memory."""
@@ -306,6 +327,7 @@ class FlatModel:
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
+        self._before = [place._version for _, _, place in self._places]
 
 
 def in_channels_last(_: str, value: Any) -> Any:

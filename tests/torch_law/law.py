@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,15 @@ class Trained:
     """Of the test data, as the mean over batches by their sizes."""
 
 
-def plain_loop(idiom: Idiom, config: Config) -> Trained:
-    """The loop that a PyTorch programmer writes, over the mini-batches that learner 0 draws."""
+def plain_loop(idiom: Idiom, config: Config, learners: int = 1) -> Trained:
+    """The loop that a PyTorch programmer writes, over the mini-batches of learner 0; of several, over their mean gradient."""
     torch.set_num_threads(config.threads)
     data = parts.load_data(config, idiom.brought)
     meta = parts.meta_of(data)
-    sampling = parts.make_sampling(config, meta, 1)
+    sampling = parts.make_sampling(config, meta, learners)
     model = parts.make_module(config, meta, idiom.brought)
     optimizer = idiom.optimizer(model.parameters())
-    steps = int(np.ceil(config.epochs * meta.train_samples / config.mu))
+    steps = int(np.ceil(config.epochs * meta.train_samples / (config.mu * learners)))
     scheduler = None if idiom.schedule is None else idiom.schedule(optimizer, steps)
     criterion = idiom.loss or nn.functional.cross_entropy
 
@@ -110,13 +111,20 @@ def plain_loop(idiom: Idiom, config: Config) -> Trained:
     losses = []
     model.train()
     for seq in range(steps):
-        batch = fetch(data.train, sampling.indices(0, seq), lambda seq=seq: seeds_of(Domain.SAMPLES, config.seed, 0, seq))  # type: ignore[misc]
-        seed_all(seeds_of(Domain.DROPOUT, config.seed, 0, seq))
-        optimizer.zero_grad()
-        loss = loss_of(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        means: dict[nn.Parameter, Tensor] = {}
+        for learner in range(learners):
+            batch = fetch(data.train, sampling.indices(learner, seq), partial(seeds_of, Domain.SAMPLES, config.seed, learner, seq))
+            seed_all(seeds_of(Domain.DROPOUT, config.seed, learner, seq))
+            optimizer.zero_grad()
+            loss = loss_of(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+            for parameter in model.parameters():
+                if learners > 1 and parameter.grad is not None:
+                    means[parameter] = means.get(parameter, torch.zeros_like(parameter)) + parameter.grad
+        for parameter in model.parameters():
+            parameter.grad = means[parameter] / learners if parameter in means else parameter.grad if learners == 1 else None
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        losses.append(loss.item())
     return Trained(model.state_dict(), losses, losses[-1])

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedulers of torch.optim, on a linear model whose head no loss uses now and then."""
+"""Optimisers and learning-rate schedulers of torch.optim; each optimiser, too, where parameters have no gradient now and then."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from tests.torch_law.law import Idiom, Optimizer
@@ -14,6 +14,24 @@ from tests.torch_law.law import Idiom, Optimizer
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Heads(nn.Module):
+    """A body and heads: the first of all batches, one that most batches do not use, and one that none does."""
+
+    def __init__(self, rarely: float = 0.3) -> None:
+        super().__init__()
+        self.never, self.body, self.seldom, self.head = nn.Linear(8, 2), nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(8, 2)
+        self.rarely = rarely
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).tanh()
+        found: Tensor = self.head(hidden)
+        return found + self.seldom(hidden) if float(x[0, 0]) > self.rarely else found
+
+
+def unused(name: str, torchs: Optimizer, **options: Any) -> Idiom:
+    return Idiom(Heads, optimizer=torchs, config={"optimizer": {"name": name, **options}})
 
 
 def made(name: str, torchs: Optimizer, **options: Any) -> Idiom:
@@ -25,6 +43,22 @@ def scheduled(name: str, scheduler: Callable[[torch.optim.Optimizer, int], Any],
 
 
 ZOO: dict[str, Idiom] = {
+    "unused parameters, SGD": unused("sgd", lambda them: torch.optim.SGD(them, lr=0.1)),
+    "unused parameters, weight decay": unused("sgd", lambda them: torch.optim.SGD(them, 0.1, weight_decay=0.1), weight_decay=0.1),
+    "unused parameters, momentum": unused("sgd", lambda them: torch.optim.SGD(them, 0.1, momentum=0.9), momentum=0.9),
+    "unused parameters, Nesterov momentum": unused(
+        "sgd", lambda them: torch.optim.SGD(them, 0.1, momentum=0.9, nesterov=True), momentum=0.9, nesterov=True
+    ),
+    "unused parameters, Adagrad": unused(
+        "adagrad", lambda them: torch.optim.Adagrad(them, 0.1, fused=True, weight_decay=0.1), weight_decay=0.1
+    ),
+    "unused parameters, RMSprop": unused("rmsprop", lambda them: torch.optim.RMSprop(them, 0.1, momentum=0.5), momentum=0.5),
+    "unused parameters, Adam": unused("adam", lambda them: torch.optim.Adam(them, 0.1, fused=True)),
+    "unused parameters, AdamW": unused("adamw", lambda them: torch.optim.AdamW(them, 0.1, fused=True)),
+    "Adagrad": made("adagrad", lambda them: torch.optim.Adagrad(them, 0.1, fused=True)),
+    "RMSprop": made("rmsprop", lambda them: torch.optim.RMSprop(them, 0.1)),
+    "Adam": made("adam", lambda them: torch.optim.Adam(them, 0.1, fused=True)),
+    "AdamW": made("adamw", lambda them: torch.optim.AdamW(them, 0.1, fused=True)),
     "SGD": made("sgd", lambda them: torch.optim.SGD(them, lr=0.1)),
     "SGD with momentum": made("sgd", lambda them: torch.optim.SGD(them, lr=0.1, momentum=0.8), momentum=0.8),
     "SGD with Nesterov momentum": made(

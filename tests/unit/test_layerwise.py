@@ -105,6 +105,8 @@ class Batch(Travels):
 
     def interrupt_by(self, check: Any) -> None: ...
 
+    def note_skipped(self) -> None: ...
+
     def compute(self, seq: int) -> float:
         loss = self.forward(seq)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -146,7 +148,7 @@ class Shards:
         start, end = self.bounds[shard]
         self.model.weights[start:end] = self.weights[start:end]
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Any) -> None:
         self.told.append(("leave", shard))
         self.seen.add((seq, samples, loss))
         self.rounded.append(rounded)

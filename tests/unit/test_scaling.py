@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpisgd.gradient.scaling import LossScale
 from mpisgd.vectors import scaling
 from mpisgd.vectors.flat import FlatModel
-from mpisgd.vectors.scaling import LossScale
 
 
 class Passes:

@@ -15,10 +15,10 @@ from mpisgd import data, models
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
+from mpisgd.gradient.scaling import FIRST
 from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
 from mpisgd.replay import replay
-from mpisgd.vectors.scaling import FIRST
 from tests.effort import spread
 from tests.forge import forge
 from tests.virtual.jobs import simulated

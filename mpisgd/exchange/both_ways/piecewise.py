@@ -53,11 +53,9 @@ class PiecewiseShardChannel(ShardChannel):
         """Weights like these are pulled in pieces."""
         self._pieces_count = len(pieces.bodies(chunks_of(weights)))
 
-    def _bodies(self, vector: Any, rank: int) -> tuple[Any, ...]:
-        return pieces.bodies([vector]) if is_far(self._wire, rank) else (vector,)
-
-    def _take_body(self, push: Push, gradient: Any) -> bool:
-        return self._wire.take_body(*self._bodies(gradient, self.rank_of(push.learner_id)))
+    def _bodies(self, push: Push, vector: Any) -> tuple[Any, ...]:
+        *runs, vector = super()._bodies(push, vector)
+        return (*runs, *(pieces.bodies([vector]) if is_far(self._wire, self.rank_of(push.learner_id)) else (vector,)))
 
     def _is_cut(self, rank: int) -> bool:
         return self._pieces_count > 0 and is_far(self._wire, rank)

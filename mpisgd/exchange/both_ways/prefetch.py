@@ -23,10 +23,11 @@ from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import PushFields, Tag
 from mpisgd.exchange.base import Answers, Report
-from mpisgd.exchange.channel import LearnerChannel, Slices
+from mpisgd.exchange.channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.roles import Roles
 from mpisgd.vectors.memory import Memory, copy_into
+from mpisgd.vectors.skipped import within
 
 
 class PrefetchChannel(LearnerChannel):
@@ -55,8 +56,8 @@ class PrefetchChannel(LearnerChannel):
         self._asked: list[Any] = []
         self._least = 0
         """What the weights that are asked for must have as their clock, at least."""
-        self._noted: list[PushFields] = []
-        """What shards are to be told of the gradient that is to leave next."""
+        self._noted: list[tuple[PushFields, tuple[Any, ...]]] = []
+        """What shards are to be told of the gradient that is to leave next, and the runs that it skips."""
         self._leaving: list[Any] = []
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
@@ -71,7 +72,8 @@ class PrefetchChannel(LearnerChannel):
         start_ns = self.now_ns()
         self._see_out()
         copy_into(self._travels.gradients, self._memory.gradients)
-        self._noted = [self._told(shard, report) for shard in self._shards]
+        runs = [within(report.skipped, *bounds) for bounds in self._bounds]
+        self._noted = [(self._told(shard, report, runs[shard]), bodies_of(runs[shard])) for shard in self._shards]
         self._wait_ns = self._pull_ns = 0
         self.push_ns = self.now_ns() - start_ns
 
@@ -98,11 +100,11 @@ class PrefetchChannel(LearnerChannel):
         wire.clock.let_move()
         return answers
 
-    def _send_noted(self, noted: list[PushFields]) -> list[Any]:
+    def _send_noted(self, noted: list[tuple[PushFields, tuple[Any, ...]]]) -> list[Any]:
         """Begin to send what was copied, as shards are to be told of it."""
         self._pushes += 1
         sent = zip(self._ranks, noted, self._pushed, strict=True)
-        return [self._wire.start(rank, Tag.PUSH, told, *bodies) for rank, told, bodies in sent]
+        return [self._wire.start(rank, Tag.PUSH, told, *runs, *bodies) for rank, (told, runs), bodies in sent]
 
     def goodbye(self, *, ending: int) -> None:
         """Say goodbye when all that is under way has come to its end."""

@@ -30,12 +30,13 @@ from mpisgd.comm.communicator import Buffer, Communicator, Pattern
 from mpisgd.comm.messages import Message, Push, Refused, Tag
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
-from mpisgd.exchange.channel import Slices
+from mpisgd.exchange.channel import Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.chunks import cuts
 from mpisgd.vectors.inflow import Incoming, Inflow, Stream
+from mpisgd.vectors.skipped import within
 
 
 class StreamedChannel(DuplexChannel):
@@ -51,7 +52,10 @@ class StreamedChannel(DuplexChannel):
         """Begin to send the slices, chunk by chunk, those of all shards in turn."""
         start, ranks = self._wire.start, self._ranks
         self._pushes += 1
-        sent = [start(ranks[shard], Tag.PUSH, self._told(shard, report)) for shard in self._shards]
+        sent = []
+        for shard in self._shards:
+            runs = within(report.skipped, *self._bounds[shard])
+            sent.append(start(ranks[shard], Tag.PUSH, self._told(shard, report, runs), *bodies_of(runs)))
         for number in range(max(map(len, self._pieces))):
             for shard, pieces in enumerate(self._pieces):
                 if number < len(pieces):
@@ -116,8 +120,8 @@ class StreamedShardChannel(ShardChannel):
         self._stopped = set[int]()
 
     def _take_body(self, push: Push, gradient: Any) -> bool:
-        """It comes when it is asked for."""
-        return True
+        """It comes when it is asked for; what it skips comes before."""
+        return not push.skipped or self._wire.take_body(push.runs.reshape(-1))
 
     def receive(
         self,

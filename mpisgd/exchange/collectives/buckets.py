@@ -27,6 +27,7 @@ from mpisgd.comm.messages import Goodbye, Push
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.vectors.computing import Exchanges
+from mpisgd.vectors.skipped import Runs
 
 
 class BucketChannel(TeamChannel, Exchanges):
@@ -68,7 +69,7 @@ class BucketChannel(TeamChannel, Exchanges):
         self.exchanging_ns += ns
         self._pull_ns += ns
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
         """A bucket goes to its owner."""
         start_ns = self.now_ns()
         self._wire.clock.hold()

@@ -16,6 +16,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.skipped import Runs, within
 
 
 class TeamChannel(ShardChannel):
@@ -25,6 +26,7 @@ class TeamChannel(ShardChannel):
     waits for it in `pull`. The order is the same everywhere, and nobody waits for anything else between: so there is no deadlock.
 
     Args:
+        bounds: of this shard's slice.
         team: all learners.
         memory: of the learner, on the host.
         received: the gradients of all learners for the slice of this shard, one behind the other, as they travel; None where they
@@ -39,6 +41,7 @@ class TeamChannel(ShardChannel):
         wire: Communicator,
         roles: Roles,
         learner_id: int,
+        bounds: tuple[int, int],
         *,
         team: Team,
         memory: Memory,
@@ -50,6 +53,7 @@ class TeamChannel(ShardChannel):
         self.signal = 0
         """The number of the signal that all have been told of, in one and the same round; 0 = none."""
         self._team = team
+        self._bounds = bounds
         self._weights = memory.weights
         self._gradients = memory.gradients
         self._received = received
@@ -74,7 +78,7 @@ class TeamChannel(ShardChannel):
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns, 0)
-        computed = (report.rounded, report.scale, report.loss)
+        computed = (len(report.skipped), report.rounded, report.scale, report.loss)
         told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, NO_PORTION, *computed)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
@@ -88,10 +92,21 @@ class TeamChannel(ShardChannel):
                     f"learner {learner_id} says it is learner {push.learner_id}, its gradient {push.nbytes} bytes;"
                     f" expected {nbytes} bytes"
                 )
+        self._tell_skipped(report.skipped, pushes)
         self._move()
         self._exchanged_ns = self.now_ns()
         self._push_ns = self._exchanged_ns - start_ns
         return pushes
+
+    def _tell_skipped(self, own: Runs, pushes: list[Push]) -> None:
+        """Where any learner skips elements, all tell theirs, run by run; each push has those of this shard's slice."""
+        told = [
+            self._team.tell(Tag.SKIPPED, tuple(own[number].tolist()) if number < len(own) else (0, 0))
+            for number in range(max(push.skipped for push in pushes))
+        ]
+        for place, push in enumerate(pushes):
+            runs = [of_all[place] for of_all in told[: push.skipped]]
+            push.runs = within(np.array(runs, np.int64), *self._bounds)
 
     def _move(self) -> None:
         """All slices go to their owners."""

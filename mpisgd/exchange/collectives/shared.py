@@ -108,5 +108,5 @@ def team_channel(  # noqa: PLR0913 - each by name
         held = Gathered(memory.weights, memory.weights[start:end].nbytes)
     named: dict[str, Any] = {"team": team, "memory": memory, "received": received, "held": held}
     if buckets:
-        return BucketChannel(wire, roles, learner_id, **named, buckets=buckets)
-    return TeamChannel(wire, roles, learner_id, **named)
+        return BucketChannel(wire, roles, learner_id, bounds[learner_id], **named, buckets=buckets)
+    return TeamChannel(wire, roles, learner_id, bounds[learner_id], **named)

@@ -87,7 +87,7 @@ class GradientInParts(Computes):
         for number in sorted(reversed(range(len(self._left))), key=self._stays.__getitem__):
             if not self._left[number]:
                 self._leave(number)
-        self.rounded = self._pushed.rounded
+        self.rounded, self.skipped = self._pushed.rounded, self._gradient.skipped
         return self._loss
 
     def _passes(self, seq: int) -> None:
@@ -118,4 +118,6 @@ class GradientInParts(Computes):
         self._left[number] = True
         if not self._held:
             self._pushed.finish_slice(number)
-        self._exchange.leave(number, self._seq, self.samples, self._loss, self._pushed.rounded_of(number), self._pushed.scaled.by)
+            self._gradient.single.note_skipped()
+        told = self._loss, self._pushed.rounded_of(number), self._pushed.scaled.by, self._gradient.skipped
+        self._exchange.leave(number, self._seq, self.samples, *told)

@@ -27,6 +27,9 @@ from mpisgd.records.log import schema
 Bounds = Sequence[tuple[int, int]]
 Tensors = Mapping[str, np.ndarray]
 
+_MISSED = "optimizer.missed"
+"""Only shards have it that have passed over something (`update/optimizer.py`)."""
+
 
 @dataclass(frozen=True)
 class Recut(Checkpoint):
@@ -85,6 +88,8 @@ def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> 
     Raises CheckpointError where the slices do not have the same tensors.
     """
     start, end = wanted
+    if any(_MISSED in each for each in tensors):
+        tensors = [{_MISSED: np.zeros_like(each["weights"]), **each} for each in tensors]
     if any(set(each) != set(tensors[0]) for each in tensors):
         named = "; ".join(", ".join(sorted(each)) for each in tensors)
         raise CheckpointError(f"shards of one checkpoint have other tensors than each other, and cannot be cut anew: {named}")

@@ -66,13 +66,13 @@ numpy's types know no columns: of `rows["clock"] + 1` mypy tries all overloads f
 
 SCHEMA_VERSION = 4
 
-RULES = 5
+RULES = 6
 """Version of the rules of a run that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs
 without it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
 recalibrated on the first stored samples, or had the statistics of the rank that evaluates ("initial"), and a run whose test loss
 did not fall by 1 % had diverged. With 2, slices by layers ended within a layer only where there were more shards than layers.
 With 3, buckets of an allreduce had twice as many bytes. With 4, cores that move bytes (`network.core_bandwidth`) copied none within
-their node.
+their node. With 5, a parameter without a gradient had one of zeros, as if torch's optimisers did not pass over it.
 """
 
 
