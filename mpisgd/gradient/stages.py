@@ -19,9 +19,9 @@ from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.accumulation import Accumulated
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.inner_steps import InnerSteps
-from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.objective import Objective
+from mpisgd.gradient.own_steps.inner_steps import InnerSteps
+from mpisgd.gradient.own_steps.local_steps import LocalSteps
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule

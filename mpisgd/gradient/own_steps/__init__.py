@@ -1,0 +1,1 @@
+"""Steps that a learner takes by itself, between two pulls."""
