@@ -30,6 +30,7 @@ from mpisgd.gradient.gradient import pair
 from mpisgd.gradient.measure import Measure, Measured, Unmeasured, batches_of, drawn_for, is_summed, mean_of, sums_of
 from mpisgd.gradient.objective import Loss
 from mpisgd.models.in_pieces import InPieces
+from mpisgd.records.buffers import Given
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.records.patience import Patience
@@ -73,6 +74,7 @@ class Evaluator:
         train: whether to measure on the training data as well.
         train_samples: samples of one epoch.
         told: is told of each snapshot and batch, for people.
+        given: what learner 0 had beside the parameters, at each snapshot; None: it hands nothing on.
         after_training: whether all is evaluated once training is over.
     """
 
@@ -87,8 +89,10 @@ class Evaluator:
         train: bool,
         train_samples: int,
         told: Evaluations,
+        given: Given | None = None,
         after_training: bool = False,
     ) -> None:
+        self._given = given
         self._after_training = after_training
         self._channel = channel
         self._model = model
@@ -141,6 +145,8 @@ class Evaluator:
         states, rows = {}, list[dict[str, Any]]()
         self._told.begin(snapshot.number)
         for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
+            if self._given is not None:
+                self._given.put(snapshot.number, last=last)
             self._model.weights.copy_(vector)
             self._measure.prepare()
             for train in self._splits:

@@ -13,18 +13,28 @@ import math
 
 from mpisgd.comm.communicator import Broken
 from mpisgd.comm.messages import Ending
-from mpisgd.exchange.base import Exchange, Interrupted, Left, Report
+from mpisgd.exchange.base import Answers, Exchange, Interrupted, Left, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
-from mpisgd.vectors.computing import Computes
+from mpisgd.vectors.computing import Computes, Keeps
+
+KEEPS_NOTHING = Keeps()
 
 
 def learn(
-    channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
+    channel: Exchange,
+    protocol: Protocol,
+    gradient: Computes,
+    delays: Delays,
+    share: float = math.inf,
+    first_seq: int = 0,
+    keeper: Keeps = KEEPS_NOTHING,
 ) -> None:
     """Train from mini-batch `first_seq` until a shard stops it, or `share` are done; then say goodbye to all (law 8)."""
     try:
-        ending = _train(channel, protocol, gradient, delays, share, first_seq)
+        answers = _train(channel, protocol, gradient, delays, share, first_seq, keeper)
+        ending = answers.stop
+        keeper.end(answers.snapshots, answers.clocks[0], interrupted=ending == Ending.INTERRUPTED)
     except Left:
         ending = Ending.NONE
     except Broken:
@@ -32,8 +42,10 @@ def learn(
     channel.goodbye(ending=ending)
 
 
-def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int) -> int:
-    """Returns the ending that the shards have told."""
+def _train(
+    channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int, keeper: Keeps
+) -> Answers:
+    """Returns the last answers of the shards."""
     takes_time, pushes_per_pull = protocol.consistent or channel.duplex, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
@@ -44,6 +56,7 @@ def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: De
     while seq < share and not answers.stop:
         start_ns, waited_ns, clock = channel.now_ns(), gradient.waited.ns, min(answers.clocks)
         begun += 1
+        keeper.begins(answers.snapshots, answers.clocks[0])
         gradient.at_clock(clock)
         try:
             loss = gradient.compute(seq)
@@ -74,4 +87,4 @@ def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: De
             answers = channel.pull(min_clock)
         if not answers.rejected:  # else the same mini-batch again, on newer weights
             seq += 1
-    return answers.stop
+    return answers

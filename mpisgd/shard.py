@@ -21,6 +21,7 @@ from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
 from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.records.buffers import PULLS_UNTIL_KEPT
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
@@ -48,6 +49,7 @@ class Shard:
         nonfinite: what to do with a gradient that is not finite.
         timeout_s: the rules are told when an update has been in the making for so long.
         deltas: what learners hold, where they pull rounded weights.
+        hands_state_on: a snapshot is not there before learner 0 has left its buffers beside it (`records/buffers.py`).
 
     Attributes:
         faults: in a fault-tolerant run, what hears who dies, hangs and is back.
@@ -65,6 +67,7 @@ class Shard:
         nonfinite: Literal["stop", "drop", "continue"],
         timeout_s: float = math.inf,
         deltas: Deltas | None = None,
+        hands_state_on: bool = False,
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
@@ -77,7 +80,7 @@ class Shard:
         if rules.portions is not None:
             self.refusals.portions = rules.portions.total
         self.finiteness = Finiteness(rules, update, nonfinite)
-        self.desk = SnapshotDesk(channel, rules, update, records.snapshots)
+        self.desk = SnapshotDesk(channel, rules, update, records.snapshots, PULLS_UNTIL_KEPT if hands_state_on else 0)
         self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas)
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
@@ -113,6 +116,7 @@ class Shard:
 
     def begin(self) -> None:
         """The first words of the log, and the first snapshot, unless the run is continued."""
+        self.channel.tell_snapshots(max(1, self.records.snapshots.count))
         self.answering.begin()
         now_s = self.channel.now_s()
         self.log.event(Event.RESUMED if self._resumed else Event.STARTED, self.rules.clock, now_s)
@@ -273,6 +277,9 @@ class Shard:
             self.answering.leave()
         start_s, epochs_before = self.channel.now_s(), update.epochs
         step = update.begin_step() if self.answering.chunked else update.step()
+        due = records.snapshots.due(epochs_before, update.epochs)
+        if due:
+            self.channel.tell_snapshots(records.snapshots.count + 1)
         if self.finiteness.later:
             self.finiteness.after_update()
         self.answering.follow()
@@ -291,7 +298,7 @@ class Shard:
         if rules.finished:
             self.finiteness.check()
             self.log.event(Event.STOPPED, rules.clock, now_s)
-        elif records.snapshots.due(epochs_before, epochs):
+        elif due:
             records.take_snapshot(update, rules.clock, self.channel.now_s())
         if late := rules.late():
             self.channel.notify(late, rules.clock)
@@ -313,6 +320,8 @@ class Shard:
 
     def _pull(self, pull: Pull) -> None:
         learner_id = pull.learner_id
+        if learner_id == 0:
+            self.desk.has_pulled()
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
             if self.faults is not None:
@@ -351,6 +360,8 @@ class Shard:
         if gone is not Gone.MISSED:  # should it come back, it has what was sent
             self.answering.gone(learner_id)
         self.settle()
+        if learner_id == 0:
+            self.desk.answer()
         if self.faults is not None:
             self.faults.note_who_passes()
         self.answering.answer_waiting()

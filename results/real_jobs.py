@@ -84,7 +84,7 @@ TASKS = (
         compute_s=0.042,
         measure="error",
         unit="%",
-        more={"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
+        more={"evaluation": {"every_epochs": 1.0, "buffers": "recalibrate", "recalibrate_batches": 2}},
         kwargs={"samples": 25_000, "test_samples": 2000},
     ),
     Task(
@@ -105,7 +105,7 @@ TASKS = (
         compute_s=0.015,
         measure="error",
         unit="%",
-        more={"evaluation": {"every_epochs": 2.0, "recalibrate_batches": 1}},
+        more={"evaluation": {"every_epochs": 2.0, "buffers": "recalibrate", "recalibrate_batches": 1}},
         kwargs={"test_samples": 2000},
         after="resnet20",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,5 +114,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
             )
         model.weights.copy_(torch.cat([torch.from_numpy(each[name]) for each in tensors]))
         if batch_norms(model.module):
+            buffers = "recalibrate" if config.evaluation.buffers == "learner" else config.evaluation.buffers
+            config = replace(config, evaluation=dataclasses.replace(config.evaluation, buffers=buffers))
             parts.make_measure(config, model, parts.load_loss(config, NOTHING_BROUGHT), data).prepare()
     return model.state()

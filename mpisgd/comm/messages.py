@@ -161,7 +161,7 @@ PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, i
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
-    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "portion", "nbytes", body=Tag.WEIGHTS),
+    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "portion", "snapshots", "nbytes", body=Tag.WEIGHTS),
     Tag.PART: Layout("nbytes", body=Tag.PART_BODY),
     Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),

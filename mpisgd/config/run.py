@@ -81,9 +81,10 @@ class EvaluationOptions:
     """Measure loss and error on the training data, too."""
     batch: int = 500
     """Samples per evaluation batch."""
-    buffers: Literal["recalibrate", "initial"] = "recalibrate"
-    """Measure batch-norm statistics anew, or keep the first ones. They are never exchanged. initial: as the factory made them.
-    recalibrate: measured at the weights to evaluate, on training mini-batches that are drawn at random by the seed."""
+    buffers: Literal["learner", "recalibrate", "initial"] = "learner"
+    """Whose batch-norm statistics are evaluated, and saved. learner: all buffers are learner 0's, as of when it first pulled these
+    weights. recalibrate: batch norm's are measured at the weights, on training mini-batches that are drawn at random by the seed,
+    the others are learner 0's. initial: batch norm's are as the factory made them."""
     recalibrate_batches: int = 20
     """Mini-batches to recalibrate with, of `batch` samples. They are distinct: 10,000 samples by default, or all if there
     are fewer."""

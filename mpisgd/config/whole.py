@@ -292,6 +292,18 @@ class Config:
         return several and self.clip_average > 0 and self.clip_average_of == "model"
 
     @property
+    def hands_state_on(self) -> bool:
+        """Whether learner 0 leaves what it keeps beside its parameters to whoever evaluates: not a group, each with a part of it,
+        nor a learner of a batch, which trains nothing by itself."""
+        return not (self.in_groups or self.protocol.batch)
+
+    @property
+    def buffers_evaluated(self) -> str:
+        """As `evaluation.buffers`, where learner 0 can hand its own on."""
+        buffers = self.evaluation.buffers
+        return "recalibrate" if buffers == "learner" and not self.hands_state_on else buffers
+
+    @property
     def moves_at_zero(self) -> bool:
         """Whether zeros for a gradient move weights, by momentum or weight decay: torch passes over parameters that have none."""
         options: Any = self.inner_optimizer if self.local_steps else self.optimizer

@@ -38,6 +38,8 @@ class Answers:
     """An `Ending`; nothing but NONE means that there are weights."""
     rejected: bool
     """Whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again."""
+    snapshots: int = 0
+    """How many snapshots shard 0 had taken, or was about to take, at its clock."""
 
 
 class Interrupted(Exception):

@@ -126,6 +126,8 @@ class LearnerChannel:
         self.push_ns = 0
         """What the last push took."""
         self._rejected = False
+        self._snapshots = 0
+        """As shard 0 has told last."""
         self._portion = self._offered = NO_PORTION
         self.draw: Callable[[int], None] | None = None
         """Is told which portion is next, where portions are dealt."""
@@ -221,7 +223,7 @@ class LearnerChannel:
             self._portion = self._offered
             if self.draw is not None:
                 self.draw(self._portion)
-        return Answers(tuple(self._clocks), stop, self._rejected)
+        return Answers(tuple(self._clocks), stop, self._rejected, self._snapshots)
 
     def _tell_of_signal(self) -> None:
         """A signal has told this rank to come to an end: all shards are told, once."""
@@ -248,7 +250,7 @@ class LearnerChannel:
         wire, held = self._wire, self._held
         stop, began_ns = _GOES_ON, 0
         for shard, answer in zip(shards, asked):  # noqa: B905 - which costs half as much
-            sender, clock, stopped, verdict, notices, portion, nbytes = wire.header(answer)
+            sender, clock, stopped, verdict, notices, portion, snapshots, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
             if sender != self._numbers[shard] or stopped or clock < min_clock or nbytes != self._weights_nbytes[shard]:
                 self._check(shard, sender, clock, stopped, nbytes, min_clock)
@@ -259,6 +261,8 @@ class LearnerChannel:
                 stop = min(stop, stopped) if stop else stopped
             else:
                 self._clocks[shard] = clock
+                if sender == 0:
+                    self._snapshots = snapshots
                 if held is not None:
                     held.take(shard, nbytes)
                 if verdict == _REJECT:

@@ -182,7 +182,7 @@ class LayerwiseChannel(PipelinedChannel):
         if meanwhile is not None:
             meanwhile()
         self._wait_ns = self._pull_ns = 0
-        return self._begin(Answers(tuple(self._clocks), self._stopped, False))
+        return self._begin(Answers(tuple(self._clocks), self._stopped, False, self._snapshots))
 
     def need(self, shard: int) -> None:
         """Wait for the weights of a slice, whatever their clock; the pull's seconds grow.

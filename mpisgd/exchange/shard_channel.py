@@ -80,6 +80,7 @@ class ShardChannel:
         """In how many chunks this shard's slice is sent."""
         self.said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
         """What learners may say now and then, that nothing else need be known of here."""
+        self._snapshots = 0
         self.portion_of: Callable[[int], int] | None = None
         """Which portion a learner is to compute from the weights that it is given; None: it draws by itself."""
 
@@ -89,6 +90,10 @@ class ShardChannel:
     def learner_of(self, rank: int) -> int:
         """The learner_id of a rank; -1 = it is none."""
         return self._learner_of_rank[rank] if 0 <= rank < len(self._learner_of_rank) else -1
+
+    def tell_snapshots(self, count: int) -> None:
+        """Say with the next answers how many snapshots there are of their clock, or older."""
+        self._snapshots = count
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -242,7 +247,16 @@ class ShardChannel:
 
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
         portion = NO_PORTION if self.portion_of is None else self.portion_of(learner_id)
-        return self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], portion, nbytes
+        return (
+            self._shard,
+            clock,
+            _GOES_ON,
+            verdicts.get(learner_id, 0),
+            self._notices[learner_id],
+            portion,
+            self._snapshots,
+            nbytes,
+        )
 
     def add_chunk(self, chunk: Buffer) -> None:
         """The next chunk of the weights is made."""
@@ -272,7 +286,7 @@ class ShardChannel:
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
         wire, rank = self._wire, self._learner_ranks[learner_id]
-        fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0
+        fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0, 0
         wire.finish(wire.start(rank, Tag.ANSWER, fields, *[EMPTY] * self._empty_count(rank)))
 
     def answer_norm(self, learner_ids: Iterable[int], ending: int, norm: float) -> None:

@@ -25,6 +25,7 @@ takes from weights to sum is its slowest rank's time. Nobody can leave a team al
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,24 @@ from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.skipped import NOTHING, Runs, common
 
 _OVER = -1.0
+_FACTS, _RUNS = 4, 64
+_TOLD = _FACTS + 2 * _RUNS
+"""Words of a rank: its loss, samples and signal, and of how many runs of elements it has no gradient, which follow."""
+
+
+def _in_words(runs: Runs) -> np.ndarray:
+    """Raises ConfigError for more runs than a team has room for."""
+    if len(runs) > _RUNS:
+        raise ConfigError(
+            f"model: a mini-batch gave no gradient to {len(runs)} runs of parameters, which torch would leave as they are:"
+            f" expected at most {_RUNS} beside aggregation = 'node'"
+        )
+    words = np.zeros(2 * _RUNS)
+    words[: runs.size] = runs.ravel()
+    return words
 
 
 def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
@@ -96,8 +113,9 @@ class Member:
         self.gradient = gradient
         self._delays = delays
         self._wire = wire
-        words = node.words(1 + 3 * node.places)
-        self._next, self._told = words[:1], words[1:].reshape(node.places, 3)
+        words = node.words(1 + _TOLD * node.places)
+        self._next, self._told = words[:1], words[1:].reshape(node.places, _TOLD)
+        self.skipped = NOTHING
         self.memory = shared.slots[0]
         self._parts: list[np.ndarray] = []
         if self.memory.has_numbers:
@@ -120,17 +138,19 @@ class Member:
         """Compute this rank's gradient, then the sum with all others; returns the losses of all ranks, and samples in all."""
         start_ns = self._wire.clock.now_ns()
         loss = self.gradient.compute(seq)
-        if len(self.gradient.skipped):
-            raise ConfigError(
-                "model: a mini-batch gave no gradient to some parameters, which torch would leave as they are, and ranks that sum"
-                " theirs on a node tell of sums alone: expected aggregation = 'none', or all parameters used in each mini-batch"
-            )
         delay_s = self._delays.of(seq, (self._wire.clock.now_ns() - start_ns) * 1e-9)
         if delay_s > 0:
             self._wire.clock.sleep(delay_s)
-        self._told[self.node.place] = loss, self.gradient.samples, self._wire.signal
+        told = self._told[self.node.place]
+        told[:_FACTS] = loss, self.gradient.samples, self._wire.signal, len(self.gradient.skipped)
+        told[_FACTS:] = _in_words(self.gradient.skipped)
         self.node.meet()
-        losses, samples, signals = self._told.T.tolist()
+        losses, samples, signals, counts = self._told[:, :_FACTS].T.tolist()
+        runs = [
+            each[: 2 * int(count)].astype(np.int64).reshape(-1, 2)
+            for each, count in zip(self._told[:, _FACTS:], counts, strict=True)
+        ]
+        self.skipped = functools.reduce(common, runs)
         if any(signals):  # the leader tells the shards of what any of its ranks has heard
             self._wire.signal = int(max(signals))
         self.add()
@@ -170,6 +190,7 @@ class Leader(Travels):
         """Compute the team's gradients and their sum; returns its loss."""
         self._member.begin(seq)
         losses, self.samples = self._member.compute(seq)
+        self.skipped = self._member.skipped
         return team_loss(losses, self.memory.gradients if self._drop_nonfinite else None)
 
     def stop(self) -> None:

@@ -33,6 +33,7 @@ class Gradient(Travels):
         tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
             own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
         tell_skipped: say of which parameters there is no gradient (`vectors/skipped.py`).
+        take_turn: called before each mini-batch, where the model is lent (`kept_state.Turns`).
     """
 
     together = False
@@ -51,6 +52,7 @@ class Gradient(Travels):
         clip_norm: float = 0.0,
         tell_nonfinite: bool = False,
         tell_skipped: bool = False,
+        take_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._loss = loss
@@ -62,6 +64,7 @@ class Gradient(Travels):
         self._clip_norm = clip_norm
         self._tell_nonfinite = tell_nonfinite
         self._tell_skipped = tell_skipped
+        self._take_turn = take_turn
         self._apart = None if memory is model.memory else memory.tensors
         self._checked = False
         self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
@@ -108,6 +111,7 @@ class Gradient(Travels):
 
     def _have(self, seq: int) -> None:
         """Mini-batch `seq` is there, and gradients are zero."""
+        self._take_turn()
         if not self._sampling.ahead:  # what was drawn under this number before may be of another portion
             self._prepared = None
         if self._prepared is None or self._prepared[0] != seq:

@@ -1,9 +1,9 @@
 """Loss and error of weights on a split of the data, and the policy for batch-norm statistics (DESIGN 5).
 
-Buffers that are no parameters are never exchanged: a learner's running statistics describe its own weights and mini-batches,
-not the snapshot's. `recalibrate` measures them anew, at the weights to be evaluated, as the plain mean over some training
-mini-batches, drawn at random by the run's seed, on every rank and in every evaluation the same ones; `initial` leaves what the
-model factory made, for models that do not need them.
+Buffers are never exchanged: an evaluation has learner 0's (`records/buffers.py`), as it has in a plain loop. But batch-norm
+statistics that a learner has gathered describe its own weights and mini-batches. `recalibrate` measures them anew, at the weights
+to be evaluated, as the plain mean over some training mini-batches, drawn at random by the run's seed, on every rank and in every
+evaluation the same ones; `initial` leaves what the model factory made, for models that do not need them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from mpisgd.base.draws import kept, seed_all, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
-from mpisgd.config import EvaluationOptions
+from mpisgd.config import Config
 from mpisgd.data import Split
 from mpisgd.data.dataset import IGNORED
 from mpisgd.data.sampling import recalibration_batches
@@ -30,6 +30,7 @@ from mpisgd.gradient.gradient import moved, pair
 from mpisgd.gradient.objective import Loss, Objective, OwnStep
 from mpisgd.vectors import nest
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.kept_state import is_stateful
 
 ERROR = "error"
 """Name of the metric of an own step that stands in the place of the share of wrong classes."""
@@ -47,14 +48,14 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training]
 
 
-def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_samples: int) -> str:
-    """Describe how batch normalisation is treated in this model, for the report."""
-    layers = len(batch_norms(module))
+def batch_norm_policy(module: nn.Module, config: Config, train_samples: int) -> str:
+    """Describe which buffers are evaluated of this model, batch norm's and others, for the report."""
+    layers, options, policy = len(batch_norms(module)), config.evaluation, config.buffers_evaluated
     if not layers:
-        return "no batch-norm layers"
+        return "no batch-norm layers" + (", buffers: learner 0's" if config.hands_state_on and is_stateful(module) else "")
     samples = min(train_samples, options.batch * options.recalibrate_batches)
-    on = f" on {samples:,} of {train_samples:,} training samples, drawn at random" if options.buffers == "recalibrate" else ""
-    return f"{options.buffers}{on} ({layers} layer{'s' * (layers > 1)})"
+    on = f" on {samples:,} of {train_samples:,} training samples, drawn at random" if policy == "recalibrate" else ""
+    return f"{'learner 0' + chr(39) + 's' if policy == 'learner' else policy}{on} ({layers} layer{'s' * (layers > 1)})"
 
 
 @contextmanager
@@ -202,7 +203,7 @@ class Measure:
         train: Split,
         test: Split,
         batch: int,
-        buffers: Literal["recalibrate", "initial"],
+        buffers: str,
         recalibrate_batches: int,
         seed: int,
     ) -> None:
@@ -212,7 +213,8 @@ class Measure:
         self._test = test
         self._batch = batch
         self._seed = seed
-        self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
+        self._buffers = buffers
+        self._recalibrate_batches = recalibrate_batches
         self._check: Callable[[], None] | None = None
         self._names: set[str] = set()
         self._summed: bool | None = None
@@ -223,10 +225,10 @@ class Measure:
 
     def prepare(self) -> None:
         """Call after the weights have changed."""
-        if self._recalibrate_batches:
+        if self._buffers == "recalibrate":
             batch = (self._train.loaded_in if self._train.padded else None) or self._batch
             recalibrate(self._model, self._loss, self._train, batch=batch, batches=self._recalibrate_batches, seed=self._seed)
-        else:
+        elif self._buffers == "initial":
             as_initial(self._model)
 
     def of(self, *, train: bool) -> Measured:

@@ -57,7 +57,7 @@ class Collective(Exchange):
             if self._channel.watched and (asked := self._channel.snapshot_pull()) is not None:
                 self._shard.handle(asked)
             self._channel.begin()
-        return Answers((rules.clock,), ending, False)
+        return Answers((rules.clock,), ending, False, self._shard.records.snapshots.count)
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
         """Exchange the slices of all gradients, and make the update of the own one; `TeamChannel` counts its seconds itself."""

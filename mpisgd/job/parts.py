@@ -282,7 +282,7 @@ def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSe
         train=data.train,
         test=data.test,
         batch=options.batch,
-        buffers=options.buffers,
+        buffers=config.buffers_evaluated,
         recalibrate_batches=options.recalibrate_batches,
         seed=config.seed,
     )

@@ -38,6 +38,7 @@ from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, 
 from mpisgd.pipeline.pieces import Pieces, StagePasses, make_passes, output_shapes
 from mpisgd.pipeline.rounds import Rounds
 from mpisgd.records.best import Best
+from mpisgd.records.buffers import Given
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
@@ -48,8 +49,15 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.cut import Stages, cut_between_pieces, cut_into_stages
 from mpisgd.vectors.flat import FlatModel
-from mpisgd.vectors.kept_state import check_saving, state_kept
+from mpisgd.vectors.kept_state import Turns, check_saving, state_kept
 from mpisgd.vectors.memory import Memory, host_vector, host_view
+
+EVALUATOR = -1
+"""In the place of a rank's number, whoever evaluates."""
+
+
+def _nothing() -> None:
+    """A rank that has a model of its own need not take turns."""
 
 
 @dataclass
@@ -64,6 +72,7 @@ class Tensors:
         dealt: what the pieces of a model give to each other (`dealt_between`), once `check` has found it.
         own: this rank's piece of each layer, as a model by itself, once it is asked for.
         rules: of the run (`schema.RULES`).
+        turns: of the ranks of a virtual cluster, which have this one model in common.
     """
 
     config: Config
@@ -78,6 +87,7 @@ class Tensors:
     dealt: Sequence[Sequence[Dealt]] = ()
     own: FlatModel | None = None
     rules: int = schema.RULES
+    turns: Turns | None = None
 
     @classmethod
     def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES) -> Tensors:
@@ -89,7 +99,7 @@ class Tensors:
     @property
     def facts(self) -> dict[str, Any]:
         """For a run's config.toml."""
-        policy = batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
+        policy = batch_norm_policy(self.model.module, self.config, self.meta.train_samples)
         return parts.facts_of_model(self.config, self.model.layers, parts.bounds(self.config, self.model), policy)
 
     @cached_property
@@ -122,8 +132,12 @@ class Tensors:
         assert self.data is not None
         number = 0 if self.config.protocol.batch else number
         kind = kind_of_gradient(self.config, self.model, self.stages)
-        kind = partial(kind, tell_skipped=self.config.moves_at_zero and self.rules > 5)
+        kind = partial(kind, tell_skipped=self.config.moves_at_zero and self.rules > 5, take_turn=self.turn_of(number))
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
+
+    def turn_of(self, number: int) -> Callable[[], None]:
+        """What lets the model have the state of the rank of this number; `EVALUATOR`: of whoever evaluates."""
+        return _nothing if self.turns is None else partial(self.turns.take, number)
 
     def passes(self, number: int, stage: int) -> StagePasses:
         """As `make_passes`."""
@@ -227,6 +241,7 @@ class Tensors:
             assert self.stages is not None
             own: dict[str, Any] = {"stages": self.stages, "pieces": pieces, "loss": self.loss, "data": data}
             kind = partial(StagedEvaluator, **own, batch=options.batch, seed=config.seed, vectors=vectors)
+        given = Given(model.module, Path(config.out), self.turn_of(EVALUATOR)) if config.hands_state_on else None
         evaluator = kind(
             asks,
             model,
@@ -236,6 +251,7 @@ class Tensors:
             train=options.train,
             train_samples=self.meta.train_samples,
             told=shown,
+            given=given,
             after_training=not config.evaluator and self.in_pieces is None and of_piece is None,
         )
         first, before = begins
@@ -281,7 +297,7 @@ def check_pieces(config: Config, module: nn.Module) -> None:
         raise ConfigError(f"init_from = {config.init_from!r}: expected none {beside}: the file is that of a whole model")
     if config.evaluation.best:
         raise ConfigError(f"evaluation.best = {config.evaluation.best!r}: expected '' {beside}: these would be all weights at once")
-    if config.evaluation.buffers == "recalibrate" and batch_norms(module):
+    if config.buffers_evaluated == "recalibrate" and batch_norms(module):
         raise ConfigError(f"evaluation.buffers = 'recalibrate': expected 'initial' {beside}, for a model with batch norm")
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:

@@ -163,10 +163,13 @@ def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof:
     last = through_attempts(record, brought, data, proof, kept, reach)
     if reach.until is not None or (reach.at_first and not proof.holds):
         return True
-    lasting = has_lasting_buffers(last.serial.model.module)
-    lost = bool((record.run.events["kind"] == Event.LOST).any())
+    last.serial.end()
+    failures = record.config.failures
+    lasting = has_lasting_buffers(last.serial.model.module, record.config.buffers_evaluated)
+    lost = bool(np.isin(record.run.events["kind"], Event.LOST).any() or failures.at_s or failures.mean_s)
+    virtual = record.rules < 6 and record.run.environment.get("virtual", False)  # whose learners had buffers in common
     before = record.older and bool(batch_norms(last.serial.model.module))
-    evaluates = not before and (not lasting or not (lost or record.run.environment.get("virtual", False)))
+    evaluates = not before and (not lasting or not (lost or virtual))
     try:
         if not proof.tolerance:
             check_diverged(record, last.diverged, last.serial.weights())

@@ -59,6 +59,7 @@ class Recompute:
         self.at_seam: dict[int, dict[str, np.ndarray]] = {}
         """State of each shard when it came to the clock at which the next attempt begins."""
         kept.begin(record, serial.bounds)
+        kept.keep(record, serial)
         for shard in range(len(record.shards)):
             self._come_to_seam(shard)
             self._keep(shard)

@@ -32,10 +32,11 @@ from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind, Reason
 from mpisgd.update.slice_update import SliceUpdate, Step, agree
 from mpisgd.vectors import buckets
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.computing import Keeps, Travels
+from mpisgd.vectors.kept_state import Turns
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.push_format import PushFormat
-from mpisgd.vectors.skipped import Runs, within
+from mpisgd.vectors.skipped import Runs, common, within
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
 """Reasons for which a gradient was dropped before anybody asked whether it was finite."""
@@ -54,9 +55,8 @@ class _Gradient:
 class _InTurn(Travels):
     """The gradient of a learner, or of all ranks of its team, computed by one process: one rank after the other, and summed."""
 
-    def __init__(self, ranks: Mapping[int, Travels], take_turn: Callable[[int], None], drop_nonfinite: bool) -> None:
+    def __init__(self, ranks: Mapping[int, Travels], drop_nonfinite: bool) -> None:
         self._ranks = ranks
-        self._take_turn = take_turn
         self._drop_nonfinite = drop_nonfinite
         (first, *others) = ranks.values()
         self.scaled = first.scaled
@@ -65,11 +65,10 @@ class _InTurn(Travels):
 
     def compute(self, seq: int) -> float:
         summed, losses, self.samples = self.memory.gradients, [], 0
-        for rank, gradient in self._ranks.items():
-            self._take_turn(rank)
+        for gradient in self._ranks.values():
             losses.append(gradient.compute(seq))
             self.samples += gradient.samples
-            self.skipped = gradient.skipped  # none where they are several (`aggregate.Member`)
+            self.skipped = common(self.skipped, gradient.skipped) if len(losses) > 1 else gradient.skipped
             if len(losses) > 1:
                 np.add(summed, gradient.memory.gradients, out=summed)
             elif self.memory is not gradient.memory:
@@ -101,6 +100,7 @@ class Serial:
         self.config = config
         self.tensors = Tensors.load(config, brought, data, record.ranks, record.rules)
         self.model = self.tensors.model
+        self.tensors.turns = Turns(self.model.module)
         _check_size(record, self.model.size)
         self.bounds = parts.bounds(config, self.model, record.rules)
         if begun_bounds not in (None, self.bounds):
@@ -115,11 +115,11 @@ class Serial:
         self._moves_weights = stages.moves_weights(config)
         self._pushes_per_pull = protocol.pushes_per_pull
         self._deltas = [deltas.of_run(config, protocol, update.weights) for update in self.shards]
+        self._keeper = Keeps()
+        self._snapshots_at: Callable[[int], int] = lambda _: 0
         self._agreed = 0
         """The clock that shards have come to by the last norm that they agreed on."""
         self._own_weights: dict[int, Tensor] = {}
-        self._buffers: dict[int, list[Tensor]] = {}
-        self._computing = -1
         self._uses = [np.bincount(log.pushes["timestamp"], minlength=1).tolist() for log in record.shards]
         self._slices: list[dict[int, Tensor]] = [{} for _ in self.shards]
         self._under_way: dict[tuple[int, int], _Gradient] = {}
@@ -151,6 +151,8 @@ class Serial:
         portion = first.row(int(first.rows_of[learner_id][number])).portion
         if portion != NO_PORTION:
             self.tensors.sampling.deal(learner_id, portion)
+        if learner_id == 0 and pulled:
+            self._keeper.begins(self._snapshots_at(timestamps[0]), timestamps[0])
         gradient = self._gradients[learner_id]
         gradient.at_clock(min(timestamps))
         loss = gradient.compute(seq)
@@ -205,7 +207,7 @@ class Serial:
     def _chain(self, ranks: Sequence[int]) -> Travels:
         """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
         own = {rank: stages.accumulated(self.config, self.tensors.gradient(rank)) for rank in ranks}
-        in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
+        in_turn = _InTurn(own, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
         cut = self.tensors.stages
         nbytes = buckets.OLDER_NBYTES if self.record.rules < 4 else None
@@ -216,25 +218,29 @@ class Serial:
     def _begin_anew(self, learner_id: int) -> None:
         """A spare has taken a learner's place, and has none of what that had kept between mini-batches."""
         (rank,) = ranks = self.record.members[learner_id]
-        self._take_turn(-1)
-        self._buffers.pop(rank, None)
+        assert self.tensors.turns is not None
+        self.tensors.turns.forget(rank)
         for held in self._deltas:
             if held is not None:
                 held.gone(learner_id)
         self._gradients[learner_id] = self._chain(ranks)
 
-    def _take_turn(self, rank: int) -> None:
-        """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""
-        if rank != self._computing:
-            self._buffers[self._computing] = [buffer.clone() for buffer in self.model.module.buffers()]  # -1: the initial ones
-            self._computing = rank
-            for buffer, own in zip(self.model.module.buffers(), self._buffers.get(rank, self._buffers[-1]), strict=True):
-                buffer.copy_(own)
+    def keep(self, keeper: Keeps, snapshots_at: Callable[[int], int]) -> None:
+        """Let `keeper` have what learner 0 keeps at each snapshot; `snapshots_at`: how many there are at a clock of shard 0."""
+        self._keeper, self._snapshots_at = keeper, snapshots_at
 
-    def turn_to_evaluator(self) -> None:
-        """From now on the model is evaluated, as in the run: by a rank that does nothing else, or by learner 0 in the end. Of a
-        group, the whole model is evaluated, whose buffers are as they were made."""
-        self._take_turn(-1 if self.config.evaluator or self.config.in_groups else self.record.members[0][0])
+    def end(self) -> None:
+        """All has been computed."""
+        self._keeper.end(0, 0, interrupted=False)
+
+    def turn_of(self, number: int) -> Callable[[], None]:
+        """As `Tensors.turn_of`."""
+        return self.tensors.turn_of(number)
+
+    @property
+    def first_rank(self) -> int:
+        """The rank that computes first of learner 0's."""
+        return self.record.members[0][0]
 
     def _keep(self, shard: int, clock: int) -> None:
         """Keep the slice that a shard has now, if a gradient will be computed from it."""

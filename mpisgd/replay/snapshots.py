@@ -6,10 +6,12 @@ them must be in `evaluations`, in order, one row for each kind of weights and da
 
 from __future__ import annotations
 
+import bisect
 import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +21,8 @@ from torch import Tensor, nn
 from mpisgd.data import DataSet
 from mpisgd.gradient.measure import Measured, batch_norms
 from mpisgd.job import parts
+from mpisgd.job.tensors import EVALUATOR
+from mpisgd.records import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import attempt_of
 from mpisgd.records.log.schema import Event
@@ -30,6 +34,7 @@ from mpisgd.replay.difference import reading
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.serial import Serial
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.kept_state import is_stateful
 from mpisgd.vectors.memory import host_view
 
 Which = Literal["all", "last", "none"]
@@ -151,6 +156,7 @@ class Kept:
         self._vectors, _ = _kinds(record)
         self._plan = plan
         self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+        self._buffers = tempfile.TemporaryDirectory(prefix="mpisgd-replay-")
         self._there: dict[int, dict[int, int]] = {}
 
     def begin(self, attempt: Record, bounds: list[tuple[int, int]]) -> None:
@@ -161,6 +167,26 @@ class Kept:
                 if number >= first:
                     for each in list(slices) if attempt.recut else [start]:
                         slices.pop(each, None)
+
+    def keep(self, attempt: Record, serial: Serial) -> None:
+        """Let an attempt begin with what its learners had beside their parameters, and keep learner 0's, as the run did."""
+        module, first = serial.model.module, self._plan.kept[attempt.attempt, 0]
+        if not (attempt.config.hands_state_on and is_stateful(module)):
+            return
+        run = Path(self._buffers.name)
+        buffers.forget(run, first)
+        for learner_id, (rank, *_) in enumerate(attempt.members if attempt.attempt else ()):
+            serial.turn_of(rank)()
+            buffers.begin_again(attempt.path, attempt.attempt, learner_id, module)
+        clocks = sorted(self._plan.numbers[attempt.attempt, 0])
+        keeper = buffers.Keeper(
+            module, run, serial.turn_of(serial.first_rank), begun=attempt.start_clock if attempt.attempt else -1
+        )
+        serial.keep(keeper, lambda clock: first + bisect.bisect_right(clocks, clock))
+
+    def given(self, serial: Serial) -> buffers.Given:
+        """What was kept, for whoever evaluates."""
+        return buffers.Given(serial.model.module, Path(self._buffers.name), serial.turn_of(EVALUATOR))
 
     def look(self, attempt: Record, shard: int, clock: int, start: int, update: SliceUpdate) -> None:
         """Keep the slice of a shard, which begins at `start` of the vector, where the run took it at this clock."""
@@ -181,9 +207,10 @@ class Kept:
         return torch.from_numpy(np.frombuffer(self._file.read(4 * self._size), np.float32).copy())
 
 
-def has_lasting_buffers(module: nn.Module) -> bool:
-    """Whether what is evaluated depends on more than weights: on buffers that are not batch norm's (`measure`)."""
-    anew = {id(each) for layer in batch_norms(module) for each in layer.buffers()}
+def has_lasting_buffers(module: nn.Module, policy: str) -> bool:
+    """Whether what is evaluated depends on more than weights: on buffers that are not measured anew, by this policy (`measure`)."""
+    layers = [] if policy == "learner" else batch_norms(module)
+    anew = {id(each) for layer in layers for each in layer.buffers()}
     return any(id(each) not in anew for each in module.buffers())
 
 
@@ -196,7 +223,10 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
     vectors, splits = _kinds(record)
     snapshots = -(-len(rows) // (vectors * len(splits)))
     numbers = {"all": range(snapshots), "last": range(snapshots)[-1:], "none": range(0)}[proof.which]
-    serial.turn_to_evaluator()
+    given = kept.given(serial) if record.rules > 5 and record.config.hands_state_on else None
+    if given is None:  # by the rank that evaluated; of one that did nothing else, and of a group, as the factory made them
+        alone = record.config.evaluator or record.config.in_groups
+        serial.turn_of(EVALUATOR if alone else serial.first_rank)()
     measure = parts.make_measure(record.config, serial.model, serial.tensors.loss, data)
     for number in numbers:
         final = record.whole and number == plan.count
@@ -205,6 +235,13 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
             if weights is None:
                 proof.seams.append(f"snapshot {number} cannot be evaluated again: the logs do not lead to all of its slices")
                 break
+            if given is not None:
+                if record.earlier and not (final or given.has(number)):
+                    proof.seams.append(
+                        f"snapshot {number} cannot be evaluated again: learner 0 was interrupted before it came to it"
+                    )
+                    break
+                given.put(number, last=final)
             serial.model.weights.copy_(weights)
             measure.prepare()
             for split, train in enumerate(splits):

@@ -13,15 +13,22 @@ from mpisgd.vectors.memory import on_host
 class SnapshotDesk:
     """Answers when what was asked for is there, or will never be.
 
+    Args:
+        pulls: of learner 0 after a snapshot was taken, until it has left what it hands on beside it (`records/buffers.py`).
+
     Attributes:
         is_open: the evaluator has not said goodbye.
     """
 
-    def __init__(self, channel: ShardChannel, rules: Rules, update: Copied, snapshots: Snapshots) -> None:
+    def __init__(self, channel: ShardChannel, rules: Rules, update: Copied, snapshots: Snapshots, pulls: int = 0) -> None:
         self._channel = channel
         self._rules = rules
         self._update = update
         self._snapshots = snapshots
+        self._pulls = pulls
+        self._pulled = 0
+        self._taken_at: list[int] = []
+        """How often learner 0 had pulled when each snapshot was there."""
         self._asked: int | None = None
         self.is_open = True
 
@@ -29,6 +36,23 @@ class SnapshotDesk:
         """The evaluator wants this snapshot, FINAL or NOTHING_MORE; None = it waits no more, for it is dead."""
         self._asked = number
         self.answer()
+
+    def has_pulled(self) -> None:
+        """Learner 0 has."""
+        self._note_taken()
+        self._pulled += 1
+        if self._pulls and self._asked is not None:
+            self.answer()
+
+    def _note_taken(self) -> None:
+        self._taken_at += [self._pulled] * (self._snapshots.count - len(self._taken_at))
+
+    def _lacks_state(self, number: int) -> bool:
+        """Whether learner 0 has yet to leave what belongs to this snapshot, or to the last weights."""
+        self._note_taken()
+        if not self._pulls or 0 not in self._rules.present:
+            return False
+        return number == FINAL or self._pulled < self._taken_at[number] + self._pulls
 
     def answer(self) -> None:
         """Answer the evaluator, if it waits and can be answered."""
@@ -41,18 +65,21 @@ class SnapshotDesk:
             if rules.present:  # what they still push may finish the run
                 return
             self._channel.answer_snapshot(self._snapshots.nothing(), 0, 0, 0.0)
-        elif number == FINAL and rules.finished:
-            self._give_last()
-        elif 0 <= number < self._snapshots.count:
-            taken = self._snapshots.get(number)
-            self._channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
+        elif (number == FINAL and rules.finished) or 0 <= number < self._snapshots.count:
+            if self._lacks_state(number):
+                return
+            self._give(number)
         elif rules.finished:
             self._channel.answer_snapshot(self._snapshots.nothing(), 0, 0, 0.0)
         else:
             return
         self._asked = None
 
-    def _give_last(self) -> None:
+    def _give(self, number: int) -> None:
+        if number != FINAL:
+            taken = self._snapshots.get(number)
+            self._channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
+            return
         vectors = [self._update.weights] if self._update.averaged is None else [self._update.weights, self._update.averaged]
         now_s = self._channel.now_s()
         self._channel.answer_snapshot([on_host(vector) for vector in vectors], self._rules.clock, self._update.samples, now_s)

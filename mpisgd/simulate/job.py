@@ -24,7 +24,7 @@ from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
 from mpisgd.job.tensors import with_measured_stages
 from mpisgd.job.world import Setup
-from mpisgd.records import directory
+from mpisgd.records import buffers, directory
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
@@ -85,6 +85,7 @@ class Job:
             accounts = self._train()
             world.wires.clear()  # whatever was made for a rank goes with it: the collector need not look for that
         outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
+        buffers.forget(self.path, 0)
         log = Run(self.path) if config.log.enabled else None
         outcome = finish(outcome, log)
         self._say(farewell(outcome, log, batch=config.protocol.batch))

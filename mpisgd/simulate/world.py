@@ -38,6 +38,7 @@ from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, Layer, first_layers, slice_bounds
+from mpisgd.vectors.kept_state import Turns
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 
@@ -198,6 +199,7 @@ class TensorWorld(VirtualWorld):
         self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
         if self._batch is not None:
             self._batch.check()
+        tensors.turns = Turns(tensors.model.module)
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:

@@ -68,6 +68,16 @@ class Computes(ABC):
         """Call this every now and then in `compute`; it may raise to end that."""
 
 
+class Keeps:
+    """Is told of snapshots, to keep what a learner has beside its weights (`records/buffers.py`); nothing by itself."""
+
+    def begins(self, snapshots: int, clock: int) -> None:
+        """A mini-batch begins, from weights of shard 0 that have this clock, and are as new as so many snapshots."""
+
+    def end(self, snapshots: int, clock: int, *, interrupted: bool) -> None:
+        """The last mini-batch is over; `interrupted`: another attempt may go on."""
+
+
 class Exchanges(Protocol):
     """Listener to a gradient whose slices, by layers, are exchanged one by one while it is computed."""
 

@@ -1,31 +1,41 @@
 """All that a module keeps beside its trainable parameters: taken, and put back.
 
-Buffers may grow, be replaced, or be expanded views; a module may keep more by torch's `get_extra_state`.
+Buffers may grow, be replaced, or be expanded views; a module may keep more by torch's `get_extra_state`, or in parameters that are
+not trained, as a teacher that follows the weights does.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.vectors.memory import host_view
+
+_LOOKS = 3
+"""Turns after which nobody looks any more whether frozen parameters move."""
 
 
 class KeptState:
-    """The state of a module at one moment: every buffer, persistent or not, and extra state."""
+    """The state of a module at one moment: every buffer, persistent or not, and extra state; `frozen`: parameters, too."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
+        self._frozen = [(each, each.detach().clone()) for each in _frozen(module).values()] if frozen else []
         self._owners = [(owner, dict(owner._buffers)) for owner in module.modules()]
         self._values = [{name: _copied(each) for name, each in buffers.items()} for _, buffers in self._owners]
         self._extra = [(owner, copy.deepcopy(owner.get_extra_state())) for owner in module.modules() if has_extra_state(owner)]
 
     def put_back(self, only: Iterable[nn.Module] | None = None) -> None:
         """Let the module, or `only` these of its modules, have the buffers of that moment: the same tensors and values."""
+        for parameter, value in self._frozen:
+            parameter.data.copy_(value)
         wanted = None if only is None else set(only)
         for (owner, buffers), values in zip(self._owners, self._values, strict=True):
             if wanted is not None and owner not in wanted:
@@ -39,10 +49,112 @@ class KeptState:
                 owner.set_extra_state(copy.deepcopy(state))
 
 
+class Turns:
+    """The state of one module that several compute with in turn: each has its own, and begins with what the factory made.
+
+    Its dicts of buffers change places; no value is copied but for whoever begins. So does the memory of frozen parameters, where
+    the first turns have changed any.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._made = {name: each.detach().clone() for name, each in _frozen(module).items()}
+        self._frozen: dict[int | None, dict[str, Tensor]] = {}
+        self._looks, self._moves = _LOOKS, False
+        self._of: dict[int | None, list[dict[str, Tensor | None]]] = {}
+        self._extra: dict[int | None, Any] = {}
+        self._turn: int | None = None
+
+    def take(self, number: int | None) -> None:
+        """From now on the module has the state of this one; of None, that of the factory, which must not change."""
+        if number == self._turn or not is_stateful(self._module):
+            return
+        owners = list(self._module.modules())
+        self._of[self._turn] = [owner._buffers for owner in owners]
+        self._extra[self._turn] = _extra_of(self._module)
+        if number not in self._of:
+            self._of[number], self._extra[number] = copy.deepcopy((self._of[None], self._extra[None]))
+        for owner, buffers in zip(owners, self._of[number], strict=True):
+            owner._buffers = buffers
+        for owner, state in zip(filter(has_extra_state, owners), self._extra[number], strict=True):
+            owner.set_extra_state(state)
+        self._change_frozen(number)
+        self._turn = number
+
+    def _change_frozen(self, number: int | None) -> None:
+        parameters = _frozen(self._module) if self._made and (self._moves or self._looks) else {}
+        if self._looks and self._turn is not None:
+            self._looks -= 1
+            self._moves = any(not torch.equal(each, self._made[name]) for name, each in parameters.items())
+            self._looks = 0 if self._moves else self._looks
+        if self._moves:
+            self._frozen[self._turn] = {name: each.data for name, each in parameters.items()}
+            own = self._frozen.get(number) or {name: value.clone() for name, value in self._made.items()}
+            for name, each in parameters.items():
+                each.data = own[name]
+
+    def forget(self, number: int) -> None:
+        """Let this one begin anew."""
+        self.take(None)
+        self._of.pop(number, None)
+        self._frozen.pop(number, None)
+
+
+def is_stateful(module: nn.Module) -> bool:
+    """Whether a module keeps anything beside the parameters that are trained."""
+    return any(owner._buffers or has_extra_state(owner) for owner in module.modules()) or bool(_frozen(module))
+
+
+def digests(module: nn.Module) -> dict[str, int]:
+    """What tells whether frozen parameters have changed, in whatever way."""
+    return {
+        name: zlib.crc32(host_view(_on_host(each).reshape(-1).view(torch.uint8)).data) for name, each in _frozen(module).items()
+    }
+
+
+def taken(module: nn.Module, made: Mapping[str, int]) -> dict[str, Any]:
+    """Copies, on the host, of all that a module keeps beside the parameters that are trained; of frozen ones, of those that are not
+    as they were `made` (`digests`)."""
+    now, frozen = digests(module), _frozen(module)
+    changed = {name: _on_host(frozen[name]) for name, digest in now.items() if made.get(name) != digest}
+    owners = list(module.named_modules())
+    buffers = {
+        name: {at: None if each is None else _on_host(each) for at, each in owner._buffers.items()}
+        for name, owner in owners
+        if owner._buffers
+    }
+    return {"buffers": buffers, "extra": _extra_of(module), "frozen": changed}
+
+
+def put(module: nn.Module, state: dict[str, Any]) -> None:
+    """Let a module keep what `taken` gave."""
+    device = next((each.device for each in module.parameters()), torch.device("cpu"))
+    for name, owner in module.named_modules():
+        for at, value in state["buffers"].get(name, {}).items():
+            owner._buffers[at] = None if value is None else value.to(device, copy=True)
+    parameters = _frozen(module)
+    for name, value in state["frozen"].items():
+        parameters[name].data.copy_(value)
+    for owner, extra in zip(filter(has_extra_state, module.modules()), state["extra"], strict=True):
+        owner.set_extra_state(extra)
+
+
+def _extra_of(module: nn.Module) -> list[Any]:
+    return [copy.deepcopy(owner.get_extra_state()) for owner in module.modules() if has_extra_state(owner)]
+
+
+def _frozen(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in module.named_parameters() if not (each.requires_grad or each.is_meta)}
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
 @contextmanager
 def state_kept(module: nn.Module) -> Iterator[None]:
     """Leave the module's state as it was."""
-    before = KeptState(module)
+    before = KeptState(module, frozen=True)
     try:
         yield
     finally:

@@ -254,6 +254,32 @@ def loading(model: nn.Module, batch: Any) -> Tensor:
     return loss_of(model, batch)
 
 
+class Followed(nn.Module):
+    """A student, and a teacher that follows it [mean teacher], in whatever way its parameters are not trained."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.student = how, net()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.student(x)
+        return found
+
+
+def following(model: Any, batch: Any) -> Tensor:
+    with torch.no_grad():
+        target = model.teacher(batch[0]).softmax(dim=1)
+        if model.training:
+            for slow, fast in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+                if model.how == "data":
+                    slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+                else:
+                    slow.lerp_(fast, 0.1)
+    output = model(batch[0])
+    return functional.cross_entropy(output, batch[1]) + functional.cross_entropy(output, target)
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))
 
@@ -307,6 +333,8 @@ ZOO: dict[str, Idiom] = {
     ),
     "activations checkpointed": Idiom(Checkpointed),
     "autograd.Function": Idiom(Binary),
+    "a teacher that follows": Idiom(lambda: Followed("lerp"), step=following),
+    "a teacher that follows by .data": Idiom(lambda: Followed("data"), step=following),
     "extra state": Idiom(Counting),
     "extra state that cannot be read": Idiom(
         lambda: Counting(Unreadable()), refused="_extra_state of its state cannot be saved", instead="numbers, text, tensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,12 +96,14 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1) -> Trained:
     meta = parts.meta_of(data)
     sampling = parts.make_sampling(config, meta, learners)
     model = parts.make_module(config, meta, idiom.brought)
+    models = [model, *(copy.deepcopy(model) for _ in range(learners - 1))]
+    """Each learner has buffers of its own."""
     optimizer = idiom.optimizer(model.parameters())
     steps = int(np.ceil(config.epochs * meta.train_samples / (config.mu * learners)))
     scheduler = None if idiom.schedule is None else idiom.schedule(optimizer, steps)
     criterion = idiom.loss or nn.functional.cross_entropy
 
-    def loss_of(batch: Any) -> Tensor:
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
         if idiom.step is not None:
             returned = idiom.step(model, batch)
             loss: Tensor = returned["loss"] if isinstance(returned, Mapping) else returned
@@ -109,21 +112,25 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1) -> Trained:
         return criterion(model(inputs), targets)
 
     losses = []
-    model.train()
+    for each in models:
+        each.train()
     for seq in range(steps):
-        means: dict[nn.Parameter, Tensor] = {}
-        for learner in range(learners):
+        means: dict[str, Tensor] = {}
+        for learner, own in enumerate(models):
+            for parameter, newest in zip(own.parameters(), model.parameters(), strict=True):
+                if parameter.requires_grad:
+                    parameter.data.copy_(newest.data)
             batch = fetch(data.train, sampling.indices(learner, seq), partial(seeds_of, Domain.SAMPLES, config.seed, learner, seq))
             seed_all(seeds_of(Domain.DROPOUT, config.seed, learner, seq))
-            optimizer.zero_grad()
-            loss = loss_of(batch)
+            own.zero_grad()
+            loss = loss_of(own, batch)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
-            for parameter in model.parameters():
-                if learners > 1 and parameter.grad is not None:
-                    means[parameter] = means.get(parameter, torch.zeros_like(parameter)) + parameter.grad
-        for parameter in model.parameters():
-            parameter.grad = means[parameter] / learners if parameter in means else parameter.grad if learners == 1 else None
+            for name, parameter in own.named_parameters():
+                if parameter.grad is not None:
+                    means[name] = means[name] + parameter.grad if name in means else parameter.grad.clone()
+        for name, parameter in model.named_parameters():
+            parameter.grad = means[name] / learners if name in means else None
         optimizer.step()
         if scheduler is not None:
             scheduler.step()

@@ -137,6 +137,66 @@ class _WeightedByName(nn.Module):
         return found
 
 
+class RunningMean(nn.Module):
+    """Replaces a buffer, and counts in another."""
+
+    def __init__(self, *, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8), persistent=persistent)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+            self.steps += 1
+        return x - self.mean
+
+
+class Codebook(nn.Module):
+    """[VQ-VAE]: the nearest code, which follows the mean of what came to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.linspace(-1, 1, 32).view(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        nearest = torch.cdist(x, self.codes).argmin(dim=1)
+        if self.training:
+            for code in nearest.unique():
+                self.codes[code].mul_(0.9).add_(x[nearest == code].mean(0).detach(), alpha=0.1)
+        return x + self.codes[nearest]
+
+
+class Queue(nn.Module):
+    """[MoCo]: the newest samples, at a place that goes round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(20, 8))
+        self.register_buffer("at", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x + 0.1 * torch.softmax(x @ self.seen.T.clone(), dim=1) @ self.seen.clone()
+        if self.training:
+            places = (self.at + torch.arange(len(x))) % 20
+            self.seen[places] = x
+            self.at = (self.at + len(x)) % 20
+        return found
+
+
+class Late(nn.Module):
+    """Knows the shape of its buffer when it sees a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.abs().mean(0).detach()
+        return x / self.scale
+
+
 ZOO: dict[str, Idiom] = {
     "Linear": through(lambda: nn.Linear(8, 8), (8,), 8),
     "Linear without bias": through(lambda: nn.Linear(8, 8, bias=False), (8,), 8),
@@ -156,6 +216,20 @@ ZOO: dict[str, Idiom] = {
     "RReLU": through(nn.RReLU, (8,), 8),
     "PReLU": through(lambda: nn.PReLU(2), (2, 4), 8),
     "MaxPool2d": through(lambda: nn.MaxPool2d(2), (2, 2, 2), 2),
+    "BatchNorm1d": through(lambda: nn.BatchNorm1d(8), (8,), 8),
+    "BatchNorm1d, plain means": through(lambda: nn.BatchNorm1d(2, momentum=None), (2, 4), 8),
+    "BatchNorm1d without parameters": through(lambda: nn.BatchNorm1d(8, affine=False), (8,), 8),
+    "BatchNorm1d without statistics": through(lambda: nn.BatchNorm1d(8, track_running_stats=False), (8,), 8),
+    "BatchNorm2d": through(lambda: nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)), (2, 2, 2), 8),
+    "BatchNorm3d": through(lambda: nn.BatchNorm3d(2), (2, 2, 2, 1), 8),
+    "InstanceNorm1d with statistics": through(lambda: nn.InstanceNorm1d(2, track_running_stats=True), (2, 4), 8),
+    "spectral_norm": through(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), (8,), 8),
+    "spectral_norm, by hooks": through(lambda: nn.utils.spectral_norm(nn.Linear(8, 8)), (8,), 8),
+    "a running mean": through(RunningMean, (8,), 8),
+    "a codebook": through(Codebook, (8,), 8),
+    "a queue of samples": through(Queue, (8,), 8),
+    "a buffer of None at first": through(Late, (8,), 8),
+    "a buffer that does not persist": through(lambda: RunningMean(persistent=False), (8,), 8),
     "LayerNorm": through(lambda: nn.LayerNorm(8), (8,), 8),
     "RMSNorm": through(lambda: nn.RMSNorm(8), (8,), 8),
     "GroupNorm": through(lambda: nn.GroupNorm(2, 4), (4, 2), 8),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd.config import EvaluationOptions
+from mpisgd.config import Config, EvaluationOptions
 from mpisgd.data import Split
 from mpisgd.data.sampling import recalibration_batches
 from mpisgd.gradient.measure import Measure, batch_norm_policy, batch_norms, recalibrate
@@ -120,11 +120,16 @@ def test_nothing_but_the_seed_and_the_weights_decides() -> None:
 
 
 def test_the_report_says_how_many_samples() -> None:
-    options = EvaluationOptions(batch=100, recalibrate_batches=3)
-    assert batch_norm_policy(normed(), options, 1437) == "recalibrate on 300 of 1,437 training samples, drawn at random (2 layers)"
-    assert batch_norm_policy(normed(), options, 250) == "recalibrate on 250 of 250 training samples, drawn at random (2 layers)"
-    assert batch_norm_policy(normed(), EvaluationOptions(buffers="initial"), 9) == "initial (2 layers)"
-    assert batch_norm_policy(nn.Linear(2, 2), options, 9) == "no batch-norm layers"
+    def policy(module: nn.Module, samples: int, **options: Any) -> str:
+        return batch_norm_policy(module, Config(evaluation=EvaluationOptions(**options)), samples)
+
+    anew = {"buffers": "recalibrate", "batch": 100, "recalibrate_batches": 3}
+    assert policy(normed(), 1437, **anew) == "recalibrate on 300 of 1,437 training samples, drawn at random (2 layers)"
+    assert policy(normed(), 250, **anew) == "recalibrate on 250 of 250 training samples, drawn at random (2 layers)"
+    assert policy(normed(), 9, buffers="initial") == "initial (2 layers)"
+    assert policy(normed(), 9) == "learner 0's (2 layers)"
+    assert policy(nn.Linear(2, 2), 9) == "no batch-norm layers"
+    assert policy(nn.utils.spectral_norm(nn.Linear(2, 2)), 9) == "no batch-norm layers, buffers: learner 0's"  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("buffers", ["recalibrate", "initial"])

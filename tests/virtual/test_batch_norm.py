@@ -18,7 +18,7 @@ JOB = {
     "virtual": {"learners": 2},
     "mu": 32,
     "epochs": 3,
-    "evaluation": {"every_epochs": 0, "batch": 50, "recalibrate_batches": 6},
+    "evaluation": {"every_epochs": 0, "batch": 50, "buffers": "recalibrate", "recalibrate_batches": 6},
     "threads": 1,
     "log": {"progress": "off"},
 }
@@ -35,7 +35,7 @@ def test_data_sorted_by_class_are_evaluated_as_others_are(tmp_path: Path) -> Non
     brought = Brought(data=(train, test))
     run = simulated(tmp_path / "run", JOB, brought)
     error = run.evaluations["error"][-1]
-    whole = config(tmp_path / "unused", JOB, evaluation={"batch": 2000, "recalibrate_batches": 1})
+    whole = config(tmp_path / "unused", JOB, evaluation={"batch": 2000, "buffers": "recalibrate", "recalibrate_batches": 1})
     data = parts.load_data(whole, brought)
     model = parts.build_model(whole, parts.meta_of(data), brought)
     saved = torch.load(run.path / "weights.pt", weights_only=True)["theta"]

@@ -26,7 +26,7 @@ from tests.virtual.jobs import config, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, accumulated
 
 UPDATES = 4
-SOME = {**JOB, "epochs": UPDATES * LEARNERS * MU / 1437}
+SOME = {**JOB, "epochs": UPDATES * LEARNERS * MU / 1437, "evaluation": {**JOB.get("evaluation", {}), "buffers": "recalibrate"}}
 WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "by parameters": (cut_models.sequential, {"group_size": 3, "shards": 4}),
     "by seconds": (cut_models.sequential, {"group_size": 2, "shards": 2, "stages": {"balance": "seconds"}}),

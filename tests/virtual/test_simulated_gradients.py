@@ -128,7 +128,7 @@ def test_it_learns_and_is_evaluated_as_a_real_run_is(tmp_path: Path) -> None:
 
 def test_batch_norm_and_dropout_work_one_by_one(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, model={"name": "mlp", "hidden": [8], "batch_norm": True})
-    assert run.environment["batch_norm_policy"] == "recalibrate on 120 of 120 training samples, drawn at random (1 layer)"
+    assert run.environment["batch_norm_policy"] == "learner 0's (1 layer)"
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:

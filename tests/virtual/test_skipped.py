@@ -57,7 +57,8 @@ WAYS: list[dict[str, Any]] = [
     {"protocol": "allreduce"},
     {"protocol": "allreduce", "exchange": "layerwise"},
     {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": 2, "ranks_per_node": 9}},
-    {"accumulation": 1, "averaging": 0.5},
+    {"aggregation": "node", "shards": 2, "virtual": {"learners": 2, "ranks_per_node": 9}},
+    {"averaging": 0.5},
 ]
 
 
@@ -103,7 +104,6 @@ def test_a_head_that_no_batch_uses_stays_and_replay_agrees(way: dict[str, Any], 
 @pytest.mark.parametrize(
     "way",
     [
-        {"aggregation": "node", "virtual": {"learners": 2, "ranks_per_node": 9}},
         {"group_size": 2, "shards": 2},
         {"virtual": {"learners": 2, "batched": True}},
     ],
@@ -116,7 +116,7 @@ def test_it_is_refused_where_shards_cannot_be_told(way: dict[str, Any], tmp_path
         return nn.Sequential(nn.Linear(8, 8), HalfUsed())
 
     config = made(tmp_path / "run", **{"virtual": {"learners": 2}, **way})
-    with pytest.raises(ConfigError, match=r"gave no gradient to (some parameters|.*unused.weight)"):
+    with pytest.raises(ConfigError, match=r"gave no gradient to .*unused.weight"):
         simulate(config, Brought(model=piped, data=vectors, loss=None, step=None))
     config = made(tmp_path / "plain", **{"virtual": {"learners": 2}, "optimizer": {"name": "sgd"}, **way})
     simulate(config, Brought(model=piped, data=vectors, loss=None, step=None))

@@ -86,7 +86,7 @@ class PrefetchChannel(LearnerChannel):
             start_ns = self.now_ns()
             stop, began_ns = self._take_answers(self._shards, self._asked, self._least)
             self._wait_ns, self._pull_ns = began_ns - start_ns, self.now_ns() - began_ns
-            answers = Answers(tuple(self._clocks), stop, rejected=False)
+            answers = Answers(tuple(self._clocks), stop, False, self._snapshots)
         else:
             answers = super().pull(min_clock)
         self._asked = []

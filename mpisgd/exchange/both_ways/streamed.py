@@ -178,7 +178,7 @@ class StreamedShardChannel(ShardChannel):
             super().stop(learner_id, clock, ending)
             return
         wire, rank = self._wire, self._learner_ranks[learner_id]
-        fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0
+        fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0, 0
         begun = [wire.start(rank, Tag.ANSWER, fields)]
         begun += [wire.start(rank, Tag.PART, (0,), EMPTY) for _ in range(self.chunks_count)]
         for each in begun:

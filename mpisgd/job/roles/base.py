@@ -16,12 +16,14 @@ from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job.finish import account
 from mpisgd.job.world import Setup, World
+from mpisgd.records import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables, tables_of_shard
 from mpisgd.records.log.continuing import evaluated, rows_evaluated
 from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.computing import Keeps, Travels
+from mpisgd.vectors.kept_state import is_stateful
 
 
 class Built:
@@ -38,6 +40,9 @@ class Built:
         self.rank = rank
         self.wire = world.wire(rank)
         self.index = setup.roles.index(rank)
+        tensors = world.tensors
+        self._hands_state_on = tensors is not None and setup.config.hands_state_on and is_stateful(tensors.model.module)
+        """Whether learner 0 hands on what it keeps beside its parameters."""
         self.expendable = False
         self.leaves_by: Callable[..., None] | None = None
 
@@ -61,6 +66,20 @@ class Built:
     def waits_for(self) -> str:
         """Whom this rank waits for, where its wire cannot say it."""
         return ""
+
+    def _keeper(self, first_seq: int) -> Keeps:
+        """What keeps a learner's own state, from this mini-batch on, beside snapshots and checkpoints."""
+        setup, tensors = self.setup, self.world.tensors
+        if tensors is None or not self._hands_state_on:
+            return Keeps()
+        module, path, resumption = tensors.model.module, setup.path, setup.resumption
+        begun = 0 if first_seq else -1
+        if resumption is not None:
+            begun = resumption.checkpoint.clock
+            buffers.begin(path, resumption.attempt, self.index, begun, module)
+        own = tensors.turn_of(setup.roles.number(self.rank))
+        every = setup.config.checkpoint.every_updates if self.world.saves else 0
+        return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=setup.config.by_layers)
 
     def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """This rank's own; `group`: of its stage of one."""

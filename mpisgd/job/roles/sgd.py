@@ -26,6 +26,7 @@ from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
 from mpisgd.pipeline.group_channel import GroupChannel
+from mpisgd.records import buffers
 from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
@@ -108,7 +109,10 @@ class BuiltShard(Built):
             nonfinite=config.nonfinite,
             timeout_s=config.protocol.deadline_s,
             deltas=deltas.of_run(config, protocol, update.weights),
+            hands_state_on=self._hands_state_on,
         )
+        if shard == 0:
+            buffers.forget(setup.path, snapshots.count)
         if setup.resumption is not None and before is not None:
             server.restore(before, setup.resumption.checkpoint.next_seq)
         return server
@@ -136,7 +140,8 @@ class BuiltBoth(BuiltShard):
     def train(self) -> None:
         setup, learner_id = self.setup, self.index
         collective, delays = Collective(self._channel, self.server), stages.loop_delays(setup.config, learner_id)
-        learn(collective, setup.protocol, self._gradient, delays, first_seq=setup.first_seq(learner_id))
+        first_seq = setup.first_seq(learner_id)
+        learn(collective, setup.protocol, self._gradient, delays, first_seq=first_seq, keeper=self._keeper(first_seq))
 
     def end(self) -> np.ndarray:
         if self.rank == self.setup.roles.evaluator_rank:
@@ -194,7 +199,7 @@ class BuiltLearner(Built):
         self.expendable = setup.tolerant
         share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
-        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq)
+        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq, self._keeper(self.first_seq))
 
     def end(self) -> np.ndarray:
         if self._leader is not None:

@@ -395,6 +395,11 @@ def spool_file(shard: int, layout: int = 0) -> str:
     return f"{SPOOL}{shard:03d}.layout-{layout}" if layout else f"{SPOOL}{shard:03d}"
 
 
+def learner_file(learner_id: int, attempt: int) -> str:
+    """What a learner had beside its parameters when an attempt went on."""
+    return f"learner-{learner_id:03d}.attempt-{attempt}.pt"
+
+
 def coordinator_file(attempt: int = 0) -> str:
     return f"coordinator.attempt-{attempt}.h5"
 

@@ -1,0 +1,169 @@
+"""What learners keep beside their parameters (running means, codebooks, queues), and never exchange.
+
+for whoever evaluates    a file of learner 0 for each snapshot: the buffers that it had when it first pulled weights as new, before
+                         it computed from them; and one for the last weights. With one learner these are a plain loop's
+to go on with            a file of each learner: what it had when it first pulled weights as new as a checkpoint, or in the end.
+                         An attempt that goes on keeps what its learners began with, for replay
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpisgd.base import durable
+from mpisgd.base.storage import writing
+from mpisgd.records.log import schema
+from mpisgd.vectors.computing import Keeps
+from mpisgd.vectors.kept_state import digests, put, taken
+
+LAST = "last"
+PULLS_UNTIL_KEPT = 3
+"""Pulls of learner 0 after a snapshot was taken, until its file is written, by any way of exchange: one that waits, or was asked
+for ahead; one that shows the snapshot; and one behind which the file is there."""
+_STATES = 2
+"""Files of a learner's own that are kept: the checkpoint of the newest may never have become whole."""
+
+
+def _of_snapshot(run: Path, number: int | str) -> Path:
+    return run / f"{schema.SPOOL}buffers.{number}"
+
+
+def _of_learner(run: Path, learner_id: int, clock: int | str) -> Path:
+    return run / f"{schema.SPOOL}learner-{learner_id}.{clock}"
+
+
+def _write(path: Path, state: Any) -> None:
+    with writing(path), durable.made_aside(path) as aside:
+        torch.save(state, aside)
+
+
+def _read(path: Path, module: nn.Module) -> None:
+    with writing(path):
+        put(module, torch.load(path, map_location="cpu", weights_only=True))
+
+
+def forget(run: Path, begin: int) -> None:
+    """Remove files of snapshots from number `begin` on, which this attempt will take again; one that the attempt before had taken,
+    and left without a file, has what it had last."""
+    last = _of_snapshot(run, LAST)
+    if begin and last.exists() and not (newest := _of_snapshot(run, begin - 1)).exists():
+        last.rename(newest)
+    for path in run.glob(f"{schema.SPOOL}buffers.*"):
+        number = path.suffix[1:]
+        if not number.isdecimal() or int(number) >= begin:
+            path.unlink(missing_ok=True)
+
+
+def begin(run: Path, attempt: int, learner_id: int, clock: int, module: nn.Module) -> None:
+    """Let the model have what a learner had at the checkpoint of this clock; as it was made, where there is no file of that."""
+    begun = run / schema.learner_file(learner_id, attempt)
+    for each in (clock, LAST):
+        if (path := _of_learner(run, learner_id, each)).exists():
+            path.replace(begun)
+            break
+    for path in run.glob(f"{schema.SPOOL}learner-{learner_id}.*"):
+        path.unlink(missing_ok=True)
+    begin_again(run, attempt, learner_id, module)
+
+
+def begin_again(run: Path, attempt: int, learner_id: int, module: nn.Module) -> None:
+    """Let the model have what a learner began an attempt with."""
+    if (begun := run / schema.learner_file(learner_id, attempt)).exists():
+        _read(begun, module)
+
+
+class Keeper(Keeps):
+    """A learner's part.
+
+    Args:
+        run: the run's directory.
+        own: called before the module is looked at: where others use it, too, it has this learner's state then.
+        learner_id: learner 0 keeps what snapshots are evaluated with.
+        every: updates between checkpoints; 0 = there are none but at the end.
+        begun: the clock that the learner goes on from, where snapshots that it first hears of were taken before; -1 = it begins.
+        late: what there is becomes known within a mini-batch (`exchange/layerwise.py`), so that each begins with a copy.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        run: Path,
+        own: Callable[[], None],
+        *,
+        learner_id: int = 0,
+        every: int = 0,
+        begun: int = -1,
+        late: bool = False,
+    ) -> None:
+        self._module = module
+        self._made = digests(module)
+        self._run = run
+        self._own = own
+        self._learner_id = learner_id
+        self._every = every
+        self._late = late
+        self._known = 0 if begun < 0 else None
+        self._marked = [max(0, begun)]
+        self._before: Any = None
+
+    def begins(self, snapshots: int, clock: int) -> None:
+        self._keep(snapshots, clock)
+        if self._late:
+            self._before = self._state()
+
+    def end(self, snapshots: int, clock: int, *, interrupted: bool) -> None:
+        self._keep(snapshots, clock)
+        state = self._state()
+        if self._learner_id == 0:
+            _write(_of_snapshot(self._run, LAST), state)
+        if interrupted:
+            _write(_of_learner(self._run, self._learner_id, LAST), state)
+
+    def _state(self) -> Any:
+        self._own()
+        return taken(self._module, self._made)
+
+    def _keep(self, snapshots: int, clock: int) -> None:
+        if self._known is None:
+            self._known = snapshots
+        numbers = range(self._known, snapshots) if self._learner_id == 0 else range(0)
+        mark = clock // self._every * self._every if self._every else 0
+        if not numbers and mark <= self._marked[-1]:
+            return
+        state = self._state() if self._before is None else self._before
+        for number in numbers:
+            _write(_of_snapshot(self._run, number), state)
+        self._known = max(snapshots, self._known)
+        if mark > self._marked[-1]:
+            _write(_of_learner(self._run, self._learner_id, mark), state)
+            self._marked.append(mark)
+            for old in self._marked[:-_STATES]:
+                _of_learner(self._run, self._learner_id, old).unlink(missing_ok=True)
+            del self._marked[:-_STATES]
+
+
+class Given:
+    """The evaluator's part: puts the state of a snapshot into the model that it evaluates; `own` as for `Keeper`."""
+
+    def __init__(self, module: nn.Module, run: Path, own: Callable[[], None]) -> None:
+        self._module = module
+        self._run = run
+        self._own = own
+
+    def has(self, number: int) -> bool:
+        """Whether learner 0 pulled again after this snapshot."""
+        return _of_snapshot(self._run, number).exists()
+
+    def put(self, number: int, *, last: bool) -> None:
+        """Of a learner that was lost, or has left: what it had last."""
+        self._own()
+        wanted: list[int | str] = [LAST] if last else [number, LAST]
+        for path in (_of_snapshot(self._run, each) for each in (*wanted, *reversed(range(number)))):
+            if path.exists():
+                _read(path, self._module)
+                return
