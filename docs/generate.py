@@ -274,11 +274,16 @@ for batch in batches:
 
 `python -m pytest tests/virtual/test_torch_law.py` runs each idiom below both ways, and compares.
 """
-_NOT_YET = """
-## Is not yet as in the loop
+_OTHERWISE = """
+## Is otherwise than in the loop
 
-- A parameter that a mini-batch does not use gets a gradient of zeros, where torch gives none: momentum and weight decay go on.
-- Batch-norm statistics, and other buffers, of an evaluation are not the loop's: `evaluation.buffers` says whose they are.
+- Several learners: the loop is that over their mean gradient. Each has buffers of its own; evaluations, and what is saved, have those
+  of learner 0, as of when it first pulled the weights (`evaluation.buffers`).
+- A parameter that a mini-batch does not use is passed over, as torch does where `grad` is None: where no learner's gradient of an
+  update has it. Pipelines, partitioned models and `virtual.batched` refuse such a model, unless zeros move nothing (SGD without
+  momentum and weight decay).
+- Adam, AdamW and Adagrad step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default; where a
+  slice ends within a parameter, so are theirs.
 """
 
 
@@ -289,7 +294,7 @@ def torchs_loop() -> str:
     taken = ", ".join(name for name, idiom in zoo.items() if not idiom.refused)
     rows = [f"| {name} | `{idiom.refused}` | {idiom.instead} |" for name, idiom in zoo.items() if idiom.refused]
     refused = "\n".join(["## Is refused by name", "", "| idiom | told | write instead |", "|---|---|---|", *rows])
-    return _page("PyTorch's own loop", "`tests/torch_law`", _LOOP, f"## Goes in as it is\n\n{taken}.\n", refused, _NOT_YET)
+    return _page("PyTorch's own loop", "`tests/torch_law`", _LOOP, f"## Goes in as it is\n\n{taken}.\n", refused, _OTHERWISE)
 
 
 PAGES = {

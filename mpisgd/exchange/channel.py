@@ -82,6 +82,8 @@ class LearnerChannel:
     """
 
     duplex = False
+    pulls_within = False
+    """Whether weights come while a mini-batch is computed, after `pull`."""
     exchanging_ns = 0
 
     def __init__(

@@ -171,6 +171,7 @@ class AheadChannel(PipelinedChannel):
 class LayerwiseChannel(PipelinedChannel):
     """A learner's end that also pulls each slice when it is needed."""
 
+    pulls_within = True
     _min_clock = 0
     _stopped: int = Ending.NONE
 

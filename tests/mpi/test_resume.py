@@ -45,7 +45,16 @@ HELD = 3 * EVERY
 """Mini-batches of each learner in a job that is killed: there is a checkpoint among the updates made with them."""
 #: name -> (ranks, what differs from COMMON)
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
-    "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}),
+    "hardsync-S2": (
+        4,
+        {
+            "model": {"name": "mlp", "hidden": [32], "batch_norm": True},
+            "shards": 2,
+            "optimizer": {"name": "adam"},
+            "alpha0": 0.002,
+            "averaging": 0.9,
+        },
+    ),
     "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}),
     "backup": (3, {"protocol": {"name": "backup", "b": 0}, "model": "softmax", "optimizer": "adagrad"}),
     "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),

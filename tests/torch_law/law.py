@@ -85,12 +85,18 @@ class Trained:
 
     state: dict[str, Any]
     losses: list[float]
-    loss: float
-    """Of the test data, as the mean over batches by their sizes."""
 
 
-def plain_loop(idiom: Idiom, config: Config, learners: int = 1) -> Trained:
-    """The loop that a PyTorch programmer writes, over the mini-batches of learner 0; of several, over their mean gradient."""
+def _nobody(steps: int, model: nn.Module, loss_of: Any, data: Any) -> None:
+    """Watch nothing."""
+
+
+def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[..., None] = _nobody) -> Trained:
+    """The loop that a PyTorch programmer writes, over the mini-batches of learner 0; of several, over their mean gradient.
+
+    `watch` is told of the initial weights, and after each step: the steps made, the model, a loss of model and batch, the test
+    data.
+    """
     torch.set_num_threads(config.threads)
     data = parts.load_data(config, idiom.brought)
     meta = parts.meta_of(data)
@@ -114,6 +120,7 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1) -> Trained:
     losses = []
     for each in models:
         each.train()
+    watch(0, model, loss_of, data.test)
     for seq in range(steps):
         means: dict[str, Tensor] = {}
         for learner, own in enumerate(models):
@@ -134,4 +141,14 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1) -> Trained:
         optimizer.step()
         if scheduler is not None:
             scheduler.step()
-    return Trained(model.state_dict(), losses, losses[-1])
+        watch(seq + 1, model, loss_of, data.test)
+    return Trained(model.state_dict(), losses)
+
+
+def loss_on_test_data(model: nn.Module, loss_of: Callable[[nn.Module, Any], Tensor], data: Any) -> float:
+    """As a torch loop evaluates, on all samples at once."""
+    model.eval()
+    with torch.no_grad():
+        found = loss_of(model, data.batch(np.arange(len(data)))).item()
+    model.train()
+    return found

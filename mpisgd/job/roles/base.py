@@ -67,8 +67,8 @@ class Built:
         """Whom this rank waits for, where its wire cannot say it."""
         return ""
 
-    def _keeper(self, first_seq: int) -> Keeps:
-        """What keeps a learner's own state, from this mini-batch on, beside snapshots and checkpoints."""
+    def _keeper(self, first_seq: int, *, late: bool = False) -> Keeps:
+        """What keeps a learner's own state, from this mini-batch on, beside snapshots and checkpoints; `late`: as there."""
         setup, tensors = self.setup, self.world.tensors
         if tensors is None or not self._hands_state_on:
             return Keeps()
@@ -79,7 +79,7 @@ class Built:
             buffers.begin(path, resumption.attempt, self.index, begun, module)
         own = tensors.turn_of(setup.roles.number(self.rank))
         every = setup.config.checkpoint.every_updates if self.world.saves else 0
-        return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=setup.config.by_layers)
+        return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late)
 
     def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """This rank's own; `group`: of its stage of one."""

@@ -199,7 +199,8 @@ class BuiltLearner(Built):
         self.expendable = setup.tolerant
         share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
-        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq, self._keeper(self.first_seq))
+        keeper = self._keeper(self.first_seq, late=self._channel.pulls_within)
+        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq, keeper)
 
     def end(self) -> np.ndarray:
         if self._leader is not None:
