@@ -30,7 +30,7 @@ from mpisgd.gradient.gradient import pair
 from mpisgd.gradient.measure import Measure, Measured, Unmeasured, batches_of, drawn_for, is_summed, mean_of, sums_of
 from mpisgd.gradient.objective import Loss
 from mpisgd.models.in_pieces import InPieces
-from mpisgd.records.buffers import Given
+from mpisgd.records.checkpoint.buffers import Given
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.records.patience import Patience

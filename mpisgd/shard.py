@@ -21,7 +21,7 @@ from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
 from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.records.buffers import PULLS_UNTIL_KEPT
+from mpisgd.records.checkpoint.buffers import PULLS_UNTIL_KEPT
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
@@ -49,7 +49,7 @@ class Shard:
         nonfinite: what to do with a gradient that is not finite.
         timeout_s: the rules are told when an update has been in the making for so long.
         deltas: what learners hold, where they pull rounded weights.
-        hands_state_on: a snapshot is not there before learner 0 has left its buffers beside it (`records/buffers.py`).
+        hands_state_on: a snapshot is not there before learner 0 has left its buffers beside it (`records/checkpoint/buffers.py`).
 
     Attributes:
         faults: in a fault-tolerant run, what hears who dies, hangs and is back.
@@ -360,7 +360,7 @@ class Shard:
         if gone is not Gone.MISSED:  # should it come back, it has what was sent
             self.answering.gone(learner_id)
         self.settle()
-        if learner_id == 0:
+        if learner_id == 0 and self.rules.present:  # else `end_if_deserted` does
             self.desk.answer()
         if self.faults is not None:
             self.faults.note_who_passes()

@@ -175,6 +175,11 @@ class Gradient(Travels):
         """The user's own step; None where there is a loss."""
         return self._loss.function if isinstance(self._loss, OwnStep) else None
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The user's own step, or loss."""
+        return self._loss.function if isinstance(self._loss, OwnStep) else self._loss
+
     def loss_of(self, output: Any, targets: Any) -> Tensor:
         """The user's loss of what `output` gave."""
         assert not isinstance(self._loss, OwnStep)

@@ -1,6 +1,6 @@
 """Loss and error of weights on a split of the data, and the policy for batch-norm statistics (DESIGN 5).
 
-Buffers are never exchanged: an evaluation has learner 0's (`records/buffers.py`), as it has in a plain loop. But batch-norm
+Buffers are never exchanged: an evaluation has learner 0's (`checkpoint/buffers.py`), as it has in a plain loop. But batch-norm
 statistics that a learner has gathered describe its own weights and mini-batches. `recalibrate` measures them anew, at the weights
 to be evaluated, as the plain mean over some training mini-batches, drawn at random by the run's seed, on every rank and in every
 evaluation the same ones; `initial` leaves what the model factory made, for models that do not need them.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import models
+from mpisgd.base import speech
 from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
@@ -292,17 +293,40 @@ WRONG = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors that torch raises for shapes and types that do not fit."""
 
 
-def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
+def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient, *, twice: bool = False) -> float:
     """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar, which is returned.
+
+    `twice`: compute it once more, and warn where it is another loss then, by what the user's code keeps somewhere.
 
     Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
     """
     gradient.prepare(0)
-    with state_kept(model.module), model.unchanged(), model.untouched():
-        loss = _of_step(gradient) if gradient.by_step else _of_loss(config, meta, gradient)
-        found = _finite(loss, "step: the loss" if gradient.by_step else "loss")
+    compute: Callable[[], Tensor] = (
+        functools.partial(_of_step, gradient) if gradient.by_step else functools.partial(_of_loss, config, meta, gradient)
+    )
+    with state_kept(model.module, gradient.function) as (state, hidden), model.unchanged(), model.untouched():
+        loss = _finite(compute(), "step: the loss" if gradient.by_step else "loss")
+        if twice:
+            model.take_gradients_back()
+            state.put_back()
+            again = compute().item()
+            if again != loss:
+                speech.warn(_NOT_KEPT.format(loss, again, _by_what(hidden.changed)))
     model.take_gradients_back()
-    return found
+    return loss
+
+
+_NOT_KEPT = (
+    "mpisgd: warning: the first mini-batch has the loss {!r}, and {!r} when it is computed again from the same weights and buffers:"
+    " {}. Virtual learners have that in common, and a run that goes on, or a replay, begins without: expected it in a buffer of the"
+    " model, or in get_extra_state"
+)
+
+
+def _by_what(changed: Sequence[str]) -> str:
+    if not changed:
+        return "the model, the loss or the step keeps something elsewhere, or draws from a generator of its own"
+    return f"it depends on {', '.join(changed[:3])}, which Python keeps, and no checkpoint"
 
 
 def _of_loss(config: Config, meta: Meta, gradient: Gradient) -> Tensor:
@@ -332,7 +356,7 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
     Raises ConfigError, DataError as `check_first_batch`; and where the best weights are to be kept by what no evaluation finds.
     """
     measure = make_measure(config, model, loss, data)
-    with state_kept(model.module):
+    with state_kept(model.module, loss.function if isinstance(loss, OwnStep) else loss):
         function, who = (loss.function, "step") if isinstance(loss, OwnStep) else (loss, "loss or model")
         found = measure.names(config.mu, lambda: _saying_where(function, "the first batch of an evaluation", who))
     _check_best(config, found, data)

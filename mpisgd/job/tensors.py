@@ -38,7 +38,7 @@ from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, 
 from mpisgd.pipeline.pieces import Pieces, StagePasses, make_passes, output_shapes
 from mpisgd.pipeline.rounds import Rounds
 from mpisgd.records.best import Best
-from mpisgd.records.buffers import Given
+from mpisgd.records.checkpoint.buffers import Given
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
@@ -180,7 +180,7 @@ class Tensors:
         if self.in_pieces is not None:
             return math.nan  # `check_pieces_fit` looks at shapes
         check_saving(self.model.module)
-        loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
+        loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0), twice=number == 0)
         self.dealt = dealt_between(self.model, self.gradient(0))
         self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
         self.data.train.forget()
@@ -388,7 +388,7 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
     """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
     if not isinstance(gradient, Pieces):
         return []
-    with state_kept(model.module), torch.no_grad():
+    with state_kept(model.module, gradient.function), torch.no_grad():
         gradient.prepare(0)
         gradient.output(0)
     return gradient.crossed
@@ -410,7 +410,7 @@ def check_backward(model: FlatModel, gradient: Gradient) -> None:
 
     Raises ConfigError where that fails, or pieces do not make the same calls, or do not come to the same loss.
     """
-    with state_kept(model.module):
+    with state_kept(model.module, gradient.function):
         try:
             gradient.compute(0)
         except parts.WRONG as error:

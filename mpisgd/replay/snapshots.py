@@ -22,7 +22,7 @@ from mpisgd.data import DataSet
 from mpisgd.gradient.measure import Measured, batch_norms
 from mpisgd.job import parts
 from mpisgd.job.tensors import EVALUATOR
-from mpisgd.records import buffers
+from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import attempt_of
 from mpisgd.records.log.schema import Event

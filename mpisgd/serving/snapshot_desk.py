@@ -14,7 +14,7 @@ class SnapshotDesk:
     """Answers when what was asked for is there, or will never be.
 
     Args:
-        pulls: of learner 0 after a snapshot was taken, until it has left what it hands on beside it (`records/buffers.py`).
+        pulls: of learner 0 after a snapshot was taken, until it has left what it hands on beside it (`checkpoint/buffers.py`).
 
     Attributes:
         is_open: the evaluator has not said goodbye.

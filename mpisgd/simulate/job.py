@@ -24,7 +24,8 @@ from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
 from mpisgd.job.tensors import with_measured_stages
 from mpisgd.job.world import Setup
-from mpisgd.records import buffers, directory
+from mpisgd.records import directory
+from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld

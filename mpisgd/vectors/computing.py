@@ -69,7 +69,7 @@ class Computes(ABC):
 
 
 class Keeps:
-    """Is told of snapshots, to keep what a learner has beside its weights (`records/buffers.py`); nothing by itself."""
+    """Is told of snapshots, to keep what a learner has beside its weights (`records/checkpoint/buffers.py`); nothing by itself."""
 
     def begins(self, snapshots: int, clock: int) -> None:
         """A mini-batch begins, from weights of shard 0 that have this clock, and are as new as so many snapshots."""

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
+import random
+import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors.memory import host_view
 
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+_LARGEST = 1000
+"""Parts of a container that is looked at."""
 _LOOKS = 3
 """Turns after which nobody looks any more whether frozen parameters move."""
 
@@ -151,14 +161,117 @@ def _on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
+class Hidden:
+    """What Python keeps: attributes of a module that are no parameters or buffers, and variables of the user's functions outside of
+    them. Numbers, text, tensors, plain containers of those, and generators of random numbers; what else there may be is not looked
+    at."""
+
+    def __init__(self, module: nn.Module, *functions: Any) -> None:
+        self._places = {**_attributes(module), **{name: at for function in functions for name, at in _variables(function).items()}}
+        self._values = {name: copy.deepcopy(get()) for name, (get, _) in self._places.items()}
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of the places whose values are others now."""
+        return [name for name, (get, _) in self._places.items() if not _same(get(), self._values[name])]
+
+    def put_back(self) -> None:
+        """Let all have the values of that moment; containers stay the same objects."""
+        for name in self.changed:
+            get, put = self._places[name]
+            value, now = copy.deepcopy(self._values[name]), get()
+            if isinstance(now, list | deque) and type(now) is type(value):
+                now.clear()
+                now.extend(value)
+            elif isinstance(now, dict | set) and type(now) is type(value):
+                now.clear()
+                now.update(value)
+            else:
+                put(value)
+
+
+_Place = tuple[Callable[[], Any], Callable[[Any], object]]
+"""What gives a value, and what puts another in its place."""
+
+
+def _attributes(module: nn.Module) -> dict[str, _Place]:
+    found = {}
+    for name, owner in module.named_modules():
+        found.update({f"{name}.{key}" if name else key: place for key, place in _of(owner).items()})
+    return found
+
+
+def _of(owner: Any) -> dict[str, _Place]:
+    """The attributes of an object."""
+    own = {key: value for key, value in vars(owner).items() if key not in _TORCHS_OWN}
+    places = {key: _place(value, partial(getattr, owner, key), partial(setattr, owner, key)) for key, value in own.items()}
+    return {key: place for key, place in places.items() if place is not None}
+
+
+def _place(value: Any, get: Callable[[], Any], put: Callable[[Any], object]) -> _Place | None:
+    """Where this value lies; None for one that is not looked at."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return lambda: (bits.state,), lambda state: setattr(bits, "state", state[0])
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    return (get, put) if _is_plain(value) else None
+
+
+def _variables(function: Any) -> dict[str, _Place]:
+    """Variables of a function outside of it: in a closure, global, or of the object whose method it is."""
+    while isinstance(function, partial):
+        function = function.func
+    code, owner = getattr(function, "__code__", None), getattr(function, "__self__", function)
+    found = _of(owner) if hasattr(owner, "__dict__") and not isinstance(owner, type | nn.Module | FunctionType) else {}
+    if code is None:
+        return found
+    places: dict[str, _Place | None] = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        value = getattr(cell, "cell_contents", sys)  # a variable may have no value yet
+        places[name] = _place(value, partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
+    around = function.__globals__
+    for name in code.co_names:
+        if name in around:
+            places[name] = _place(around[name], partial(around.get, name), partial(around.__setitem__, name))
+    return found | {name: place for name, place in places.items() if place is not None}
+
+
+def _is_plain(value: Any, room: int = _LARGEST) -> bool:
+    """Whether a value, of at most so many parts, is worth a look."""
+    if isinstance(value, list | tuple | set | deque):
+        return len(value) <= room and all(_is_plain(each, room // 10) for each in value)
+    if isinstance(value, dict):
+        return len(value) <= room and all(_is_plain(each, room // 10) for each in value.values())
+    is_tensor = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.requires_grad
+    return is_tensor or isinstance(value, int | float | str | bytes | np.ndarray | np.generic | itertools.count | None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    return repr(one) == repr(other)
+
+
 @contextmanager
-def state_kept(module: nn.Module) -> Iterator[None]:
-    """Leave the module's state as it was."""
-    before = KeptState(module, frozen=True)
+def state_kept(module: nn.Module, *functions: Any) -> Iterator[tuple[KeptState, Hidden]]:
+    """Leave the module's state as it was, and what the user's `functions` keep outside of it."""
+    before, hidden = KeptState(module, frozen=True), Hidden(module, *functions)
     try:
-        yield
+        yield before, hidden
     finally:
         before.put_back()
+        hidden.put_back()
 
 
 def check_saving(module: nn.Module) -> None:

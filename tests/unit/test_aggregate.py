@@ -49,7 +49,7 @@ class Room:
         self.places = places
         self.barrier = threading.Barrier(places, timeout=20)
         self.vectors = [np.full(SIZE, np.nan, np.float32) for _ in range(1 + places)]
-        self.words = np.full(1 + 3 * places, np.nan)
+        self.words = np.full(1 + (4 + 2 * 64) * places, np.nan)
 
 
 class ThreadNode:

@@ -59,7 +59,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
     assert job.weights[2].tolist() == [7, 7, 7, 19, 19, 19]
     for number, timestamp in enumerate((7, 9)):
         _, push, goodbye = (message for whose, message in job.received if whose == number)
-        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0.25, 8.0, 0.125)
+        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0, 0.25, 8.0, 0.125)
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
         assert goodbye == Goodbye(2, 1, Ending.FINISHED)
@@ -319,7 +319,7 @@ def test_an_answer_that_cannot_be(shard: int, clock: int, stop: int, nbytes: int
     def answers() -> None:
         job.receive()
         wire = job.wires[0]
-        wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, 0, -1, nbytes), np.ones(weights, np.float32)))
+        wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, 0, -1, 1, nbytes), np.ones(weights, np.float32)))
 
     with pytest.raises(PeerError, match=r"ANSWER of rank 0: shard .* expected shard 0, \d+ bytes, clock >= 5"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]
@@ -331,7 +331,7 @@ def test_an_answer_of_notices_that_were_not_sent() -> None:
     def answers() -> None:
         job.receive()
         wire = job.wires[0]
-        wire.finish(wire.start(1, Tag.ANSWER, (0, 5, 0, 0, 1, -1, SLICE), np.ones(SIZE, np.float32)))
+        wire.finish(wire.start(1, Tag.ANSWER, (0, 5, 0, 0, 1, -1, 1, SLICE), np.ones(SIZE, np.float32)))
 
     with pytest.raises(PeerError, match="ANSWER of rank 0: more notices than it can have sent"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]

@@ -119,7 +119,7 @@ def test_an_answer_that_cannot_be(first: int, second: int | None) -> None:
                 job.receive()
                 wire = job.wires[0]
                 body = np.ones(min(nbytes, SLICE) // 2, np.int16)
-                wire.finish(wire.start(1, Tag.ANSWER, (0, clock, Ending.NONE, 0, 0, -1, nbytes), body))
+                wire.finish(wire.start(1, Tag.ANSWER, (0, clock, Ending.NONE, 0, 0, -1, 1, nbytes), body))
 
     def learn() -> None:
         learner.pull(0)

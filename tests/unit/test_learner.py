@@ -13,6 +13,7 @@ from mpisgd.gradient.straggler import Delays
 from mpisgd.learner import learn
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions
 from mpisgd.vectors.computing import Scaled, Waited
+from mpisgd.vectors.skipped import NOTHING
 
 
 class Told:
@@ -21,7 +22,7 @@ class Told:
     duplex = False
     exchanging_ns = 0
 
-    samples, rounded = 16, 0.25
+    samples, rounded, skipped = 16, 0.25, NOTHING
     waited, scaled = Waited(), Scaled()
 
     def __init__(self, clocks: list[tuple[int, ...]]) -> None:
@@ -41,7 +42,7 @@ class Told:
         self.calls.append(("pull", min_clock))
         meanwhile()
         clocks = self.clocks.pop(0) if self.clocks else ()
-        return Answers(clocks, stop=not clocks, rejected=False)
+        return Answers(clocks or (0,), stop=not clocks, rejected=False)
 
     def prepare(self, seq: int) -> None:
         self.calls.append(("prepare", seq))

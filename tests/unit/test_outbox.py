@@ -14,7 +14,7 @@ from mpisgd.comm.mpi.transfers import Outbox
 from tests.unit.fakes import Comm, wire_without_mpi
 
 real = wire_without_mpi()
-ANSWER = (0, 3, 0, 0, 0, -1, 16)
+ANSWER = (0, 3, 0, 0, 0, -1, 1, 16)
 
 
 class Request:

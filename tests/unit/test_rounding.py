@@ -18,6 +18,7 @@ from mpisgd.simulate.sized import Memory, SizedVector
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Scaled, Travels
 from mpisgd.vectors.push_format import PushFormat
+from mpisgd.vectors.skipped import NOTHING
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -202,6 +203,7 @@ def test_a_team_rounds_its_sum() -> None:
     class Team:
         memory = Memory(np.zeros(2, np.float32), np.array([1.001, 2.0], np.float32))
         gradient = types.SimpleNamespace(scaled=Scaled())
+        skipped = NOTHING
 
         def begin(self, seq: int | None) -> None: ...
 

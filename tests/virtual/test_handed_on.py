@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.records import buffers
+from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate

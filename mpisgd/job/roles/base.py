@@ -16,7 +16,7 @@ from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job.finish import account
 from mpisgd.job.world import Setup, World
-from mpisgd.records import buffers
+from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables, tables_of_shard
 from mpisgd.records.log.continuing import evaluated, rows_evaluated

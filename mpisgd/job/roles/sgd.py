@@ -26,8 +26,8 @@ from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
 from mpisgd.pipeline.group_channel import GroupChannel
-from mpisgd.records import buffers
 from mpisgd.records.callbacks import UpdateTeller
+from mpisgd.records.checkpoint import buffers
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.continuing import counted

@@ -214,7 +214,7 @@ def test_the_costs_of_a_virtual_run(changes: dict[str, Any], run_of: Callable[..
 
 
 def test_a_model_with_buffers_of_its_own(tmp_path: Path) -> None:
-    """All virtual learners share one model: only the simulation, which does so too, can evaluate it again."""
+    """It is evaluated again with learner 0's, as of each snapshot."""
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -233,7 +233,7 @@ def test_a_model_with_buffers_of_its_own(tmp_path: Path) -> None:
     assert replay.check(path, brought) == ""
     change_all = lambda rows: rows["loss"].__setitem__(-1, 0.1)  # noqa: E731
     change(path, "evaluations", change_all)
-    assert "loss 0.1, simulated again" in replay.check(path, brought)
+    assert "loss 0.1, evaluated again" in replay.check(path, brought)
 
 
 def test_costs_that_are_not_here_any_more(runs: Runs, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""State that Python keeps, and no module: checks before the start leave it as it was, and say that there is some."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mpisgd.records.log import schema
+from mpisgd.simulate import simulate
+from tests.torch_law.law import Idiom, plain_loop
+from tests.torch_law.optimizers import net
+
+
+def loss_of(model: nn.Module, batch: Any, factor: float = 1.0) -> Tensor:
+    return factor * functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def closure() -> Any:
+    calls = 0
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += model.training
+        return loss_of(model, batch, 1 + 0.1 * calls)
+
+    return step
+
+
+def listed() -> Any:
+    seen: list[float] = []
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        if model.training:
+            seen.append(1.0)
+        return loss_of(model, batch, 1 + 0.1 * len(seen))
+
+    return step
+
+
+def counted() -> Any:
+    numbers = itertools.count()
+    return lambda model, batch: loss_of(model, batch, 1 + 0.1 * (next(numbers) if model.training else 0))
+
+
+class Called:
+    """An object in the place of a function."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.calls += model.training
+        return loss_of(model, batch, 1 + 0.1 * self.calls)
+
+    def method(self, model: nn.Module, batch: Any) -> Tensor:
+        return self(model, batch)
+
+
+def drawing(make: Callable[[], Any], draw: Callable[[Any], float]) -> Any:
+    generator = make()
+    return lambda model, batch: loss_of(model, batch, 1 + draw(generator) * model.training)
+
+
+CALLS = [0]
+
+
+def in_globals(model: nn.Module, batch: Any) -> Tensor:
+    CALLS[0] += model.training
+    return loss_of(model, batch, 1 + 0.1 * CALLS[0])
+
+
+class Attribute(nn.Module):
+    """A running mean that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mean = nn.Linear(8, 2), torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        found: Tensor = self.layer(x - self.mean)
+        return found
+
+
+KEPT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
+    "a variable of a closure": (net, closure, "it depends on calls, which Python keeps"),
+    "a list of a closure": (net, listed, "it depends on seen, which"),
+    "a counter": (net, counted, "it depends on numbers, which"),
+    "an object that is called": (net, Called, "it depends on calls, which"),
+    "a method": (net, lambda: Called().method, "it depends on calls, which"),
+    "a global": (net, lambda: in_globals, "it depends on CALLS, which"),
+    "an attribute of the model": (Attribute, lambda: None, "it depends on mean, which"),
+    "a generator of torch": (
+        net,
+        lambda: drawing(lambda: torch.Generator().manual_seed(1), lambda it: torch.rand((), generator=it).item()),
+        "which Python keeps",
+    ),
+    "a generator of numpy": (net, lambda: drawing(lambda: np.random.default_rng(1), lambda it: it.random()), "which Python keeps"),
+    "a generator of Python": (net, lambda: drawing(lambda: random.Random(1), lambda it: it.random()), "which Python keeps"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_one_learner_has_the_bits_of_the_loop_and_is_warned(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model, step, said = KEPT[name]
+    CALLS[0] = 0
+    idiom = Idiom(model, step=step())
+    config = idiom.made(tmp_path / "run")
+    loop = plain_loop(idiom, config)
+    CALLS[0] = 0
+    idiom = Idiom(model, step=step())
+    simulate(config, idiom.brought)
+    ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
+    assert [key for key, value in loop.state.items() if not torch.equal(ours[key], value)] == []
+    told = capfd.readouterr().err
+    assert "mpisgd: warning: the first mini-batch has the loss " in told and said in told
+
+
+def test_nobody_is_warned_of_what_changes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model that keeps its last output, say."""
+
+    class Keeps(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last
+
+    idiom = Idiom(lambda: Keeps(8, 2))
+    simulate(idiom.made(tmp_path / "run"), idiom.brought)
+    assert capfd.readouterr().err == ""
