@@ -7,6 +7,7 @@ first message is sent, without a traceback; the others are found in mid-run and 
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 #: Exit statuses of the command line, in the manner of BSD's sysexits: scripts can tell the user's error from ours.
@@ -17,6 +18,15 @@ EXIT_INTERRUPTED = 85
 """Interrupted by a signal, with a checkpoint from which the run can go on (the number that LSF's users give to `bsub -Q`)."""
 EXIT_STOPPED = 130
 """Ctrl-C where there is nothing to go on from: 128 + SIGINT, as shells say."""
+
+
+def in_words(error: BaseException) -> str:
+    """What an error says; one that says nothing (StopIteration, an assertion), by the line that raised it."""
+    if str(error).strip():
+        return f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else ""
+    return f"{type(error).__name__}{where}"
 
 
 class MpisgdError(Exception):

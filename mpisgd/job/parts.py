@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from mpisgd import data as datasets
 from mpisgd import models
 from mpisgd.base import speech
 from mpisgd.base.draws import seeded, seeds_of
-from mpisgd.base.errors import ConfigError
+from mpisgd.base.errors import ConfigError, in_words
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config, TrustRatioOptions, hints, replace
@@ -80,7 +82,7 @@ def load_data(config: Config, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError."""
     nested = bool(brought.step is not None or config.step)
     reading = datasets.Reading(config.seed, config.mu, config.epoch_samples) if config.sampling == "stream" else None
-    with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
+    with seeded(seeds_of(Domain.DATA, config.seed)), _staying("data"):  # every rank calls the factory by itself
         if brought.data is not None:
             offered = {"data_dir": config.data_dir, "seed": config.seed}
             data = datasets.as_dataset(brought.data, "data", offered, nested=nested, reading=reading)
@@ -165,9 +167,25 @@ def make_module(config: Config, meta: Meta, brought: Brought, needed: Needed | N
     """As `models.make`."""
     named: dict[str, Any] = {"input_shape": meta.input_shape, "classes": meta.classes, "seed": config.seed, "needed": needed}
     named["places"] = config.group_size if config.partitioned else 1
-    if brought.model is not None:
-        return models.from_factory(brought.model, **named)
-    return models.make(config.model, **named)
+    with _staying("model"):
+        if brought.model is not None:
+            return models.from_factory(brought.model, **named)
+        return models.make(config.model, **named)
+
+
+@contextmanager
+def _staying(what: str) -> Iterator[None]:
+    """Where a factory changes the current directory, change it back, and say so: relative paths of the job would lead elsewhere."""
+    before = Path.cwd()
+    try:
+        yield
+    finally:
+        if (now := Path.cwd()) != before:
+            os.chdir(before)
+            speech.warn(
+                f"mpisgd: warning: {what}: its factory changed the current directory to {now}; it is {before} again, where out and"
+                " other paths of the job lie: expected absolute paths in what the factory makes"
+            )
 
 
 def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
@@ -289,7 +307,7 @@ def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSe
     )
 
 
-WRONG = (RuntimeError, ValueError, TypeError, IndexError)
+WRONG = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, StopIteration)
 """Errors that torch raises for shapes and types that do not fit."""
 
 
@@ -384,7 +402,7 @@ def _saying_where(function: Any, what: str, who: str = "step") -> Iterator[None]
         own = getattr(getattr(function, "__code__", None), "co_filename", "")
         lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
         where = f", at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
-        raise ConfigError(f"the {who} fails at {what}{where}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"the {who} fails at {what}{where}: {in_words(error)}") from error
 
 
 def _finite(loss: Tensor, who: str) -> float:
@@ -395,12 +413,12 @@ def _finite(loss: Tensor, who: str) -> float:
 
 def failing_model(inputs: str, error: Exception) -> ConfigError:
     """The error of a model that fails at these inputs."""
-    return ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}")
+    return ConfigError(f"the model fails at {inputs}: {in_words(error)}")
 
 
 def failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
     """Make the error for a loss that fails at this output of the model."""
-    failed = f"{type(error).__name__}: {error}"
+    failed = in_words(error)
     if not isinstance(output, Tensor):
         expected = "expected a tensor, or a loss that takes such an output"
         return ConfigError(f"model: it returned {described(output)}, and the loss fails: {failed}: {expected}")

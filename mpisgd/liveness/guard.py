@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted
+from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted, in_words
 from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
 
@@ -192,4 +192,4 @@ def _is_failure(comm: MPI.Intracomm, error: BaseException) -> bool:
 def _cause(comm: MPI.Intracomm, error: BaseException) -> str:
     if ulfm.enabled() and _is_failure(comm, error):
         return f"PeerError: rank {', '.join(map(str, ulfm.failed(comm)))} is lost, and this run goes on only with all ranks"
-    return f"{type(error).__name__}: {error}"
+    return in_words(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from mpisgd.base.errors import DivergenceError
+from mpisgd.base.errors import DivergenceError, in_words
 from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -108,3 +110,27 @@ def test_an_evaluation_that_fails_loses_no_weights(tmp_path: Path) -> None:
     saved = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert set(saved) == {"weight", "bias"}
     assert not torch.equal(saved["weight"], torch.zeros(2, 8))
+
+
+def test_a_factory_that_changes_the_directory_moves_no_path_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def data() -> Any:
+        os.chdir("elsewhere")
+        return vectors()
+
+    simulate(Idiom(lambda: nn.Linear(8, 2)).made(Path("run")), Brought(model=lambda: nn.Linear(8, 2), data=data))
+    assert (tmp_path / "run" / schema.DONE).exists()
+    told = capfd.readouterr().err
+    assert f"data: its factory changed the current directory to {tmp_path / 'elsewhere'}; it is {tmp_path} again" in told
+
+
+def test_an_error_that_says_nothing_is_told_by_its_line() -> None:
+    try:
+        next(iter(()))
+    except StopIteration as error:
+        assert re.fullmatch(r"StopIteration at .*test_numbers_shown.py:\d+, `next\(iter\(\(\)\)\)`", in_words(error))
+    assert in_words(ValueError("no")) == "ValueError: no"
