@@ -132,7 +132,7 @@ _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the d
 #: Component -> pattern of names that are none of ours, however near, and what to say of them.
 _OTHERS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
-        "(lion|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
+        "(lion|asgd|sparse_?adam|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
     },
     "protocol": {
         "(bsp|sync|synchronous|sync_sgd|ssgd)": "that is hardsync",

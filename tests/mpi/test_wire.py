@@ -36,13 +36,13 @@ def test_nobody_waits_for_what_leaves_from_a_copy() -> None:
     script = """
 wire, weights = Wire(comm, polite=True), np.full(300_000, 7.0, np.float32)
 if comm.rank == 0:
-    wire.finish(wire.start(1, Tag.ANSWER, (0, 3, 0, 0, 0, -1, weights.nbytes), wire.aside(weights)))
+    wire.finish(wire.start(1, Tag.ANSWER, (0, 3, 0, 0, 0, -1, 1, weights.nbytes), wire.aside(weights)))
     weights.fill(8.0)
     comm.send("it has gone on", 1, 99)
 else:
     assert comm.recv(source=0, tag=99) == "it has gone on"  # only now is there anywhere for the answer to go
     posted = wire.post(0, Tag.ANSWER, weights)
-    assert wire.header(posted) == (0, 3, 0, 0, 0, -1, weights.nbytes)
+    assert wire.header(posted) == (0, 3, 0, 0, 0, -1, 1, weights.nbytes)
     wire.finish(posted)
     assert (weights == 7.0).all(), weights
     print("received what was sent")
@@ -102,7 +102,7 @@ def test_a_push_of_more_than_2_gib() -> None:
         pytest.skip(f"{available / 1e9:.1f} GB of memory are free here: needs {needed_nbytes / 1e9:g}")
     script = """
 wire, gradient = Wire(comm, polite=False), np.zeros(540_000_000, np.float32)
-fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 1.0, 0.5)
+fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0, 0.25, 1.0, 0.5)
 if comm.rank == 1:
     gradient[-1] = 7.0
     wire.finish(wire.start(0, Tag.PUSH, fields, gradient))
@@ -166,17 +166,17 @@ wire, weights = Wire(comm, polite=False), torch.zeros(300_000)
 if comm.rank == 0:
     weights[1000:] = 7.0
     sent = weights[1000:2000]
-    wire.finish(wire.start(1, Tag.ANSWER, (0, 3, 0, 0, 0, -1, sent.nbytes), wire.aside(sent)))
+    wire.finish(wire.start(1, Tag.ANSWER, (0, 3, 0, 0, 0, -1, 1, sent.nbytes), wire.aside(sent)))
     gradient = torch.zeros(100, dtype=torch.int16)
     _, _, fields = wire.take(((None, None),))
     assert wire.take_body(gradient) and (gradient == 5).all()
 else:
     posted = wire.post(0, Tag.ANSWER, weights[10:1010])
-    assert wire.header(posted) == (0, 3, 0, 0, 0, -1, 4000)
+    assert wire.header(posted) == (0, 3, 0, 0, 0, -1, 1, 4000)
     wire.finish(posted)
     assert weights.sum() == 7000.0 and weights[10] == weights[1009] == 7.0
     half = torch.full((100,), 5, dtype=torch.int16)
-    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, 0, half.nbytes, -1, 0.0, 0.5, 1.0), half))
+    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, 0, half.nbytes, -1, 0, 0.0, 0.5, 1.0), half))
     print("received what was sent")
 """
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_WAIT=wait)
@@ -189,7 +189,7 @@ import time
 wire, body, room = Wire(comm, polite=False), np.full(10_000_000, 1 + comm.rank, np.float32), np.zeros(10_000_000, np.float32)
 posted = wire.post(1 - comm.rank, Tag.ANSWER, room)
 wire.meet()
-sending = wire.start(1 - comm.rank, Tag.ANSWER, (0, 3, 0, 0, 0, -1, body.nbytes), body)
+sending = wire.start(1 - comm.rank, Tag.ANSWER, (0, 3, 0, 0, 0, -1, 1, body.nbytes), body)
 wire.clock.let_move()
 until_s = time.monotonic() + 40
 while not room[-1] and time.monotonic() < until_s:

@@ -77,4 +77,43 @@ ZOO: dict[str, Idiom] = {
     "CyclicLR": scheduled(
         "CyclicLR", lambda them, _: lr_scheduler.CyclicLR(them, 0.01, 0.1, 3), base_lr=0.1, max_lr=1.0, step_size_up=3
     ),
+    "ConstantLR": scheduled(
+        "ConstantLR", lambda them, _: lr_scheduler.ConstantLR(them, 0.5, total_iters=4), factor=0.5, total_iters=4
+    ),
+    "LinearLR": scheduled(
+        "LinearLR", lambda them, _: lr_scheduler.LinearLR(them, 0.2, total_iters=6), start_factor=0.2, total_iters=6
+    ),
+    "PolynomialLR": scheduled(
+        "PolynomialLR", lambda them, _: lr_scheduler.PolynomialLR(them, total_iters=9, power=2.0), total_iters=9, power=2.0
+    ),
+    "CosineAnnealingLR": scheduled(
+        "CosineAnnealingLR", lambda them, _: lr_scheduler.CosineAnnealingLR(them, 8, 0.01), T_max=8, eta_min=0.1
+    ),
+    "CosineAnnealingWarmRestarts": scheduled(
+        "CosineAnnealingWarmRestarts", lambda them, _: lr_scheduler.CosineAnnealingWarmRestarts(them, 4), T_0=4
+    ),
+    **{
+        name: Idiom(
+            net,
+            config={"optimizer": name.lower()},
+            refused=f"optimizer = {name.lower()!r} is unknown: it is not here",
+            instead="sgd, adagrad, rmsprop, adam, adamw, lars or lamb",
+        )
+        for name in ("Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam", "Rprop", "SparseAdam")
+    },
+    **{
+        name: Idiom(
+            net,
+            config={"schedule": name},
+            refused=f"schedule = {name!r} is unknown: {why}",
+            instead="a function of the epoch, package.module:function",
+        )
+        for name, why in {
+            "LambdaLR": "bring your own function",
+            "MultiplicativeLR": "bring your own function",
+            "SequentialLR": "it takes objects; bring your own function",
+            "ChainedScheduler": "it takes objects; bring your own function",
+            "ReduceLROnPlateau": "no shard sees a metric, and none waits for one",
+        }.items()
+    },
 }

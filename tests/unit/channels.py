@@ -23,7 +23,7 @@ from tests.virtual.scene import Scene, WatchedWire, packed
 
 SIZE = 6
 SLICE = 4 * SIZE
-ZERO = (0,) * 7
+ZERO = (0,) * 8
 ASKS = NetworkOptions(latency_s=1e-3, overhead_s=1e-4)
 
 
@@ -109,7 +109,7 @@ def header(tag: int, *fields: float) -> bytes:
 
 
 def a_push(learner_id: int = 0, nbytes: int = SLICE, gradients: int = 1) -> bytes:
-    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0.0, 1.0, 0.5)
+    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0, 0.0, 1.0, 0.5)
 
 
 class Door:

@@ -39,13 +39,13 @@ from tests.unit.fakes import Comm, Envelope, Stuck, told
 def test_valid_messages_pass_whole(polite: bool) -> None:
     """So that the refusals below are for what they say; and pulls go first."""
     door = Door(polite)
-    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 8.0, 0.125))
+    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0, 0.25, 8.0, 0.125))
     door.comes(1, Tag.GRADIENT, np.arange(SIZE, dtype=np.float32))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, 1))
     door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3, 0, 0))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 7))
     assert told(door.receive()) == (Pull, 1, 7)
-    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 8.0, 0.125)
+    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0, 0.25, 8.0, 0.125)
     assert door.scratch.tolist() == list(range(SIZE))
     assert [door.receive(), door.receive()] == [Goodbye(0, 3, Ending.FINISHED), SnapshotPull(3)]
     with pytest.raises(Stuck):
@@ -102,10 +102,10 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
 @pytest.mark.parametrize(
     ("source", "tag", "payload", "message"),
     [
-        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 136"),
-        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 144 bytes, expected 136"),
+        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 144"),
+        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 152 bytes, expected 144"),
         (1, Tag.PULL, b"", "PULL from rank 1: 0 bytes, expected 24"),
-        (1, Tag.PUSH, b"\0" * 136, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
+        (1, Tag.PUSH, b"\0" * 144, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
         (1, Tag.PULL, b"\xff" * 24, "rank 1 sent magic -0x1"),
         (
             1,
@@ -193,7 +193,7 @@ def test_a_slice_of_another_size_than_its_header_says_is_not_received(size: int)
 def test_a_message_that_was_posted_must_have_the_magic_number() -> None:
     """Its size is MPI's business: it fails a receive that is too small."""
     door = Door()
-    door.comes(1, Tag.ANSWER, struct.pack("<8q", 0x1234, *ZERO))
+    door.comes(1, Tag.ANSWER, struct.pack("<9q", 0x1234, *ZERO))
     with pytest.raises(PeerError, match=f"rank 1 sent magic 0x1234: expected {MAGIC:#x}"):
         door.wire.header(door.wire.post(1, Tag.ANSWER))
 
@@ -223,7 +223,7 @@ def refused(door: Door, source: int, tag: int, payload: bytes) -> bool:
 def test_ten_thousand_malformed_headers_never_pass() -> None:
     """Random bytes of the right size, and valid headers with one bit of magic, name or size turned."""
     random, door = np.random.default_rng(0), Door()
-    checked = {Tag.PUSH: [*range(16), *range(40, 48), *range(96, 104)], Tag.SNAPSHOT_PULL: range(8)}
+    checked = {Tag.PUSH: [*range(16), *range(40, 48), *range(96, 104), *range(113, 120)], Tag.SNAPSHOT_PULL: range(8)}
     for count in range(10_000):
         tag = list(VALID)[count % 4]
         source = 3 if tag is Tag.SNAPSHOT_PULL else 1
@@ -253,7 +253,7 @@ def test_an_announced_header_is_synchronous_however_a_rank_waits(polite: bool, m
     for synchronous, plain in ((False, "Isend"), (True, "Issend")):
         monkeypatch.setenv("MPISGD_SSEND", str(int(synchronous)))
         wire = real.Wire(comm := Comm(), polite=polite)
-        push = (0,) * 11 + (SLICE, -1, 0.0, 1.0, 0.5)
+        push = (0,) * 11 + (SLICE, -1, 0, 0.0, 1.0, 0.5)
         wire.finish(wire.start(1, Tag.PUSH, push, slice_))
         wire.finish(wire.start(1, Tag.PULL, (0, 0)))
         wire.finish(wire.start(1, Tag.GOODBYE, (0, 0, 1)))
@@ -277,7 +277,7 @@ def test_an_answer_goes_out_as_it_is_received() -> None:
     learner = real.Wire(comm := Comm(), polite=False)
     comm.inbox = [Envelope(0, tag, payload) for _, _, tag, payload in door.comm.sent]
     pulled = np.zeros(SIZE, np.float32)
-    for expected in ((0, 3, 0, 2, 0, -1, SLICE), (0, 9, 1, 0, 0, -1, 0)):
+    for expected in ((0, 3, 0, 2, 0, -1, 0, SLICE), (0, 9, 1, 0, 0, -1, 0, 0)):
         posted = learner.post(0, Tag.ANSWER, pulled)
         assert learner.header(posted) == expected
         learner.finish(posted)
@@ -292,12 +292,12 @@ def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
     assert comm.sent == [], "the receive goes first"
     weights = np.arange(SIZE, dtype=np.float32)
     comm.inbox = [
-        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, -1, SLICE)),
+        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, -1, 1, SLICE)),
         Envelope(1, Tag.WEIGHTS, weights.tobytes()),
     ]
     asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))
     assert [sent[1:] for sent in comm.sent] == [(1, Tag.PULL, header(Tag.PULL, 0, 7))]
-    assert wire.header(asked) == (0, 7, 0, 0, 0, -1, SLICE)
+    assert wire.header(asked) == (0, 7, 0, 0, 0, -1, 1, SLICE)
     wire.finish(asked)
     assert pulled.tolist() == weights.tolist()
 
@@ -317,7 +317,7 @@ def test_an_answer_of_another_size_is_refused(polite: bool, more: bytes, slice_n
     """MPI would fill what there is of a shorter one, and raise an error of its own for a longer one."""
     wire, pulled = real.Wire(comm := Comm(), polite=polite), np.zeros(SIZE, np.float32)
     comm.inbox = [
-        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, -1, told) + more),
+        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, -1, 1, told) + more),
         Envelope(1, Tag.WEIGHTS, bytes(slice_nbytes)),
     ]
     asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpisgd.gradient import scaling
 from mpisgd.gradient.scaling import LossScale
-from mpisgd.vectors import scaling
 from mpisgd.vectors.flat import FlatModel
 
 
