@@ -34,7 +34,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "cut-list": (6, {**LISTED, "group_size": 2, "stages": {"at": ["1"]}}),
 }
 COMMON = {"protocol": "hardsync", "epochs": 0.1, "mu": 8, "threads": 1, "shards": 2}
-COMMON |= {"evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+COMMON |= {"evaluation": {"every_epochs": 0.0, "buffers": "recalibrate"}, "log": {"progress": "off"}}
 ALONE = tuple(name for name in RUNS if name.startswith("cut-alone"))
 CASES = dealt(RUNS, once=ALONE)
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
