@@ -127,6 +127,6 @@ def test_pieces_that_go_apart_end_the_job_on_all_ranks(tmp_path: Path) -> None:
     done = launch(4, "-c", MINE, "calls", cwd=tmp_path)
     assert done.status != 0
     wanted = (
-        r"PeerError: rank \d is at call \d of its partition, \w+, in .* of mini-batch 1, expected .*: all pieces of a model make"
+        r"PeerError: rank \d is at call \d of its partition, \w+, in .* of mini-batch 2, expected .*: all pieces of a model make"
     )
     assert re.search(wanted, done.text), done.text
