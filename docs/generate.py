@@ -260,8 +260,9 @@ def _page(title: str, source: str, *parts: str) -> str:
 
 _LOOP = """
 A run of one learner (hardsync, or allreduce of one process; virtual or real) has the bits of the plain PyTorch loop over the same
-mini-batches: parameters, buffers and losses. The loop is
+mini-batches: parameters, buffers, losses and evaluations. The loop is
 
+<!-- not run: a sketch, of what the suite runs -->
 ```python
 model.train()
 for batch in batches:
@@ -291,7 +292,7 @@ def torchs_loop() -> str:
     """The idioms of PyTorch that the conformance suite runs."""
     sys.path.append(str(DOCS.parent))
     zoo = importlib.import_module("tests.torch_law").ZOO
-    taken = ", ".join(name for name, idiom in zoo.items() if not idiom.refused)
+    taken = "; ".join(name for name, idiom in zoo.items() if not idiom.refused)
     rows = [f"| {name} | `{idiom.refused}` | {idiom.instead} |" for name, idiom in zoo.items() if idiom.refused]
     refused = "\n".join(["## Is refused by name", "", "| idiom | told | write instead |", "|---|---|---|", *rows])
     return _page("PyTorch's own loop", "`tests/torch_law`", _LOOP, f"## Goes in as it is\n\n{taken}.\n", refused, _OTHERWISE)

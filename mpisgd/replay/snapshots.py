@@ -223,7 +223,8 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
     vectors, splits = _kinds(record)
     snapshots = -(-len(rows) // (vectors * len(splits)))
     numbers = {"all": range(snapshots), "last": range(snapshots)[-1:], "none": range(0)}[proof.which]
-    given = kept.given(serial) if record.rules > 5 and record.config.hands_state_on else None
+    handed_on = record.rules > 5 and record.config.hands_state_on and is_stateful(serial.model.module)
+    given = kept.given(serial) if handed_on else None
     if given is None:  # by the rank that evaluated; of one that did nothing else, and of a group, as the factory made them
         alone = record.config.evaluator or record.config.in_groups
         serial.turn_of(EVALUATOR if alone else serial.first_rank)()
