@@ -262,8 +262,8 @@ _LOOP = """
 A run of one learner (hardsync, or allreduce of one process; virtual or real) has the bits of the plain PyTorch loop over the same
 mini-batches: parameters, buffers, losses and evaluations. The loop is
 
-<!-- not run: a sketch, of what the suite runs -->
 ```python
+# loop.py, in short
 model.train()
 for batch in batches:
     optimizer.zero_grad()
@@ -283,6 +283,7 @@ _OTHERWISE = """
 - A parameter that a mini-batch does not use is passed over, as torch does where `grad` is None: where no learner's gradient of an
   update has it. Pipelines, partitioned models and `virtual.batched` refuse such a model, unless zeros move nothing (SGD without
   momentum and weight decay).
+- Sparse gradients (`nn.Embedding(sparse=True)`) are added to dense ones, whose last bits may be others.
 - Adam, AdamW and Adagrad step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default; where a
   slice ends within a parameter, so are theirs.
 """

@@ -132,7 +132,8 @@ _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the d
 #: Component -> pattern of names that are none of ours, however near, and what to say of them.
 _OTHERS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
-        "(lion|asgd|sparse_?adam|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
+        "(lion|asgd|nadam|radam|sparse_?adam|adamax|adadelta|adafactor)": "it is not here",
+        "(lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
     },
     "protocol": {
         "(bsp|sync|synchronous|sync_sgd|ssgd)": "that is hardsync",

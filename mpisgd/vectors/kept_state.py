@@ -38,7 +38,7 @@ class KeptState:
 
     def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
         self._frozen = [(each, each.detach().clone()) for each in _frozen(module).values()] if frozen else []
-        self._owners = [(owner, dict(owner._buffers)) for owner in module.modules()]
+        self._owners = [(owner, dict(owner._buffers.items())) for owner in module.modules()]
         self._values = [{name: _copied(each) for name, each in buffers.items()} for _, buffers in self._owners]
         self._extra = [(owner, copy.deepcopy(owner.get_extra_state())) for owner in module.modules() if has_extra_state(owner)]
 
@@ -49,6 +49,9 @@ class KeptState:
         wanted = None if only is None else set(only)
         for (owner, buffers), values in zip(self._owners, self._values, strict=True):
             if wanted is not None and owner not in wanted:
+                continue
+            if _is_script(owner):  # whose buffers stay what they are
+                _copy_into(owner, values)
                 continue
             for name in set(owner._buffers) - set(buffers):
                 del owner._buffers[name]
@@ -80,12 +83,15 @@ class Turns:
         if number == self._turn or not is_stateful(self._module):
             return
         owners = list(self._module.modules())
-        self._of[self._turn] = [owner._buffers for owner in owners]
+        self._of[self._turn] = [_values(owner) if _is_script(owner) else owner._buffers for owner in owners]
         self._extra[self._turn] = _extra_of(self._module)
         if number not in self._of:
             self._of[number], self._extra[number] = copy.deepcopy((self._of[None], self._extra[None]))
         for owner, buffers in zip(owners, self._of[number], strict=True):
-            owner._buffers = buffers
+            if _is_script(owner):
+                _copy_into(owner, buffers)
+            else:
+                owner._buffers = buffers
         for owner, state in zip(filter(has_extra_state, owners), self._extra[number], strict=True):
             owner.set_extra_state(state)
         self._change_frozen(number)
@@ -112,7 +118,7 @@ class Turns:
 
 def is_stateful(module: nn.Module) -> bool:
     """Whether a module keeps anything beside the parameters that are trained."""
-    return any(owner._buffers or has_extra_state(owner) for owner in module.modules()) or bool(_frozen(module))
+    return any(len(owner._buffers) or has_extra_state(owner) for owner in module.modules()) or bool(_frozen(module))
 
 
 def digests(module: nn.Module) -> dict[str, int]:
@@ -131,7 +137,7 @@ def taken(module: nn.Module, made: Mapping[str, int]) -> dict[str, Any]:
     buffers = {
         name: {at: None if each is None else _on_host(each) for at, each in owner._buffers.items()}
         for name, owner in owners
-        if owner._buffers
+        if len(owner._buffers)
     }
     return {"buffers": buffers, "extra": _extra_of(module), "frozen": changed}
 
@@ -140,13 +146,33 @@ def put(module: nn.Module, state: dict[str, Any]) -> None:
     """Let a module keep what `taken` gave."""
     device = next((each.device for each in module.parameters()), torch.device("cpu"))
     for name, owner in module.named_modules():
-        for at, value in state["buffers"].get(name, {}).items():
+        buffers = state["buffers"].get(name, {})
+        if _is_script(owner):
+            _copy_into(owner, buffers)
+            continue
+        for at, value in buffers.items():
             owner._buffers[at] = None if value is None else value.to(device, copy=True)
     parameters = _frozen(module)
     for name, value in state["frozen"].items():
         parameters[name].data.copy_(value)
     for owner, extra in zip(filter(has_extra_state, module.modules()), state["extra"], strict=True):
         owner.set_extra_state(extra)
+
+
+def _is_script(owner: nn.Module) -> bool:
+    """Whether torch's compiler of scripts owns the buffers of a module, which can then be written, but not replaced."""
+    return isinstance(owner, torch.jit.ScriptModule)
+
+
+def _values(owner: nn.Module) -> dict[str, Tensor | None]:
+    return {name: _copied(each) for name, each in owner._buffers.items()}
+
+
+def _copy_into(owner: nn.Module, values: Mapping[str, Tensor | None]) -> None:
+    for name, value in values.items():
+        buffer = owner._buffers[name]
+        if buffer is not None and value is not None:
+            buffer.detach().copy_(value)
 
 
 def _extra_of(module: nn.Module) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from tests.torch_law.law import Idiom
@@ -280,6 +281,83 @@ def following(model: Any, batch: Any) -> Tensor:
     return functional.cross_entropy(output, batch[1]) + functional.cross_entropy(output, target)
 
 
+class Scaled(nn.Module):
+    """A temperature, without a dimension, and a parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.heat, self.none = nn.Linear(8, 2), nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) * self.heat.exp()
+        return found
+
+
+class Shallow(nn.Module):
+    """[stochastic depth]: chance leaves layers out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if not self.training or torch.rand(()) < 0.6:
+                x = x + layer(x).tanh()
+        found: Tensor = self.head(x)
+        return found
+
+
+class Experts(nn.Module):
+    """Each mini-batch goes to one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 6), nn.ModuleList(nn.Linear(8, 2) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x).softmax(dim=1)
+        best = int(shares.mean(dim=0).argmax())
+        found: Tensor = self.experts[best](x) * shares[:, best : best + 1]
+        return found
+
+
+class Aside(nn.Module):
+    """A head whose output counts nothing, is detached, or is asked for in evaluations alone."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.head, self.aside = how, nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(x)
+        if self.how == "zero":
+            return found + 0.0 * self.aside(x)
+        if self.how == "detached":
+            return found + self.aside(x).detach()
+        return found if self.training else found + self.aside(x)
+
+
+def doubly(model: nn.Module, batch: Any) -> Tensor:
+    """The norm of the gradient is part of the loss."""
+    with torch.enable_grad():
+        loss = loss_of(model, batch)
+        gradients = torch.autograd.grad(loss, [each for each in model.parameters() if each.requires_grad], create_graph=True)
+    return loss + torch.stack([each.square().sum() for each in gradients]).sum()
+
+
+def pruned() -> nn.Module:
+    model = net()
+    prune.l1_unstructured(model[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+    return model
+
+
+def compiled() -> nn.Module:
+    model = net()
+    model.compile(backend="eager")
+    return model
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))
 
@@ -335,6 +413,25 @@ ZOO: dict[str, Idiom] = {
     "autograd.Function": Idiom(Binary),
     "a teacher that follows": Idiom(lambda: Followed("lerp"), step=following),
     "a teacher that follows by .data": Idiom(lambda: Followed("data"), step=following),
+    "a temperature, and a parameter of no elements": Idiom(Scaled),
+    "stochastic depth": Idiom(Shallow),
+    "a mixture of experts": Idiom(Experts),
+    "a head times zero": Idiom(lambda: Aside("zero")),
+    "a detached head": Idiom(lambda: Aside("detached")),
+    "a head of evaluations alone": Idiom(lambda: Aside("eval")),
+    "a gradient of gradients": Idiom(net, step=doubly),
+    "prune": Idiom(pruned),
+    "torch.compile(model)": Idiom(lambda: torch.compile(net(), backend="eager")),  # type: ignore[arg-type, return-value]
+    "model.compile()": Idiom(compiled),
+    "torch.jit.script": Idiom(lambda: torch.jit.script(net())),
+    "DataParallel": Idiom(lambda: nn.DataParallel(net())),
+    "AveragedModel": Idiom(lambda: torch.optim.swa_utils.AveragedModel(net())),
+    "double precision": Idiom(
+        lambda: net().double(), refused="parameter 0.weight is torch.float64, expected torch.float32", instead="model.float()"
+    ),
+    "half precision": Idiom(
+        lambda: net().half(), refused="parameter 0.weight is torch.float16, expected torch.float32", instead='autocast = "float16"'
+    ),
     "extra state": Idiom(Counting),
     "extra state that cannot be read": Idiom(
         lambda: Counting(Unreadable()), refused="_extra_state of its state cannot be saved", instead="numbers, text, tensors"
