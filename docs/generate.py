@@ -263,7 +263,7 @@ A run of one learner (hardsync, or allreduce of one process; virtual or real) ha
 mini-batches: parameters, buffers, losses and evaluations. The loop is
 
 ```python
-# loop.py, in short
+# loop.py
 model.train()
 for batch in batches:
     optimizer.zero_grad()
