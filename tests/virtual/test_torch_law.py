@@ -37,6 +37,20 @@ def test_it_has_the_bits_of_the_loop(name: str, tmp_path: Path) -> None:
     assert Run(tmp_path / "run").pushes["loss"].tolist() == pytest.approx(loop.losses, rel=1e-6, abs=1e-7)
 
 
+NOT_COPIED = ("hooks", "prune", "torch.jit.script")
+"""Models of which `copy.deepcopy`, by which the loop gives each learner buffers of its own, makes no true copy."""
+
+
+@pytest.mark.parametrize("name", spread([name for name, idiom in ZOO.items() if not idiom.refused and name not in NOT_COPIED], 20))
+def test_two_learners_have_the_bits_of_the_loop_over_their_mean_gradient(name: str, tmp_path: Path) -> None:
+    idiom = Idiom(**{**vars(ZOO[name]), "config": {**ZOO[name].config, "virtual": {"learners": 2}}})
+    config = idiom.made(tmp_path / "run")
+    loop = plain_loop(idiom, config, learners=2)
+    simulate(config, idiom.brought)
+    ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
+    assert [key for key, value in loop.state.items() if not same(ours[key], value)] == []
+
+
 @pytest.mark.parametrize("name", [name for name, idiom in ZOO.items() if idiom.refused])
 def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
     idiom = ZOO[name]
