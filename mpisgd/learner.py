@@ -46,6 +46,7 @@ def _train(
     channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int, keeper: Keeps
 ) -> Answers:
     """Returns the last answers of the shards."""
+    keeps = keeper is not KEEPS_NOTHING
     takes_time, pushes_per_pull = protocol.consistent or channel.duplex, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
@@ -56,7 +57,8 @@ def _train(
     while seq < share and not answers.stop:
         start_ns, waited_ns, clock = channel.now_ns(), gradient.waited.ns, min(answers.clocks)
         begun += 1
-        keeper.begins(answers.snapshots, answers.clocks[0])
+        if keeps:
+            keeper.begins(answers.snapshots, answers.clocks[0])
         gradient.at_clock(clock)
         try:
             loss = gradient.compute(seq)

@@ -174,8 +174,10 @@ class LearnerChannel:
         wire, ranks, transfers = self._wire, self._ranks, []
         self._pushes += 1
         for shard, bodies in enumerate(self._pushed):  # here and below, as a comprehension is a call of its own
-            runs = within(report.skipped, *self._bounds[shard])
-            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report, runs), *bodies_of(runs), *bodies))
+            runs = within(report.skipped, *self._bounds[shard]) if len(report.skipped) else NOTHING
+            if len(runs):
+                bodies = (runs.ravel(), *bodies)  # noqa: PLW2901
+            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report, runs), *bodies))
         return transfers
 
     def _told(self, shard: int, report: Report, runs: Runs = NOTHING) -> PushFields:

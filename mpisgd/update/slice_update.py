@@ -162,7 +162,8 @@ class SliceUpdate(Reception):
         It is a gradient, or the sum of so many, which the divisor counts. Where it is the `last` one of an update, each chunk is
         added just before its step, while it is in the cache: the update must be made next. `skipped`: as in `vectors/skipped.py`.
         """
-        self._note_skipped(skipped)
+        if self.gradients == 0 or len(self._skipped):
+            self._note_skipped(skipped)
         if self.compensation is not None:
             self.compensation.compensate(self._scratch, timestamp, first=self.gradients == 0)
             self._norms.received = None

@@ -16,6 +16,7 @@ from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job.finish import account
 from mpisgd.job.world import Setup, World
+from mpisgd.learner import KEEPS_NOTHING
 from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables, tables_of_shard
@@ -71,7 +72,7 @@ class Built:
         """What keeps a learner's own state, from this mini-batch on, beside snapshots and checkpoints; `late`: as there."""
         setup, tensors = self.setup, self.world.tensors
         if tensors is None or not self._hands_state_on:
-            return Keeps()
+            return KEEPS_NOTHING
         module, path, resumption = tensors.model.module, setup.path, setup.resumption
         begun = 0 if first_seq else -1
         if resumption is not None:
