@@ -278,14 +278,14 @@ for batch in batches:
 _OTHERWISE = """
 ## Is otherwise than in the loop
 
-- Several learners: the loop is that over their mean gradient. Each has buffers of its own; evaluations, and what is saved, have those
-  of learner 0, as of when it first pulled the weights (`evaluation.buffers`).
+- Several learners: the loop is that over their mean gradient. Each has buffers of its own; evaluations, and what is saved, have
+  those of learner 0, as of when it first pulled the weights (`evaluation.buffers`).
 - A parameter that a mini-batch does not use is passed over, as torch does where `grad` is None: where no learner's gradient of an
   update has it. Pipelines, partitioned models and `virtual.batched` refuse such a model, unless zeros move nothing (SGD without
   momentum and weight decay).
 - Sparse gradients (`nn.Embedding(sparse=True)`) are added to dense ones, whose last bits may be others.
-- Adam, AdamW and Adagrad step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default; where a
-  slice ends within a parameter, so are theirs.
+- Adam, AdamW and Adagrad step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default; where
+  a slice ends within a parameter, so are theirs.
 """
 
 
