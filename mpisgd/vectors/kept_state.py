@@ -10,11 +10,10 @@ import copy
 import io
 import itertools
 import random
-import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -28,7 +27,7 @@ from mpisgd.vectors.memory import host_view
 
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 _LARGEST = 1000
-"""Parts of a container that is looked at."""
+"""Parts of a container that is looked at; of a tensor it is the square."""
 _LOOKS = 3
 """Turns after which nobody looks any more whether frozen parameters move."""
 
@@ -256,8 +255,10 @@ def _variables(function: Any) -> dict[str, _Place]:
         return found
     places: dict[str, _Place | None] = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        value = getattr(cell, "cell_contents", sys)  # a variable may have no value yet
-        places[name] = _place(value, partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
+        with suppress(ValueError):  # of a variable that has no value yet
+            places[name] = _place(
+                cell.cell_contents, partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents")
+            )
     around = function.__globals__
     for name in code.co_names:
         if name in around:
@@ -271,8 +272,11 @@ def _is_plain(value: Any, room: int = _LARGEST) -> bool:
         return len(value) <= room and all(_is_plain(each, room // 10) for each in value)
     if isinstance(value, dict):
         return len(value) <= room and all(_is_plain(each, room // 10) for each in value.values())
-    is_tensor = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and not value.requires_grad
-    return is_tensor or isinstance(value, int | float | str | bytes | np.ndarray | np.generic | itertools.count | None)
+    if isinstance(value, Tensor):
+        return not (isinstance(value, nn.Parameter) or value.requires_grad) and value.numel() <= _LARGEST**2
+    if isinstance(value, np.ndarray):
+        return value.size <= _LARGEST**2
+    return isinstance(value, int | float | str | bytes | np.generic | itertools.count | None)
 
 
 def _same(one: Any, other: Any) -> bool:

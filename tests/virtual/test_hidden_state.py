@@ -126,6 +126,28 @@ def test_one_learner_has_the_bits_of_the_loop_and_is_warned(name: str, tmp_path:
     assert "mpisgd: warning: the first mini-batch has the loss " in told and said in told
 
 
+def test_it_is_so_layer_by_layer_too(tmp_path: Path) -> None:
+    """A first pass shows which layers there are; and a variable of the step has no value yet."""
+
+    def made() -> Any:
+        def step(model: nn.Module, batch: Any) -> Tensor:
+            nonlocal calls
+            calls += model.training
+            return loss_of(model, batch, 1 + 0.1 * calls + (later if calls > 1000 else 0.0))
+
+        calls = 0
+        if calls:
+            later = 1.0
+        return step
+
+    idiom = Idiom(net, step=made(), config={"exchange": "layerwise", "shards": 2})
+    config = idiom.made(tmp_path / "run")
+    loop = plain_loop(idiom, config)
+    simulate(config, Idiom(net, step=made()).brought)
+    ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
+    assert [key for key, value in loop.state.items() if not torch.equal(ours[key], value)] == []
+
+
 def test_nobody_is_warned_of_what_changes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A model that keeps its last output, say."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from mpisgd.gradient.by_layers.entrances import Entrances, refused, within
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.kept_state import state_kept
 
 
 class GradientInParts(Computes):
@@ -55,7 +56,12 @@ class GradientInParts(Computes):
             for number in numbers:
                 self._names[number].add(name)
             parameter.register_post_accumulate_grad_hook(self._accumulated(numbers, name))  # type: ignore[no-untyped-call]
-        self._entrances = Entrances(model, bounds, lambda: gradient.single.forward(0), exchange.need)
+
+        def forward() -> None:
+            with state_kept(model.module, gradient.single.function):
+                gradient.single.forward(0)
+
+        self._entrances = Entrances(model, bounds, forward, exchange.need)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
