@@ -298,7 +298,8 @@ def check_pieces(config: Config, module: nn.Module) -> None:
     if config.evaluation.best:
         raise ConfigError(f"evaluation.best = {config.evaluation.best!r}: expected '' {beside}: these would be all weights at once")
     if config.buffers_evaluated == "recalibrate" and batch_norms(module):
-        raise ConfigError(f"evaluation.buffers = {config.evaluation.buffers!r}: expected 'initial' {beside}, for a model with batch norm")
+        buffers = config.evaluation.buffers
+        raise ConfigError(f"evaluation.buffers = {buffers!r}: expected 'initial' {beside}, for a model with batch norm")
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             raise ConfigError(f"model: parameter {name} is frozen, expected trainable ones {beside}")
