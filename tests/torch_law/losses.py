@@ -102,7 +102,57 @@ def _shares() -> Any:
     return (x, y), (x[:16], y[:16])
 
 
+def _by_step(criterion: Any) -> Any:
+    """Of the outputs for halves of the samples, and a target made of both."""
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        half = len(x) // 2
+        one, two = model(x[:half]), model(x[half : 2 * half])
+        found: Tensor = criterion(one, two, 2.0 * (y[:half] == y[half : 2 * half]) - 1)
+        return found
+
+    return step
+
+
+def _triplet(model: nn.Module, batch: Any) -> Tensor:
+    output = model(batch[0])
+    found: Tensor = nn.TripletMarginLoss()(output, output.roll(1, 0).detach(), output.roll(2, 0))
+    return found
+
+
+def _alignment(model: nn.Module, batch: Any) -> Tensor:
+    """Four steps of time with three letters each."""
+    times = model(batch[0]).view(-1, 4, 3).log_softmax(2).transpose(0, 1)
+    lengths = torch.full((times.shape[1],), 4), torch.full((times.shape[1],), 1)
+    found: Tensor = nn.CTCLoss()(times, 1 + batch[1].unsqueeze(1), *lengths)
+    return found
+
+
+def _gaussian(output: Tensor, target: Tensor) -> Tensor:
+    return functional.gaussian_nll_loss(output[:, :2], target, output[:, 2:].exp())
+
+
+def _labels() -> Any:
+    (x, _), _ = vectors()
+    y = (x[:, :3] > 0).float()
+    return (x, y), (x[:16], y[:16])
+
+
 ZOO: dict[str, Idiom] = {
+    "GaussianNLLLoss": Idiom(lambda: net(4), data=numbers, loss=_gaussian),
+    "MultiLabelSoftMarginLoss": Idiom(lambda: net(3), data=_labels, loss=nn.MultiLabelSoftMarginLoss()),
+    "HingeEmbeddingLoss": Idiom(lambda: net(1), data=_signs, loss=nn.HingeEmbeddingLoss()),
+    "CosineEmbeddingLoss": Idiom(net, step=_by_step(nn.CosineEmbeddingLoss(margin=0.1))),
+    "MarginRankingLoss": Idiom(lambda: nn.Sequential(net(1), nn.Flatten(0)), step=_by_step(nn.MarginRankingLoss(margin=0.1))),
+    "TripletMarginLoss": Idiom(net, step=_triplet),
+    "CTCLoss": Idiom(lambda: net(12), step=_alignment),
+    "AdaptiveLogSoftmaxWithLoss": Idiom(
+        net,
+        loss=nn.AdaptiveLogSoftmaxWithLoss(2, 2, [1]),
+        refused="AdaptiveLogSoftmaxWithLoss has parameters that are not the model's",
+        instead="a model that has the loss, and a step that calls both",
+    ),
     "CrossEntropyLoss": Idiom(net, loss=nn.CrossEntropyLoss()),
     "CrossEntropyLoss with weights": Idiom(net, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))),
     "CrossEntropyLoss with label smoothing": Idiom(net, loss=nn.CrossEntropyLoss(label_smoothing=0.1)),

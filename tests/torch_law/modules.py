@@ -94,6 +94,31 @@ class _Cell(nn.Module):
         return found
 
 
+class _Recurrent(nn.Module):
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for each in x.reshape(-1, 2, 4).unbind(1):
+            state = self.cell(each, state)
+        found: Tensor = self.head(state)
+        return found
+
+
+class _Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Transformer(4, 2, 1, 1, 8, dropout=0.1, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = x.reshape(-1, 2, 4)
+        found: Tensor = self.head(self.both(pairs, pairs).flatten(1))
+        return found
+
+
 class _Listed(nn.Module):
     def __init__(self, layers: nn.ModuleList) -> None:
         super().__init__()
@@ -251,6 +276,13 @@ ZOO: dict[str, Idiom] = {
     "GRU": through(lambda: nn.GRU(4, 3, batch_first=True, bidirectional=True), (2, 4), 12, first),
     "LSTM with projection": through(lambda: nn.LSTM(4, 3, proj_size=2, batch_first=True), (2, 4), 4, first),
     "LSTMCell": Idiom(_Cell),
+    "GRUCell": Idiom(lambda: _Recurrent(nn.GRUCell(4, 3))),
+    "RNNCell": Idiom(lambda: _Recurrent(nn.RNNCell(4, 3))),
+    "Transformer": Idiom(_Translator),
+    "FractionalMaxPool2d": through(lambda: nn.FractionalMaxPool2d(2, output_size=1), (2, 2, 2), 2),
+    "ConvTranspose3d": through(lambda: nn.ConvTranspose3d(2, 1, 1), (2, 2, 2, 1), 4),
+    "PixelShuffle": through(lambda: nn.PixelShuffle(2), (4, 2, 1), 8),
+    "Softplus, ELU, GLU": through(lambda: nn.Sequential(nn.Softplus(), nn.ELU(), nn.GLU()), (8,), 4),
     "Softmax after Linear": through(lambda: nn.Sequential(nn.Linear(8, 8), nn.Softmax(dim=1)), (8,), 8),
     "ModuleList": Idiom(lambda: _Listed(nn.ModuleList(nn.Linear(8, 8) for _ in range(2)))),
     "ModuleDict": Idiom(lambda: _Named(nn.ModuleDict({"b": nn.Linear(8, 8), "a": nn.Linear(8, 8)}))),
