@@ -260,7 +260,7 @@ def _page(title: str, source: str, *parts: str) -> str:
 
 _LOOP = """
 A run of one learner (hardsync, or allreduce of one process; virtual or real) has the bits of the plain PyTorch loop over the same
-mini-batches: parameters, buffers, losses and evaluations. The loop is
+mini-batches: parameters, buffers, what the optimiser keeps, losses and evaluations. The loop is
 
 ```python
 # loop.py

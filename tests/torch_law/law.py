@@ -85,6 +85,16 @@ class Trained:
 
     state: dict[str, Any]
     losses: list[float]
+    optimizer: dict[str, Tensor]
+    """What it keeps of all trained parameters, one behind the other; zeros of those that it has never stepped."""
+
+
+def _kept_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    states = [(each, optimizer.state.get(each, {})) for each in model.parameters() if each.requires_grad]
+    names = {name for _, state in states for name, value in state.items() if isinstance(value, Tensor)}
+    return {
+        name: torch.cat([torch.zeros_like(each).add(state.get(name, 0.0)).reshape(-1) for each, state in states]) for name in names
+    }
 
 
 def _nobody(steps: int, model: nn.Module, loss_of: Any, data: Any) -> None:
@@ -142,7 +152,7 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[
         if scheduler is not None:
             scheduler.step()
         watch(seq + 1, model, loss_of, data.test)
-    return Trained(model.state_dict(), losses)
+    return Trained(model.state_dict(), losses, _kept_of(optimizer, model))
 
 
 def loss_on_test_data(model: nn.Module, loss_of: Callable[[nn.Module, Any], Tensor], data: Any) -> float:

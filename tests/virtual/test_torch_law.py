@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from mpisgd.base.errors import MpisgdError
+from mpisgd.job.tensors import Tensors
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
+from mpisgd.update.slice_update import SliceUpdate
 from tests.effort import spread
 from tests.torch_law import ZOO
 from tests.torch_law.law import Idiom, plain_loop
@@ -25,11 +27,18 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", spread([name for name, idiom in ZOO.items() if not idiom.refused], 10))
-def test_it_has_the_bits_of_the_loop(name: str, tmp_path: Path) -> None:
+def test_it_has_the_bits_of_the_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of parameters, buffers, losses and what the optimiser keeps."""
+    made, make = list[SliceUpdate](), Tensors.update
+    monkeypatch.setattr(Tensors, "update", lambda *given, **named: made.append(make(*given, **named)) or made[-1])
     idiom: Idiom = ZOO[name]
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config)
     simulate(config, idiom.brought)
+    state = {key.removeprefix("optimizer."): value for key, value in made[0].state().items()}
+    missed = state.get("missed", 0.0)
+    for key, value in loop.optimizer.items():
+        assert torch.equal(value, (state[key] - missed if key == "step" else state[key]).expand(value.shape)), key
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert set(ours) == set(loop.state)
     differing = [key for key, value in loop.state.items() if not same(ours[key], value)]
