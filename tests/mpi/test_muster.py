@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mpisgd.comm.mpi.launch import mpirun
+
 from .conftest import launch
 
 SCRIPT = """
@@ -19,6 +21,24 @@ if MPI.COMM_WORLD.rank in {here}:
     mpisgd.train(config={{"epochs": 0.1, "out": "run", "log": {{"progress": "off"}}}})
 time.sleep({stays_s})
 """
+
+
+EARLY = """
+import os, sys
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) != "0":
+    sys.exit(0)
+import mpisgd
+from mpisgd.comm.mpi import library
+"""
+
+
+@pytest.mark.skipif(not Path(mpirun(1)[0]).with_name("prterun").exists(), reason="of Open MPI's launcher alone")
+@pytest.mark.slow
+def test_ranks_that_end_before_mpi_starts_end_the_job(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(EARLY)
+    done = launch(3, "script.py", timeout_s=60, cwd=tmp_path)
+    assert done.status != 0
+    assert re.search("while MPI was starting: 2 ranks, before any other looked; the job is ended", done.text), done.text
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpisgd.base.errors import EXIT_FAILED, ConfigError, DataError, PeerError
+from mpisgd.base.errors import EXIT_FAILED, ConfigError, DataError, PeerError, in_words
 from mpisgd.liveness import guard
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, launched_rank
 from tests.unit.fakes import Aborted, Threads
@@ -77,7 +77,7 @@ def test_a_failing_rank_ends_the_job_and_is_named(error: BaseException, capsys: 
         raise error
     told = capsys.readouterr().err
     host = socket.gethostname()
-    assert told.endswith(f"mpisgd: rank 0 (learner 3) on {host} failed, the job is ended\n{type(error).__name__}: {error}\n")
+    assert told.endswith(f"mpisgd: rank 0 (learner 3) on {host} failed, the job is ended\n{in_words(error)}\n")
     assert ("Traceback" in told) is not isinstance(error, PeerError | ConfigError)
     assert comm.aborted == [2 if isinstance(error, ConfigError) else 1]
 

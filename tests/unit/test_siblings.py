@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.siblings import STARTED_S, Siblings, within
+from mpisgd.comm.mpi.siblings import PATIENT_S, STARTED_S, Siblings, several, within
 
 JOB = "prterun-here-100@1"
 ENVIRON = {"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
@@ -80,6 +80,28 @@ def test_one_that_never_came(proc: Proc) -> None:
     assert mine.lost(STARTED_S + 1) == []
     assert mine.lost(2 * STARTED_S) == []
     assert mine.lost(2 * STARTED_S + 1.1) == ["1 rank, before any other looked"]
+
+
+def test_where_there_is_no_haste_a_child_that_is_no_rank_may_yet_be_one(proc: Proc) -> None:
+    """Its program may not have been loaded: only who is no child at all is lost."""
+    proc.children(200, 201, 300)
+    mine = Siblings(ENVIRON, proc.root, OWN, started_s=PATIENT_S)
+    assert [mine.lost(now_s) for now_s in (1.0, PATIENT_S, 10 * PATIENT_S)] == [[], [], []]
+    proc.children(200, 201)
+    assert mine.lost(10 * PATIENT_S) == ["1 rank, before any other looked"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "are"),
+    [
+        ({}, False),
+        ({"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({"PMIX_NAMESPACE": JOB}, False),
+        ({"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_SIZE": "2"}, True),
+    ],
+)
+def test_ranks_are_watched_where_open_mpis_launcher_has_started_several(environ: dict[str, str], are: bool) -> None:
+    assert several(environ) is are
 
 
 def test_one_that_is_being_started_is_no_rank_yet(proc: Proc) -> None:

@@ -23,14 +23,14 @@ ulfm.prepare()
 import mpi4py  # noqa: E402 - after what must be said before MPI is initialised
 
 mpi4py.rc.finalize = not ulfm.enabled()
-mpi4py.rc.initialize = not ulfm.enabled()
+mpi4py.rc.initialize = not (ulfm.enabled() or siblings.several())
 
 with siblings.within(siblings.start_s()):
     from mpi4py import MPI
 
-    if ulfm.enabled() and not MPI.Is_initialized():
+    if not (mpi4py.rc.initialize or MPI.Is_initialized()):
         # Not by mpi4py, which lets no other thread run meanwhile.
-        with siblings.watched():
+        with siblings.watched(siblings.STARTED_S if ulfm.enabled() else siblings.PATIENT_S):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         for _comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as mpi4py would
             _comm.Set_errhandler(MPI.ERRORS_RETURN)

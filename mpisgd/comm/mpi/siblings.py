@@ -1,7 +1,8 @@
 """Whether all ranks of this node are there while MPI starts: where one dies before or in MPI_Init, the others wait there for ever.
 
-With ULFM a launcher goes on without the dead, and MPI tells of them only when it has started. What is known before is which
-children the launcher has on this node: they are its ranks. One that was there and is there no more, or that never came, is lost: no
+Without ULFM the launcher ends the job for a rank that fails, but not for one whose program ends well, without MPI; with it, the
+launcher goes on without the dead, too, and MPI tells of them only when it has started. What is known before is which children the
+launcher has on this node: they are its ranks. One that was there and is there no more, or that never came, is lost: no
 rank leaves before MPI has started on all. Slowness is no loss: nothing here counts the seconds of a start.
 
 MPI cannot be asked for anything then, so the launcher is told to end the job (SIGTERM); a node's daemon, which is not the launcher
@@ -30,7 +31,9 @@ from mpisgd.base.speech import last_words
 LOOK_S = 0.2
 STARTED_S = 2.0
 """A launcher starts the ranks of its node one right after the other: when no further one has been seen for so long, one that never
-was is there no more."""
+was is there no more. Where the launcher does not go on without the dead, there is no haste: `PATIENT_S`, and a child of which
+nobody knows what it is may be a rank whose program a slow file system has not loaded yet."""
+PATIENT_S = 10.0
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 2.0
@@ -49,8 +52,11 @@ class Siblings:
         launcher: the process that has started them: `mpirun`, or its daemon on this node; 0 = not found, and nothing is seen.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), pid: int = 0) -> None:
+    def __init__(
+        self, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), pid: int = 0, started_s: float = STARTED_S
+    ) -> None:
         self._proc = proc
+        self._started_s = started_s
         self._job = environ.get("PMIX_NAMESPACE", "")
         self._expected = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0"))
         self._ranks: dict[int, str] = {}
@@ -96,8 +102,9 @@ class Siblings:
             if rank is not None:
                 self._ranks[pid], self._newest_s = rank, now_s
         lost = [f"rank {rank} (process {pid})" for pid, rank in sorted(self._ranks.items()) if pid not in living]
-        unseen = self._expected - len(self._ranks)
-        if unseen > 0 and now_s - self._newest_s > STARTED_S:
+        unknown = len(living - self._ranks.keys()) if self._started_s > STARTED_S else 0
+        unseen = self._expected - len(self._ranks) - unknown
+        if unseen > 0 and now_s - self._newest_s > self._started_s:
             lost.append(f"{unseen} rank{'s' * (unseen > 1)}, before any other looked")
         return lost
 
@@ -140,6 +147,11 @@ def start_s(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def several(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether Open MPI's launcher has started several ranks, on this node or others."""
+    return bool(environ.get("PMIX_NAMESPACE")) and environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
+
+
 def on_several_nodes(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether Open MPI's launcher has started ranks elsewhere, too."""
     local, world = (environ.get(f"OMPI_COMM_WORLD_{what}SIZE", "") for what in ("LOCAL_", ""))
@@ -170,12 +182,12 @@ def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watched(started_s: float = STARTED_S) -> Iterator[None]:
     """While this is open, all ranks of this node must live: else this one says who is lost, and ends the job.
 
     What is done meanwhile must let other threads run.
     """
-    siblings, over = Siblings(), threading.Event()
+    siblings, over = Siblings(started_s=started_s), threading.Event()
 
     def watch() -> None:
         while not over.wait(LOOK_S):
@@ -200,7 +212,10 @@ def _end(siblings: Siblings, lost: str) -> NoReturn:
         except OSError:
             time.sleep(FORWARD_S)
         else:
-            text = f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun"
+            text = (
+                f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun: all"
+                " ranks that the launcher starts are to come to mpisgd"
+            )
             last_words(text)
             time.sleep(FORWARD_S)
             siblings.end_job()
