@@ -116,7 +116,7 @@ class Shard:
 
     def begin(self) -> None:
         """The first words of the log, and the first snapshot, unless the run is continued."""
-        self.channel.tell_snapshots(max(1, self.records.snapshots.count))
+        self.channel.snapshots = max(1, self.records.snapshots.count)
         self.answering.begin()
         now_s = self.channel.now_s()
         self.log.event(Event.RESUMED if self._resumed else Event.STARTED, self.rules.clock, now_s)
@@ -279,7 +279,7 @@ class Shard:
         step = update.begin_step() if self.answering.chunked else update.step()
         due = records.snapshots.due(epochs_before, update.epochs)
         if due:
-            self.channel.tell_snapshots(records.snapshots.count + 1)
+            self.channel.snapshots = records.snapshots.count + 1
         if self.finiteness.later:
             self.finiteness.after_update()
         self.answering.follow()

@@ -80,7 +80,8 @@ class ShardChannel:
         """In how many chunks this shard's slice is sent."""
         self.said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
         """What learners may say now and then, that nothing else need be known of here."""
-        self._snapshots = 0
+        self.snapshots = 0
+        """How many there are of the clock of the next answers, or older: they say so."""
         self.portion_of: Callable[[int], int] | None = None
         """Which portion a learner is to compute from the weights that it is given; None: it draws by itself."""
 
@@ -90,10 +91,6 @@ class ShardChannel:
     def learner_of(self, rank: int) -> int:
         """The learner_id of a rank; -1 = it is none."""
         return self._learner_of_rank[rank] if 0 <= rank < len(self._learner_of_rank) else -1
-
-    def tell_snapshots(self, count: int) -> None:
-        """Say with the next answers how many snapshots there are of their clock, or older."""
-        self._snapshots = count
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -254,7 +251,7 @@ class ShardChannel:
             verdicts.get(learner_id, 0),
             self._notices[learner_id],
             portion,
-            self._snapshots,
+            self.snapshots,
             nbytes,
         )
 

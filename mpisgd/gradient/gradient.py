@@ -19,7 +19,7 @@ from mpisgd.gradient.objective import Objective, OwnStep, described
 from mpisgd.gradient.scaling import LossScale
 from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, clip, is_finite
+from mpisgd.vectors.flat import FlatModel, clip, is_finite, skipped_runs
 from mpisgd.vectors.memory import Memory, staging, wait_for
 
 
@@ -34,6 +34,9 @@ class Gradient(Travels):
             own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
         tell_skipped: say of which parameters there is no gradient (`vectors/skipped.py`).
         take_turn: called before each mini-batch, where the model is lent (`kept_state.Turns`).
+
+    Attributes:
+        objective: the loss, or the user's own step.
     """
 
     together = False
@@ -55,7 +58,7 @@ class Gradient(Travels):
         take_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
-        self._loss = loss
+        self.objective = loss
         self._split = split
         self._sampling = sampling
         self.memory = memory
@@ -130,7 +133,7 @@ class Gradient(Travels):
             batch = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
         else:
             batch = self._ahead.get(seq)
-        if isinstance(self._loss, OwnStep):
+        if isinstance(self.objective, OwnStep):
             return self._model.inputs(batch), len(indices)
         inputs, targets = pair(batch)
         return (self._model.inputs(inputs), targets), len(indices)
@@ -144,7 +147,7 @@ class Gradient(Travels):
     def forward(self, seq: int) -> Tensor:
         """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
         with self._model.casting(), self._model.untouched():
-            loss = self.step(seq) if isinstance(self._loss, OwnStep) else self.loss_of(*self.output(seq))
+            loss = self.step(seq) if isinstance(self.objective, OwnStep) else self.loss_of(*self.output(seq))
         if torch.is_grad_enabled():
             self.check(loss)
         return loss
@@ -168,22 +171,12 @@ class Gradient(Travels):
 
     @property
     def _whose_loss(self) -> str:
-        return "step: its loss" if isinstance(self._loss, OwnStep) else "loss: it"
-
-    @property
-    def by_step(self) -> Callable[..., Any] | None:
-        """The user's own step; None where there is a loss."""
-        return self._loss.function if isinstance(self._loss, OwnStep) else None
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The user's own step, or loss."""
-        return self._loss.function if isinstance(self._loss, OwnStep) else self._loss
+        return "step: its loss" if isinstance(self.objective, OwnStep) else "loss: it"
 
     def loss_of(self, output: Any, targets: Any) -> Tensor:
         """The user's loss of what `output` gave."""
-        assert not isinstance(self._loss, OwnStep)
-        return self._loss(output, targets)
+        assert not isinstance(self.objective, OwnStep)
+        return self.objective(output, targets)
 
     def output(self, seq: int) -> tuple[Any, Any]:
         """Run the model on mini-batch `seq` at the present weights; returns its output and the targets, and sets `samples`."""
@@ -192,8 +185,8 @@ class Gradient(Travels):
 
     def step(self, seq: int) -> Tensor:
         """The loss that the user's own step gives, as `forward`. Raises ConfigError where it gives none."""
-        assert isinstance(self._loss, OwnStep)
-        return self._loss.loss(self._model.module, self._begin(seq))
+        assert isinstance(self.objective, OwnStep)
+        return self.objective.loss(self._model.module, self._begin(seq))
 
     def _begin(self, seq: int) -> Any:
         """The mini-batch; what model, loss and step draw from now on from the global generators depends on the names alone."""
@@ -232,7 +225,7 @@ class Gradient(Travels):
         """Once gradients are there: say of which parameters there is none. Raises ConfigError where shards cannot be told."""
         if not self._tell_skipped:
             return
-        self.skipped = self._model.skipped
+        self.skipped = skipped_runs(self._model)
         if self.together and len(self.skipped):
             raise unused(self._model, "a group's shards are told of gradients alone")
 

@@ -50,6 +50,11 @@ class OwnStep:
 Objective = Loss | OwnStep
 
 
+def function_of(objective: Objective) -> Callable[..., Any]:
+    """The function that the user has brought: a step, or a loss."""
+    return objective.function if isinstance(objective, OwnStep) else objective
+
+
 def scalar(loss: Any, who: str) -> Tensor:
     """The loss as it is. Raises ConfigError where `who` returned no scalar tensor of real numbers."""
     if not isinstance(loss, Tensor) or loss.is_complex():

@@ -31,7 +31,7 @@ from mpisgd.data import DataSet, Split, sampling
 from mpisgd.data.sampling import Sampling, StreamSampling
 from mpisgd.gradient.gradient import Gradient, not_the_models, pair
 from mpisgd.gradient.measure import ERROR, Measure
-from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
+from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, function_of, scalar
 from mpisgd.models.in_pieces import InPieces, Needed
 from mpisgd.models.partitioned import Partitioned
 from mpisgd.protocols import Protocol, SandblasterOptions
@@ -44,7 +44,7 @@ from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, are_children, check_names, cut_between_pieces, stages_from
-from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, in_channels_last, named, slice_bounds
+from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, in_channels_last, named, slice_bounds, unchanged
 from mpisgd.vectors.kept_state import state_kept
 from mpisgd.vectors.split import Traced, split
 
@@ -319,11 +319,12 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
     Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
     """
     gradient.prepare(0)
+    own = isinstance(gradient.objective, OwnStep)
     compute: Callable[[], Tensor] = (
-        functools.partial(_of_step, gradient) if gradient.by_step else functools.partial(_of_loss, config, meta, gradient)
+        functools.partial(_of_step, gradient) if own else functools.partial(_of_loss, config, meta, gradient)
     )
-    with state_kept(model.module, gradient.function) as (state, hidden), model.unchanged(), model.untouched():
-        loss = _finite(compute(), "step: the loss" if gradient.by_step else "loss")
+    with state_kept(model.module, function_of(gradient.objective)) as (state, hidden), unchanged(model), model.untouched():
+        loss = _finite(compute(), "step: the loss" if own else "loss")
         if twice:
             model.take_gradients_back()
             state.put_back()
@@ -362,7 +363,7 @@ def _of_loss(config: Config, meta: Meta, gradient: Gradient) -> Tensor:
 
 
 def _of_step(gradient: Gradient) -> Tensor:
-    with _saying_where(gradient.by_step, "the first mini-batch"):
+    with _saying_where(function_of(gradient.objective), "the first mini-batch"):
         loss = gradient.step(0)
     gradient.check(loss)
     return loss
@@ -374,7 +375,7 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
     Raises ConfigError, DataError as `check_first_batch`; and where the best weights are to be kept by what no evaluation finds.
     """
     measure = make_measure(config, model, loss, data)
-    with state_kept(model.module, loss.function if isinstance(loss, OwnStep) else loss):
+    with state_kept(model.module, function_of(loss)):
         function, who = (loss.function, "step") if isinstance(loss, OwnStep) else (loss, "loss or model")
         found = measure.names(config.mu, lambda: _saying_where(function, "the first batch of an evaluation", who))
     _check_best(config, found, data)

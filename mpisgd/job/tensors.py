@@ -25,7 +25,7 @@ from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy, batch_norms
-from mpisgd.gradient.objective import Loss, Objective, OwnStep, scalar
+from mpisgd.gradient.objective import Loss, Objective, OwnStep, function_of, scalar
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.models.in_pieces import InPieces, Needed
@@ -132,12 +132,8 @@ class Tensors:
         assert self.data is not None
         number = 0 if self.config.protocol.batch else number
         kind = kind_of_gradient(self.config, self.model, self.stages)
-        kind = partial(kind, tell_skipped=self.config.moves_at_zero and self.rules > 5, take_turn=self.turn_of(number))
+        kind = partial(kind, tell_skipped=self.config.moves_at_zero and self.rules > 5, take_turn=turn_of(self, number))
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
-
-    def turn_of(self, number: int) -> Callable[[], None]:
-        """What lets the model have the state of the rank of this number; `EVALUATOR`: of whoever evaluates."""
-        return _nothing if self.turns is None else partial(self.turns.take, number)
 
     def passes(self, number: int, stage: int) -> StagePasses:
         """As `make_passes`."""
@@ -241,7 +237,7 @@ class Tensors:
             assert self.stages is not None
             own: dict[str, Any] = {"stages": self.stages, "pieces": pieces, "loss": self.loss, "data": data}
             kind = partial(StagedEvaluator, **own, batch=options.batch, seed=config.seed, vectors=vectors)
-        given = Given(model.module, Path(config.out), self.turn_of(EVALUATOR)) if config.hands_state_on else None
+        given = Given(model.module, Path(config.out), turn_of(self, EVALUATOR)) if config.hands_state_on else None
         evaluator = kind(
             asks,
             model,
@@ -270,6 +266,11 @@ class Tensors:
         elif self.stages is not None and self.in_pieces is None:
             self.model.reclaim()
         return self.model
+
+
+def turn_of(tensors: Tensors, number: int) -> Callable[[], None]:
+    """What lets the model have the state of the rank of this number; `EVALUATOR`: of whoever evaluates."""
+    return _nothing if tensors.turns is None else partial(tensors.turns.take, number)
 
 
 def check_piece(tensors: Tensors, place: int, rounds: Rounds, number: int = 0) -> float:
@@ -389,7 +390,7 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
     """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
     if not isinstance(gradient, Pieces):
         return []
-    with state_kept(model.module, gradient.function), torch.no_grad():
+    with state_kept(model.module, function_of(gradient.objective)), torch.no_grad():
         gradient.prepare(0)
         gradient.output(0)
     return gradient.crossed
@@ -411,7 +412,7 @@ def check_backward(model: FlatModel, gradient: Gradient) -> None:
 
     Raises ConfigError where that fails, or pieces do not make the same calls, or do not come to the same loss.
     """
-    with state_kept(model.module, gradient.function):
+    with state_kept(model.module, function_of(gradient.objective)):
         try:
             gradient.compute(0)
         except parts.WRONG as error:

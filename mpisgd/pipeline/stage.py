@@ -151,7 +151,7 @@ class Stage(Travels):
         self.samples = passes.samples
         if self._clips is not None:
             self._clip(self._clips)
-        return passes.told(self._loss)
+        return self._loss if self._given_up else passes.told(self._loss)
 
     def _clip(self, group: Group) -> None:
         """All stages tell, also of what was given up: not all may know."""

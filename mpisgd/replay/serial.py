@@ -24,7 +24,7 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.tensors import Tensors, turn_of
 from mpisgd.records.checkpoint.recut import cut
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
@@ -235,7 +235,7 @@ class Serial:
 
     def turn_of(self, number: int) -> Callable[[], None]:
         """As `Tensors.turn_of`."""
-        return self.tensors.turn_of(number)
+        return turn_of(self.tensors, number)
 
     @property
     def first_rank(self) -> int:

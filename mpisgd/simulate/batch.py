@@ -65,7 +65,7 @@ class Batch:
         inputs, targets = fetch_each(self._data.train, [self._sampling.indices(0, 0)], lambda at: seeds_of(Domain.SAMPLES, at))
         self._model.zero_gradients()
         self._loss(self._model.module(inputs), targets).backward()
-        if len(self._model.skipped):
+        if self._model.skipped_names:
             raise unused(self._model, "gradients of several learners at once are zeros there")
 
     def add(self, learner_id: int, seq: int, weights: Tensor, gradients: Tensor) -> None:

@@ -236,14 +236,6 @@ class FlatModel:
                     " backward, and shards step"
                 )
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """As `untouched`, in whatever way weights are changed: they are compared with a copy."""
-        before = self.weights.clone()
-        yield
-        if not torch.equal(self.weights, before):
-            raise ConfigError(f"model: its weights were changed in place{_UNDONE}")
-
     def take_gradients_back(self) -> None:
         """Let gradients be in the flat vector again, where the user's own step has cleared some (`zero_grad`), or set them."""
         for at, (_, parameter, place) in enumerate(self._places):
@@ -256,17 +248,8 @@ class FlatModel:
                 parameter.grad = place
 
     @property
-    def skipped(self) -> Runs:
-        """Elements of the parameters that have got no gradient since `zero_gradients`."""
-        names = set(self.skipped_names)
-        if not names:
-            return NOTHING
-        spans = bounds_of([[Layer(name, parameter.numel())] for name, parameter in self._parameters])
-        return runs_of(span for span, (name, _) in zip(spans, self._parameters, strict=True) if name in names)
-
-    @property
     def skipped_names(self) -> list[str]:
-        """The parameters of `skipped`."""
+        """Parameters that have got no gradient since `zero_gradients`."""
         return [name for version, (name, _, place) in zip(self._before, self._places, strict=True) if place._version == version]
 
     def forget(self) -> None:
@@ -328,6 +311,24 @@ class FlatModel:
     def zero_gradients(self) -> None:
         self.gradients.zero_()
         self._before = [place._version for _, _, place in self._places]
+
+
+def skipped_runs(model: FlatModel) -> Runs:
+    """The elements of `skipped_names`."""
+    names = set(model.skipped_names)
+    if not names:
+        return NOTHING
+    spans = bounds_of([[Layer(name, parameter.numel())] for name, parameter in model._parameters])
+    return runs_of(span for span, (name, _) in zip(spans, model._parameters, strict=True) if name in names)
+
+
+@contextmanager
+def unchanged(model: FlatModel) -> Iterator[None]:
+    """As `FlatModel.untouched`, in whatever way weights are changed: they are compared with a copy."""
+    before = model.weights.clone()
+    yield
+    if not torch.equal(model.weights, before):
+        raise ConfigError(f"model: its weights were changed in place{_UNDONE}")
 
 
 def in_channels_last(_: str, value: Any) -> Any:

@@ -89,7 +89,7 @@ def test_a_pass_under_autocast_is_torchs(model: ModelOptions, autocast: Autocast
     """As torch's own loop has it, with the scale that was found; float16 would lose tiny gradients, and overflow, without one."""
     ours, exact = gradient_on("cuda", model, autocast), gradient_on("cuda", model)
     for each in (ours, exact):
-        each._loss = lambda output, target: loss_factor * nn.functional.cross_entropy(output, target)
+        each.objective = lambda output, target: loss_factor * nn.functional.cross_entropy(output, target)
     module = exact._model.module
     for seq in range(3):
         exact.compute(seq)

@@ -25,6 +25,7 @@ from .conftest import execute, launch
 COMMON = (
     *("--protocol", "hardsync", "--data", "synthetic", "--data.samples", "120", "--data.classes", "3"),
     *("--mu", "4", "--epochs", "1", "--alpha0", "0.002", "--threads", "1", "--log.progress", "off"),
+    *("--evaluation.buffers", "recalibrate"),
 )
 SMALL = ("--model.hidden", "8", "--model.batch-norm")
 KEPT = ("--checkpoint.every-updates", "5", "--evaluation.every-epochs", "0.5")

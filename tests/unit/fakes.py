@@ -212,9 +212,6 @@ class ScriptedChannel:
     def learner_of(self, rank: int) -> int:
         return rank - 1
 
-    def tell_snapshots(self, count: int) -> None:
-        """No learner looks."""
-
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         for place, item in enumerate(self.waiting):
             message: Any

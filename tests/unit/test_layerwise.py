@@ -94,7 +94,7 @@ class Batch(Travels):
     """A `Gradient` that computes one mini-batch, whatever it is called."""
 
     samples = 5
-    function = None
+    objective = None
 
     def __init__(self, model: FlatModel) -> None:
         self.memory = model.memory

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from mpisgd.gradient.by_layers.entrances import Entrances, refused, within
+from mpisgd.gradient.objective import function_of
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.kept_state import state_kept
@@ -58,7 +59,7 @@ class GradientInParts(Computes):
             parameter.register_post_accumulate_grad_hook(self._accumulated(numbers, name))  # type: ignore[no-untyped-call]
 
         def forward() -> None:
-            with state_kept(model.module, gradient.single.function):
+            with state_kept(model.module, function_of(gradient.single.objective)):
                 gradient.single.forward(0)
 
         self._entrances = Entrances(model, bounds, forward, exchange.need)

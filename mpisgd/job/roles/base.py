@@ -15,6 +15,7 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job.finish import account
+from mpisgd.job.tensors import turn_of
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import KEEPS_NOTHING
 from mpisgd.records.checkpoint import buffers
@@ -75,10 +76,10 @@ class Built:
             return KEEPS_NOTHING
         module, path, resumption = tensors.model.module, setup.path, setup.resumption
         begun = 0 if first_seq else -1
-        if resumption is not None:
+        if resumption is not None and first_seq == setup.first_seq(self.index):  # else a spare, which begins anew
             begun = resumption.checkpoint.clock
             buffers.begin(path, resumption.attempt, self.index, begun, module)
-        own = tensors.turn_of(setup.roles.number(self.rank))
+        own = turn_of(tensors, setup.roles.number(self.rank))
         every = setup.config.checkpoint.every_updates if self.world.saves else 0
         return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late)
 
