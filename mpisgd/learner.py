@@ -74,6 +74,7 @@ def _train(
             channel.push(report, gradient.take_own_step if goes_on else None)
         except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights; or the run is over
             gradient.give_up()
+            keeper.give_up()
             channel.gave_up(seq)
             answers = channel.pull(protocol.next_clock(clock))
             continue

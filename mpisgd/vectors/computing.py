@@ -74,6 +74,9 @@ class Keeps:
     def begins(self, snapshots: int, clock: int) -> None:
         """A mini-batch begins, from weights of shard 0 that have this clock, and are as new as so many snapshots."""
 
+    def give_up(self) -> None:
+        """The mini-batch that has begun last came to no end: what it has changed is to be as it was."""
+
     def end(self, snapshots: int, clock: int, *, interrupted: bool) -> None:
         """The last mini-batch is over; `interrupted`: another attempt may go on."""
 

@@ -140,6 +140,17 @@ def test_frozen_parameters_are_kept_where_they_move() -> None:
     assert other.has == module.has == (2.0, 2.0, 1)
 
 
+def test_what_a_mini_batch_that_is_given_up_has_changed_is_as_it_was(tmp_path: Path) -> None:
+    module = Keeping()
+    keeper = buffers.Keeper(module, tmp_path, lambda: None, given_up=True)
+    for number in range(3):
+        keeper.begins(1, number)
+        module.see(1.0)
+        if number == 1:
+            keeper.give_up()
+    assert (module.seen[0].item(), module.calls) == (2.0, 2)
+
+
 def test_an_attempt_goes_on_with_what_was_kept(tmp_path: Path) -> None:
     """At its checkpoint, or in the end; files of snapshots that it will take again go."""
     module = Keeping()

@@ -71,6 +71,7 @@ class Built:
 
     def _keeper(self, first_seq: int, *, late: bool = False) -> Keeps:
         """What keeps a learner's own state, from this mini-batch on, beside snapshots and checkpoints; `late`: as there."""
+        given_up = self.setup.protocol.aborts
         setup, tensors = self.setup, self.world.tensors
         if tensors is None or not self._hands_state_on:
             return KEEPS_NOTHING
@@ -81,7 +82,7 @@ class Built:
             buffers.begin(path, resumption.attempt, self.index, begun, module)
         own = turn_of(tensors, setup.roles.number(self.rank))
         every = setup.config.checkpoint.every_updates if self.world.saves else 0
-        return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late)
+        return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late, given_up=given_up)
 
     def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """This rank's own; `group`: of its stage of one."""

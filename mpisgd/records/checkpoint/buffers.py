@@ -19,7 +19,7 @@ from mpisgd.base import durable
 from mpisgd.base.storage import writing
 from mpisgd.records.log import schema
 from mpisgd.vectors.computing import Keeps
-from mpisgd.vectors.kept_state import digests, put, taken
+from mpisgd.vectors.kept_state import KeptState, digests, put, taken
 
 LAST = "last"
 PULLS_UNTIL_KEPT = 3
@@ -87,6 +87,7 @@ class Keeper(Keeps):
         every: updates between checkpoints; 0 = there are none but at the end.
         begun: the clock that the learner goes on from, where snapshots that it first hears of were taken before; -1 = it begins.
         late: what there is becomes known within a mini-batch (`exchange/layerwise.py`), so that each begins with a copy.
+        given_up: mini-batches may be, half-way.
     """
 
     def __init__(
@@ -99,7 +100,10 @@ class Keeper(Keeps):
         every: int = 0,
         begun: int = -1,
         late: bool = False,
+        given_up: bool = False,
     ) -> None:
+        self._given_up = given_up or late
+        self._begun: KeptState | None = None
         self._module = module
         self._made = digests(module)
         self._run = run
@@ -115,6 +119,14 @@ class Keeper(Keeps):
         self._keep(snapshots, clock)
         if self._late:
             self._before = self._state()
+        if self._given_up:
+            self._own()
+            self._begun = KeptState(self._module)
+
+    def give_up(self) -> None:
+        if self._begun is not None:
+            self._own()
+            self._begun.put_back()
 
     def end(self, snapshots: int, clock: int, *, interrupted: bool) -> None:
         self._keep(snapshots, clock)
