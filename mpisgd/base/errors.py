@@ -21,7 +21,7 @@ EXIT_STOPPED = 130
 
 
 def in_words(error: BaseException) -> str:
-    """What an error says; one that says nothing (StopIteration, an assertion), by the line that raised it."""
+    """Describe an error by its text, or, where it has none (StopIteration, an assertion), by the line that raised it."""
     if str(error).strip():
         return f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -48,7 +48,7 @@ _REJECT: int = Kind.REJECT
 
 
 def bodies_of(runs: Runs) -> tuple[Any, ...]:
-    """What runs that a push skips travel in, before its gradient; mostly there are none."""
+    """Make the bodies of a push that say which runs it skips; mostly there are none."""
     return (runs.ravel(),) if len(runs) else ()
 
 

@@ -55,7 +55,8 @@ class StreamedChannel(DuplexChannel):
         sent = []
         for shard in self._shards:
             runs = within(report.skipped, *self._bounds[shard])
-            sent.append(start(ranks[shard], Tag.PUSH, self._told(shard, report, runs), *bodies_of(runs)))
+            sent.append(start(ranks[shard], Tag.PUSH, self._told(shard, report, runs)))
+            sent += [start(ranks[shard], Tag.PART, (each.nbytes,), each) for each in bodies_of(runs)]
         for number in range(max(map(len, self._pieces))):
             for shard, pieces in enumerate(self._pieces):
                 if number < len(pieces):
@@ -120,8 +121,15 @@ class StreamedShardChannel(ShardChannel):
         self._stopped = set[int]()
 
     def _take_body(self, push: Push, gradient: Any) -> bool:
-        """It comes when it is asked for; what it skips comes before."""
-        return not push.skipped or self._wire.take_body(push.runs.reshape(-1))
+        """Take the runs that a push skips, its first part; chunks of the gradient come when they are asked for.
+
+        By their tag: the learner's pull may not have been taken yet, though it was sent before the push.
+        """
+        if push.skipped:
+            part = self._wire.post(self.rank_of(push.learner_id), Tag.PART, push.runs.reshape(-1))
+            self._wire.header(part)
+            self._wire.finish(part)
+        return True
 
     def receive(
         self,
