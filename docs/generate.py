@@ -284,8 +284,7 @@ _OTHERWISE = """
   update has it. Pipelines, partitioned models and `virtual.batched` refuse such a model, unless zeros move nothing (SGD without
   momentum and weight decay).
 - Sparse gradients (`nn.Embedding(sparse=True)`) are added to dense ones, whose last bits may be others.
-- Adam, AdamW and Adagrad step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default; where
-  a slice ends within a parameter, so are theirs.
+- Shards on a GPU step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default.
 """
 
 

@@ -95,10 +95,13 @@ def chain(
     gradients_per_update: float,
     segments: Sequence[Segment] = (),
     pieces: Sequence[tuple[int, int]] = (),
+    *,
+    fused: bool = False,
 ) -> Travels:
     """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters.
 
     `pieces`: of the vector, those of the stages of a group, where one process computes what all its ranks push; or its buckets.
+    `fused`: as in `make_optimizer`.
     """
     if steps_by_itself(config):
         protocol = config.protocol
@@ -109,7 +112,8 @@ def chain(
     if config.local_steps:
         inner_rate = schedule.of_inner_steps(config, gradients_per_update, train_samples)
         count, drops, own = config.local_steps, config.nonfinite == "drop", in_pieces(segments, pieces)
-        computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=own, tell_nonfinite=drops)
+        options = config.inner_optimizer
+        computed = InnerSteps(computed, count, options, inner_rate, segments=own, tell_nonfinite=drops, fused=fused)
     if config.push_format != "float32":
         by_itself, how = bounds if config.by_layers else pieces, PushFormat.of(config)
         drops, told = config.nonfinite == "drop", config.in_buckets

@@ -196,6 +196,8 @@ class Tensors:
         weights, samples, device = self.model.weights[slice(*bounds)], self.meta.train_samples, self.shard_device
         fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
         fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # they are of own steps
+        if self.rules < 6:
+            how["kind"] = partial(SliceUpdate, fused=True)
         return make_update(self.config, weights, **fields, **how)
 
     def snapshots(self, path: Path, update: Copied, resumed: Sequence[Sequence[float]]) -> Snapshots:

@@ -213,7 +213,8 @@ class Serial:
         nbytes = buckets.OLDER_NBYTES if self.record.rules < 4 else None
         cut_to = stages.buckets_of(self.config, self.model.layers, self.bounds, nbytes)
         pieces = [(bucket.start, bucket.end) for bucket in cut_to] if cut is None else cut.bounds
-        return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments, pieces)
+        segments, fused = self.tensors.segments, self.record.rules < 6
+        return stages.chain(self.config, in_turn, self.bounds, samples, gradients, segments, pieces, fused=fused)
 
     def _begin_anew(self, learner_id: int) -> None:
         """A spare has taken a learner's place, and has none of what that had kept between mini-batches."""

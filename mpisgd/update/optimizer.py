@@ -45,16 +45,16 @@ CACHED_NBYTES = 4_000_000
 
 
 def make_optimizer(
-    options: OptimizerOptions, parameter: Tensor, learning_rate: float, *, begun: bool = False
+    options: OptimizerOptions, parameter: Tensor, learning_rate: float, *, begun: bool = False, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """torch.optim on one flat parameter; fused kernels, which touch each byte once, where torch has them: for all but RMSprop, and
-    Adagrad's for CPUs alone.
+    """Make torch.optim on one flat parameter, whose steps on a CPU have the bits of torch's default kernels.
 
-    Except for SGD on slices that fit into a CPU core's cache: there torch's plain kernels take two thirds of the time. `begun`:
-    with all its state, SGD's momentum of zeros, too, which torch makes of the first gradient, all at once.
+    Fused kernels, which touch each byte once, have other bits, but for SGD's (`_sgd`): SGD takes them for slices that do not fit
+    into a core's cache, GPUs wherever torch has them. `begun`: with all its state, SGD's momentum of zeros, too, which torch makes
+    of the first gradient, all at once. `fused`: as runs of rules before 6 had them (`schema.RULES`).
     """
     with without_the_compiler():
-        optimizer = _make(options, parameter, learning_rate)
+        optimizer = _make(options, parameter, learning_rate, fused)
     if begun or type(optimizer) is not torch.optim.SGD:
         _begin(optimizer, parameter)
     return optimizer
@@ -73,24 +73,26 @@ def _count_of_steps(group: _Group, parameter: Tensor) -> Tensor:
     return torch.zeros((), device=parameter.device if group.get("fused") else None)
 
 
-def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float) -> torch.optim.Optimizer:
+def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float, fused: bool) -> torch.optim.Optimizer:
     on_gpu = parameter.device.type != "cpu"
     match options:
         case SgdOptions(momentum=momentum, nesterov=nesterov, weight_decay=decay):
-            fused = on_gpu or parameter.nbytes > CACHED_NBYTES
+            large = on_gpu or parameter.nbytes > CACHED_NBYTES
             return torch.optim.SGD(
-                [parameter], lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=decay, fused=fused
+                [parameter], lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=decay, fused=large
             )
         case AdagradOptions(weight_decay=decay, eps=eps):
-            return torch.optim.Adagrad([parameter], lr=learning_rate, weight_decay=decay, eps=eps, fused=not on_gpu)
+            return torch.optim.Adagrad([parameter], lr=learning_rate, weight_decay=decay, eps=eps, fused=fused and not on_gpu)
         case RmspropOptions(smoothing=smoothing, momentum=momentum, eps=eps, weight_decay=decay):
             return torch.optim.RMSprop(
                 [parameter], lr=learning_rate, alpha=smoothing, eps=eps, momentum=momentum, weight_decay=decay
             )
         case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
-            return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+            betas, fused = (beta1, beta2), fused or on_gpu
+            return torch.optim.Adam([parameter], lr=learning_rate, betas=betas, eps=eps, weight_decay=decay, fused=fused)
         case AdamwOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
-            return torch.optim.AdamW([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+            betas, fused = (beta1, beta2), fused or on_gpu
+            return torch.optim.AdamW([parameter], lr=learning_rate, betas=betas, eps=eps, weight_decay=decay, fused=fused)
         case LarsOptions() | LambOptions():
             return trust_ratio.make(options, parameter, learning_rate)
 
@@ -149,7 +151,7 @@ class Stepper:
 
     It goes to torch's functional form of the same step, on the same state: the hooks around `Optimizer.step` cost 12 microseconds,
     a tenth of the whole cycle of a small slice, and import torch's compiler. Fused kernels divide by the number of gradients, too,
-    which saves one pass over the slice; the plain ones of RMSprop make many passes, which stay in the cache where a chunk does.
+    which saves one pass over the slice; the plain ones make many passes, of one chunk after the other, which stays in the cache.
 
     Where there are `segments`, from the first element to the last, each has settings of its own. They are cut into pieces of at
     most a chunk; a step is always one of whole pieces, because the last bits of some kernels depend on where vectors begin and
@@ -159,13 +161,17 @@ class Stepper:
     What an update skips (`vectors/skipped.py`) has made fewer steps than the rest: they are `missed`.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameter: Tensor, segments: Sequence[Segment] = ()) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameter: Tensor, segments: Sequence[Segment] = (), *, fused: bool = False
+    ) -> None:
         self._group, self._state, self._weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
         self._skipped: Runs = NOTHING
         self._missed: list[tuple[int, int, int]] = []
         """Runs of elements, and how many of the counted steps have passed over them; where steps are counted."""
         self._size = parameter.numel()
         self._kernel = _KERNELS[type(optimizer)]
+        if fused and self._kernel.step is _sgd:
+            self._kernel = self._kernel._replace(step=sgd)
         self._settings = self._kernel.settings_of(self._group)
         self._fused = bool(self._group.get("fused"))
         self._scale = torch.ones((), device=self._weights.device)
@@ -225,20 +231,30 @@ class Stepper:
 
     @property
     def _makes_momentum(self) -> bool:
-        return self._kernel.step is sgd and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
+        return self._kernel.step in (sgd, _sgd) and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
         """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
         if not (len(self._skipped) or self._missed):
-            self._make(gradient, divisor, start, stop)
+            for begin, end in self._chunks(start, stop):
+                self._make(gradient, divisor, begin, end)
             return
         for first, last in between(self._skipped, start, stop):
-            for begin, end, missed in self._alike(first, last):
-                self._make(gradient, divisor, begin, end, missed)
+            for alike, differs, missed in self._alike(first, last):
+                for begin, end in self._chunks(alike, differs):
+                    self._make(gradient, divisor, begin, end, missed)
         if stop == self._size and "step" in self._state:
             self._state["step"] += 1
             skipped = ((first, last, 1) for first, last in self._skipped.tolist())
             self._missed = _added([*self._missed, *skipped])
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Cut these elements where plain kernels make their many passes."""
+        if self._fused or self._pieces or self._makes_momentum:
+            yield start, stop
+            return
+        for cut in cuts(4 * (stop - start)):
+            yield start + cut.start, start + cut.stop
 
     def _alike(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Runs of these elements that have missed the same number of steps, and that number."""
@@ -272,7 +288,7 @@ class Stepper:
         tensors: list[list[Any]] = []
         for name in kernel.slots:
             tensors.append([slots[name]] if name in slots else [])
-        first = not tensors[0] and kernel.step is sgd
+        first = not tensors[0] and kernel.step in (sgd, _sgd)
         if first:
             tensors[0].append(None)  # where torch puts the momentum that it makes
         settings["lr"] = self._group["lr"]
@@ -298,7 +314,7 @@ class Stepper:
             tensors: list[list[Any]] = []
             for name in self._kernel.slots:
                 tensors.append([slots_of[name][at] for at in those] if name in slots else [])
-            if self._kernel.step in (sgd, lars) and not tensors[0]:
+            if self._kernel.step in (sgd, _sgd, lars) and not tensors[0]:
                 tensors = [[None] * len(those)]
             of_them = [weights_of[at] for at in those], [gradient_of[at] for at in those]
             self._kernel.step(*of_them, *tensors, **settings)
@@ -339,10 +355,43 @@ class _Kernel(NamedTuple):
         return found | {"maximize": False, "foreach": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
 
 
+def _sgd(
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Any],
+    *,
+    fused: bool,
+    grad_scale: Tensor | None = None,
+    **settings: Any,
+) -> None:
+    """Make torch's step of SGD with the bits of its plain kernels.
+
+    Fused ones on a CPU have other bits in the elements that do not fill a register.
+    """
+    if not (fused and weights[0].is_cpu):
+        sgd(weights, gradients, momenta, fused=fused, grad_scale=grad_scale, **settings)
+        return
+    begins = settings["momentum"] > 0 and momenta[0] is None
+    filled = [0 if begins else len(each) - len(each) % _REGISTER for each in weights]
+    for kernel, parts in (True, [slice(end) for end in filled]), (False, [slice(end, None) for end in filled]):
+        those = [at for at, part in enumerate(parts) if len(weights[at][part])]
+        if not those:
+            continue
+        own = [gradients[at][parts[at]] for at in those]
+        made = momenta if begins else [None if momenta[at] is None else momenta[at][parts[at]] for at in those]
+        if not kernel and grad_scale is not None:
+            for each in own:
+                each.div_(grad_scale)
+        scale = grad_scale if kernel else None
+        sgd([weights[at][parts[at]] for at in those], own, made, fused=kernel, grad_scale=scale, **settings)
+
+
+_REGISTER = 16
+"""Elements of the widest register of a CPU that torch's kernels use."""
 _SGD = "fused", "weight_decay", "momentum", "lr", "dampening", "nesterov"
 _ADAM = ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
 _KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {
-    torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), _SGD),
+    torch.optim.SGD: _Kernel(_sgd, ("momentum_buffer",), _SGD),
     torch.optim.Adagrad: _Kernel(adagrad, ("sum", "step"), ("fused", "lr", "weight_decay", "lr_decay", "eps")),
     torch.optim.RMSprop: _Kernel(
         rmsprop, ("square_avg", "", "momentum_buffer", "step"), ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")

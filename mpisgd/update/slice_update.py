@@ -66,6 +66,7 @@ class SliceUpdate(Reception):
         weighting: what weights multiply; None: gradients.
         clip_average: L2 norm that the averaged gradient is clipped to: of the slice, or of which it is a part (`agree`); 0 = off.
         measured: whether norms of gradients are (`norms.py`).
+        fused: as in `make_optimizer`.
     """
 
     receives_again = True
@@ -87,6 +88,7 @@ class SliceUpdate(Reception):
         weighting: Weighting | None = None,
         clip_average: float = 0.0,
         measured: bool = True,
+        fused: bool = False,
     ) -> None:
         super().__init__(weights, push_format, measured=measured)
         self.compensation: Compensation | None = compensation
@@ -116,8 +118,8 @@ class SliceUpdate(Reception):
         self.samples = 0
         self._pending_samples = 0
         self._parameter = torch.nn.Parameter(weights)
-        self._optimizer = make_optimizer(options, self._parameter, learning_rate, begun=bool(segments))
-        self._step = Stepper(self._optimizer, self._parameter, segments)
+        self._optimizer = make_optimizer(options, self._parameter, learning_rate, begun=bool(segments), fused=fused)
+        self._step = Stepper(self._optimizer, self._parameter, segments, fused=fused)
         self._alpha0 = learning_rate
         self._schedule, self._momentum = schedule, momentum
         self._set_learning_rate()

@@ -50,15 +50,15 @@ ZOO: dict[str, Idiom] = {
         "sgd", lambda them: torch.optim.SGD(them, 0.1, momentum=0.9, nesterov=True), momentum=0.9, nesterov=True
     ),
     "unused parameters, Adagrad": unused(
-        "adagrad", lambda them: torch.optim.Adagrad(them, 0.1, fused=True, weight_decay=0.1), weight_decay=0.1
+        "adagrad", lambda them: torch.optim.Adagrad(them, 0.1, weight_decay=0.1), weight_decay=0.1
     ),
     "unused parameters, RMSprop": unused("rmsprop", lambda them: torch.optim.RMSprop(them, 0.1, momentum=0.5), momentum=0.5),
-    "unused parameters, Adam": unused("adam", lambda them: torch.optim.Adam(them, 0.1, fused=True)),
-    "unused parameters, AdamW": unused("adamw", lambda them: torch.optim.AdamW(them, 0.1, fused=True)),
-    "Adagrad": made("adagrad", lambda them: torch.optim.Adagrad(them, 0.1, fused=True)),
+    "unused parameters, Adam": unused("adam", lambda them: torch.optim.Adam(them, 0.1)),
+    "unused parameters, AdamW": unused("adamw", lambda them: torch.optim.AdamW(them, 0.1)),
+    "Adagrad": made("adagrad", lambda them: torch.optim.Adagrad(them, 0.1)),
     "RMSprop": made("rmsprop", lambda them: torch.optim.RMSprop(them, 0.1)),
-    "Adam": made("adam", lambda them: torch.optim.Adam(them, 0.1, fused=True)),
-    "AdamW": made("adamw", lambda them: torch.optim.AdamW(them, 0.1, fused=True)),
+    "Adam": made("adam", lambda them: torch.optim.Adam(them, 0.1)),
+    "AdamW": made("adamw", lambda them: torch.optim.AdamW(them, 0.1)),
     "SGD": made("sgd", lambda them: torch.optim.SGD(them, lr=0.1)),
     "SGD with momentum": made("sgd", lambda them: torch.optim.SGD(them, lr=0.1, momentum=0.8), momentum=0.8),
     "SGD with Nesterov momentum": made(

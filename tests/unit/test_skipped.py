@@ -22,8 +22,8 @@ BEGINS = np.cumsum([0, *SIZES]).tolist()
 
 OPTIMIZERS: dict[str, tuple[OptimizerOptions, Any]] = {
     "sgd": (SgdOptions(0.9, weight_decay=0.1), lambda them: torch.optim.SGD(them, 0.1, 0.9, weight_decay=0.1)),
-    "adam": (AdamOptions(weight_decay=0.1), lambda them: torch.optim.Adam(them, 0.1, weight_decay=0.1, fused=True)),
-    "adagrad": (AdagradOptions(weight_decay=0.1), lambda them: torch.optim.Adagrad(them, 0.1, weight_decay=0.1, fused=True)),
+    "adam": (AdamOptions(weight_decay=0.1), lambda them: torch.optim.Adam(them, 0.1, weight_decay=0.1)),
+    "adagrad": (AdagradOptions(weight_decay=0.1), lambda them: torch.optim.Adagrad(them, 0.1, weight_decay=0.1)),
     "rmsprop": (RmspropOptions(momentum=0.5), lambda them: torch.optim.RMSprop(them, 0.1, momentum=0.5)),
 }
 

@@ -24,8 +24,8 @@ NEVER = ("never.weight", "never.bias")
 
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Any]] = {
     "sgd": ({"name": "sgd", "momentum": 0.9, "weight_decay": 0.1}, lambda them: torch.optim.SGD(them, 0.1, 0.9, weight_decay=0.1)),
-    "adam": ({"name": "adam", "weight_decay": 0.1}, lambda them: torch.optim.Adam(them, 0.1, weight_decay=0.1, fused=True)),
-    "adamw": ({"name": "adamw"}, lambda them: torch.optim.AdamW(them, 0.1, fused=True)),
+    "adam": ({"name": "adam", "weight_decay": 0.1}, lambda them: torch.optim.Adam(them, 0.1, weight_decay=0.1)),
+    "adamw": ({"name": "adamw"}, lambda them: torch.optim.AdamW(them, 0.1)),
     "rmsprop": ({"name": "rmsprop", "momentum": 0.5}, lambda them: torch.optim.RMSprop(them, 0.1, momentum=0.5)),
 }
 

@@ -40,6 +40,7 @@ class InnerSteps(Travels):
         rate: learning rate of the k-th inner step from weights of a clock, k from 0.
         segments: groups of parameters, with rates and weight decays of their own.
         tell_nonfinite: give an outer gradient that is not finite the loss NaN, so that all shards drop it.
+        fused: as in `make_optimizer`.
 
     Raises ProtocolError where the weights are those of a team.
     """
@@ -53,12 +54,14 @@ class InnerSteps(Travels):
         *,
         segments: Sequence[Segment] = (),
         tell_nonfinite: bool,
+        fused: bool = False,
     ) -> None:
         self._gradient = gradient
         self._count = count
         self._options = options
         self._rate = rate
         self._segments = segments
+        self._fused = fused
         self._tell_nonfinite = tell_nonfinite
         self._clock = 0
         self.memory, self.scaled = gradient.memory, gradient.scaled
@@ -74,8 +77,8 @@ class InnerSteps(Travels):
     def _begin(self) -> None:
         """Make the inner optimiser anew."""
         parameter = torch.nn.Parameter(self._weights)
-        self._optimizer = make_optimizer(self._options, parameter, self._rate(0, 0), begun=True)
-        self._step = Stepper(self._optimizer, parameter, self._segments)
+        self._optimizer = make_optimizer(self._options, parameter, self._rate(0, 0), begun=True, fused=self._fused)
+        self._step = Stepper(self._optimizer, parameter, self._segments, fused=self._fused)
 
     def prepare(self, seq: int) -> None:
         """Do what the first mini-batch of a round needs before its weights are known."""

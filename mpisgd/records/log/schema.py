@@ -72,7 +72,8 @@ without it follow 1: a warm-up began with a rate of 0, learners' own steps kept 
 recalibrated on the first stored samples, or had the statistics of the rank that evaluates ("initial"), and a run whose test loss
 did not fall by 1 % had diverged. With 2, slices by layers ended within a layer only where there were more shards than layers.
 With 3, buckets of an allreduce had twice as many bytes. With 4, cores that move bytes (`network.core_bandwidth`) copied none within
-their node. With 5, a parameter without a gradient had one of zeros, as if torch's optimisers did not pass over it.
+their node. With 5, a parameter without a gradient had one of zeros, as if torch's optimisers did not pass over it;
+Adam, AdamW and Adagrad had the bits of torch's fused kernels, and so did the last elements of a large slice with SGD.
 """
 
 

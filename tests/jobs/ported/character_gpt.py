@@ -70,6 +70,6 @@ IDIOM = Idiom(
     Gpt,
     lambda: (Letters(0, 4800), Letters(4800, 6000)),
     loss,
-    optimizer=lambda them: torch.optim.AdamW(them, lr=0.003, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
+    optimizer=lambda them: torch.optim.AdamW(them, lr=0.003, betas=(0.9, 0.95), weight_decay=0.1),
     config={"optimizer": {"name": "adamw", "beta2": 0.95, "weight_decay": 0.1}, "alpha0": 0.003, "mu": 12, "epochs": 4},
 )

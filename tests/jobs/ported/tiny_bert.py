@@ -46,6 +46,6 @@ IDIOM = Idiom(
     bert,
     sentences,
     step=step,
-    optimizer=lambda them: torch.optim.AdamW(them, lr=0.002, fused=True),
+    optimizer=lambda them: torch.optim.AdamW(them, lr=0.002),
     config={"optimizer": "adamw", "alpha0": 0.002, "mu": 10, "epochs": 4},
 )

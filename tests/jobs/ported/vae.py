@@ -40,6 +40,6 @@ IDIOM = Idiom(
     Vae,
     digits,
     step=step,
-    optimizer=lambda them: torch.optim.Adam(them, lr=0.002, fused=True),
+    optimizer=lambda them: torch.optim.Adam(them, lr=0.002),
     config={"optimizer": "adam", "alpha0": 0.002, "mu": 16, "epochs": 6},
 )
