@@ -179,6 +179,8 @@ class Shard:
             self._part(message)
         elif isinstance(message, GaveUp):
             self._tell(Event.GAVE_UP, message.learner_id, message.seq)
+            if message.learner_id == 0:
+                self.desk.has_computed()
         elif isinstance(message, Refused):
             self.refuse(message)
         elif isinstance(message, Interrupt):
@@ -207,6 +209,8 @@ class Shard:
 
     def _take(self, push: Push) -> None:
         rules, learner_id = self.rules, push.learner_id
+        if learner_id == 0:
+            self.desk.has_computed()
         was_absent = learner_id in rules.absent
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:

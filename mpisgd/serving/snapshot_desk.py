@@ -26,7 +26,7 @@ class SnapshotDesk:
         self._update = update
         self._snapshots = snapshots
         self._pulls = pulls
-        self._pulled = 0
+        self._pulled, self._has_computed = 0, True
         self._taken_at: list[int] = []
         """How often learner 0 had pulled when each snapshot was there."""
         self._asked: int | None = None
@@ -37,8 +37,15 @@ class SnapshotDesk:
         self._asked = number
         self.answer()
 
+    def has_computed(self) -> None:
+        """Learner 0 has pushed, or given up, a mini-batch."""
+        self._has_computed = True
+
     def has_pulled(self) -> None:
-        """Learner 0 has."""
+        """Learner 0 has; a pull that asks again, until all shards have one clock, does not count."""
+        if not self._has_computed:
+            return
+        self._has_computed = False
         self._note_taken()
         self._pulled += 1
         if self._pulls and self._asked is not None:

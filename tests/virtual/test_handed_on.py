@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mpisgd import replay
+from mpisgd.base.errors import CheckpointError
 from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -182,3 +183,12 @@ def test_a_snapshot_that_learner_0_never_came_to_has_what_it_had_last(tmp_path: 
     assert again.calls == 1
     given.put(0, last=False)
     assert again.calls == 0
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    keeper = buffers.Keeper(Keeping(), tmp_path, lambda: None)
+    keeper.begins(1, 0)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=f"{file.name} cannot be read"):
+        buffers.Given(Keeping(), tmp_path, lambda: None).put(0, last=False)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from mpisgd.base import durable
+from mpisgd.base.errors import CheckpointError
 from mpisgd.base.storage import writing
 from mpisgd.records.log import schema
 from mpisgd.vectors.computing import Keeps
@@ -43,8 +44,10 @@ def _write(path: Path, state: Any) -> None:
 
 
 def _read(path: Path, module: nn.Module) -> None:
-    with writing(path):
+    try:
         put(module, torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # whatever torch's readers, or the module's own, raise
+        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def forget(run: Path, begin: int) -> None:
