@@ -22,8 +22,8 @@ class Options:
     """Write the weights of a run to a file: a state dict, of the model's own names. `--init-from` and torch read it.
 
     Without `--clock`, the last weights of a run that has ended. With it, those of a checkpoint, also of a run under way: for
-    their names the model is made anew, and batch-norm statistics are measured as in evaluations. So data are loaded, and code that
-    the run names is wanted as in `replay`.
+    their names the model is made anew, and buffers are learner 0's, until the run has ended; else batch norm is measured.
+    So data are loaded, and code that the run names is wanted as in `replay`.
     """
 
     run: tyro.conf.Positional[Path]
@@ -81,6 +81,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     from mpisgd.job import parts
     from mpisgd.job.parts import NOTHING_BROUGHT
     from mpisgd.protocols import HardsyncOptions
+    from mpisgd.records.checkpoint import buffers
     from mpisgd.records.checkpoint import checkpoint as disk
     from mpisgd.records.log.reader import Directory
     from mpisgd.replay.brought import renamed_in
@@ -113,8 +114,11 @@ def _of_checkpoint(options: Options, clock: int) -> State:
                 f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here {model.fingerprint}"
             )
         model.weights.copy_(torch.cat([torch.from_numpy(each[name]) for each in tensors]))
-        if batch_norms(model.module):
-            buffers = "recalibrate" if config.evaluation.buffers == "learner" else config.evaluation.buffers
-            config = replace(config, evaluation=dataclasses.replace(config.evaluation, buffers=buffers))
+        learners = config.buffers_evaluated == "learner"
+        kept = learners and buffers.at_checkpoint(run, clock, model.module, newest=clock == there[-1])
+        if not kept and batch_norms(model.module):
+            if learners:
+                config = replace(config, evaluation=dataclasses.replace(config.evaluation, buffers="recalibrate"))
+                print("batch-norm statistics are measured on training samples: those of learner 0 at this clock are not there")
             parts.make_measure(config, model, parts.load_loss(config, NOTHING_BROUGHT), data).prepare()
     return model.state()

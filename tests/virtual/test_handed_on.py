@@ -161,7 +161,10 @@ def test_an_attempt_goes_on_with_what_was_kept(tmp_path: Path) -> None:
         module.see(1.0)
     names = {path.name.removeprefix(schema.SPOOL) for path in tmp_path.iterdir()}
     assert names == {"buffers.0", "buffers.1", "buffers.2", "buffers.3", "learner-0.20", "learner-0.30"}
+    assert buffers.at_checkpoint(tmp_path, 30, exported := Keeping(), newest=True) and exported.calls == 10
+    assert not buffers.at_checkpoint(tmp_path, 10, exported, newest=False)
     keeper.end(4, 33, interrupted=True)
+    assert buffers.at_checkpoint(tmp_path, 33, exported, newest=True) and exported.calls == 11
     for clock, calls in ((20, 7), (33, 11)):
         buffers.begin(tmp_path, clock, 0, clock, again := Keeping())
         assert again.calls == calls if clock == 20 else again.calls == 0, "another attempt has taken what there was"

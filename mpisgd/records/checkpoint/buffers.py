@@ -74,6 +74,18 @@ def begin(run: Path, attempt: int, learner_id: int, clock: int, module: nn.Modul
     begin_again(run, attempt, learner_id, module)
 
 
+def at_checkpoint(run: Path, clock: int, module: nn.Module, *, newest: bool) -> bool:
+    """Let the model have what learner 0 had at the checkpoint of this clock; returns whether there is a file of that.
+
+    `newest`: an interrupted run has no later checkpoint.
+    """
+    for each in (clock, LAST) if newest else (clock,):
+        if (path := _of_learner(run, 0, each)).exists():
+            _read(path, module)
+            return True
+    return False
+
+
 def begin_again(run: Path, attempt: int, learner_id: int, module: nn.Module) -> None:
     """Let the model have what a learner began an attempt with."""
     if (begun := run / schema.learner_file(learner_id, attempt)).exists():
