@@ -284,6 +284,8 @@ _OTHERWISE = """
   update has it. Pipelines, partitioned models and `virtual.batched` refuse such a model, unless zeros move nothing (SGD without
   momentum and weight decay).
 - Sparse gradients (`nn.Embedding(sparse=True)`) are added to dense ones, whose last bits may be others.
+- Inputs and targets of other float types become float32, and classes int64: a loss of float64 targets has other last bits.
+- `memory_format = "contiguous"` has the loop's bits; the default is channels_last, which convolutions compute faster.
 - Shards on a GPU step by torch's fused kernels (`fused=True`), whose last bits are others than those of its default.
 """
 

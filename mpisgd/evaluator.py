@@ -149,11 +149,11 @@ class Evaluator:
                 self._given.put(snapshot.number, last=last)
             self._model.weights.copy_(vector)
             self._measure.prepare()
+            states[name] = self._state(last)  # as it was trained: some modules change what they keep in evaluations, too
             for train in self._splits:
                 start_s = self._channel.now_s()
                 found = self._measure.of(train=train)
                 rows.append(self._row(snapshot, averaged, train, found, self._channel.now_s() - start_s))
-            states[name] = self._state(last)
         self._tell(rows, states, last)
         return states
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -108,7 +108,15 @@ def _of_loader(loader: DataLoader[Any], dataset: Any, where: str, nested: bool) 
 
 
 def _pairs(dataset: Any, where: str) -> LazySplit:
-    return LazySplit(dataset, where, _first_sample(dataset[0], where) if len(dataset) else None)
+    """Pairs of tensors, stacked; pairs of anything else as torch collates them."""
+    if not len(dataset):
+        return LazySplit(dataset, where, None)
+    sample = dataset[0]
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ConfigError(f"{where}: sample 0 is {_describe(sample)}, expected a pair (input, target)")
+    if any(isinstance(part, tuple | list | Mapping | str) for part in sample):
+        return CollatedSplit(dataset, where)
+    return LazySplit(dataset, where, _first_sample(sample, where))
 
 
 def _is_samples(value: Any) -> bool:
@@ -117,9 +125,7 @@ def _is_samples(value: Any) -> bool:
     return not ordinary and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
-def _first_sample(sample: Any, where: str) -> Batch:
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ConfigError(f"{where}: sample 0 is {_describe(sample)}, expected a pair (input, target)")
+def _first_sample(sample: Sequence[Any], where: str) -> Batch:
     tensors = []
     for part, value in zip(("input", "target"), sample, strict=True):
         try:

@@ -158,7 +158,8 @@ class Gradient(Travels):
             raise self.detached()
         if self._checked:
             return
-        strange = [f"of shape {tuple(each.shape)}" for each in parameters_of(loss) - set(self._model.module.parameters())]
+        others = parameters_of(loss) - set(self._model.module.parameters())
+        strange = sorted(f"of shape {tuple(each.shape)}" for each in others)
         if strange:
             raise ConfigError(f"{self._whose_loss} depends on {not_the_models(strange)}")
         self._checked = True
@@ -203,16 +204,11 @@ class Gradient(Travels):
         if self._scale is None:
             loss = self.forward(seq)
             self._prepared = None
-            self.backward(loss)
+            model.backward(loss)
         else:
             loss = self._scale.passes(lambda: self.forward(seq), model)
             self._prepared = None
         return self.hand_over(loss)
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of the loss to that which the user's own step has left, as torch does."""
-        self._model.take_gradients_back()
-        loss.backward()  # type: ignore[no-untyped-call]
 
     def hand_over(self, loss: Tensor) -> float:
         """After the backward pass: clip the gradient, and hand it over; returns the loss."""

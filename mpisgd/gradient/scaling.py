@@ -44,8 +44,7 @@ class LossScale:
         scale = self.scale
         while True:
             loss = forward()
-            model.take_gradients_back()
-            (loss * scale).backward()  # type: ignore[no-untyped-call]
+            model.backward(loss * scale)
             finite = is_finite(model.gradients)
             if finite or scale <= 1.0 or not math.isfinite(loss.item()):
                 break

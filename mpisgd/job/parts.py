@@ -147,15 +147,25 @@ def _callable(given: Any, field: str, arguments: str) -> Any:
 
 
 def build_model(
-    config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False, needed: Needed | None = None
+    config: Config,
+    meta: Meta,
+    brought: Brought,
+    device: str = "cpu",
+    *,
+    resumed: bool = False,
+    needed: Needed | None = None,
+    rules: int = schema.RULES,
 ) -> FlatModel:
     """The network with its initial weights. Raises ConfigError where it, or what it is to begin with, does not fit.
 
     `resumed`: its weights are about to be a checkpoint's. Then the file that the run began with is wanted for what checkpoints do
     not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
-    `needed`: as in `models.make`.
+    `needed`: as in `models.make`; `rules`: of the run (`schema.RULES`).
     """
     module = make_module(config, meta, brought, needed).train()
+    if rules < 6:
+        for each in module.parameters():
+            each.data = each.data.contiguous()
     if config.init_from and resumed and initial.holds_more(module):
         initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
     elif config.init_from and not resumed:

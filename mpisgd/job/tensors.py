@@ -93,7 +93,7 @@ class Tensors:
     def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES) -> Tensors:
         """Make the parts, for so many ranks that compute. Raises ConfigError."""
         meta = parts.meta_of(data, config)
-        model, loss = parts.build_model(config, meta, brought), parts.load_loss(config, brought)
+        model, loss = parts.build_model(config, meta, brought, rules=rules), parts.load_loss(config, brought)
         return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data, rules=rules)
 
     @property

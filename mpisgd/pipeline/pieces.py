@@ -104,6 +104,7 @@ class Pieces(InMicroBatches):
             self._scaled(loss).backward()  # type: ignore[no-untyped-call]
             for output, given in reversed(self._borders):
                 _pass_back(output, _mapped(travelled, _gradients_of(given)))
+        self._model.take_gradients_back()
         return self.hand_over(torch.stack(losses).mean())
 
     def _clip(self) -> None:
@@ -200,6 +201,7 @@ class StagePasses(InMicroBatches):
         clip_part(self._model.gradients, norm, self._clip_norm)
 
     def told(self, loss: float) -> float:
+        self._model.take_gradients_back()
         self.note_skipped()
         return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else loss
 

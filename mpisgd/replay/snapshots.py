@@ -245,13 +245,13 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
                 given.put(number, last=final)
             serial.model.weights.copy_(weights)
             measure.prepare()
+            _compare_saved(record, serial, vector, proof, final and record.rules > 5)
             for split, train in enumerate(splits):
                 at = (number * vectors + vector) * len(splits) + split
                 if at < len(rows):
                     proof.evaluations += 1
                     _compare(rows[at], at, measure.of(train=train), proof)
-            if final and record.done is not None:
-                _compare_buffers(record, serial.model.module, ("theta", "thetabar")[vector], proof)
+            _compare_saved(record, serial, vector, proof, final and record.rules < 6)
 
 
 def _compare(row: np.void, at: int, found: Measured, proof: Proof) -> None:
@@ -260,6 +260,12 @@ def _compare(row: np.void, at: int, found: Measured, proof: Proof) -> None:
         said = row[name].item() if name in names else math.nan
         if not same(said, value) and not abs(said - value) <= proof.tolerance * max(1.0, abs(said)):
             proof.find(Finding(f"{name} {said!r}, evaluated again {value!r}", -1, "evaluations", at, int(row["clock_max"])))
+
+
+def _compare_saved(record: Record, serial: Serial, vector: int, proof: Proof, there: bool) -> None:
+    """Compare what was saved beside the parameters; by rules before 6, it was saved as evaluations had left it."""
+    if there and record.done is not None:
+        _compare_buffers(record, serial.model.module, ("theta", "thetabar")[vector], proof)
 
 
 def _compare_buffers(record: Record, module: nn.Module, name: str, proof: Proof) -> None:

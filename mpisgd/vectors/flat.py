@@ -1,8 +1,8 @@
 """A model as one flat vector, and the slices of the shards (DESIGN 5).
 
 The parameters of the model become views into one float32 vector, their gradients views into another, so that a push or pull
-of a slice needs no copy. A parameter of four dimensions keeps its memory format inside the vector: with channels_last, the
-elements of a convolution's weight lie there in the order (out, height, width, in).
+of a slice needs no copy. A parameter's elements lie there in the order that they have in memory where the model is made, as its
+strides say; with channels_last, those of a convolution's weight in the order (out, height, width, in).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class FlatModel:
 
     Parameters on torch's device "meta" (`models/in_pieces.py`) stay there.
 
-    Raises ConfigError for a model without trainable parameters or with ones that are not float32.
+    Raises ConfigError for a model without trainable parameters, or with ones that are not float32, or that torch cannot change.
     """
 
     def __init__(
@@ -178,13 +178,19 @@ class FlatModel:
         for name, parameter in parameters:
             if parameter.dtype != torch.float32:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
+            if parameter.is_inference():
+                raise ConfigError(
+                    f"model: parameter {name} was made in torch.inference_mode(), and cannot change: expected torch.no_grad()"
+                )
+        self._orders = {name: self._order(parameter) for name, parameter in parameters}
         size = sum(parameter.numel() for _, parameter in parameters)
         self.move_to(Memory.zeros(size, device, begins))
 
     @property
     def fingerprint(self) -> str:
         """Their number, and a hash of names, shapes and order in memory: what a flat vector of this model means."""
-        layout = [[name, list(parameter.shape)] for name, parameter in self._parameters]
+        layout: list[Any] = [[name, list(parameter.shape)] for name, parameter in self._parameters]
+        layout += [[name, order] for name, order in self._orders.items() if order and not (self._channels_last and len(order) == 4)]
         digest = hashlib.sha256(json.dumps([self._channels_last, layout]).encode()).hexdigest()[:16]
         return f"{self.size:,} ({digest})"
 
@@ -236,8 +242,14 @@ class FlatModel:
                     " backward, and shards step"
                 )
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of the loss to that which the user's own step has left, as torch does."""
+        self.take_gradients_back()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.take_gradients_back()
+
     def take_gradients_back(self) -> None:
-        """Let gradients be in the flat vector again, where the user's own step has cleared some (`zero_grad`), or set them."""
+        """Let gradients be in the flat vector again, where the user's step or hooks have cleared some, or set them."""
         for at, (_, parameter, place) in enumerate(self._places):
             if parameter.grad is not place:
                 if parameter.grad is None:
@@ -266,18 +278,26 @@ class FlatModel:
         self.move_to(self.memory)
         self._initial.put_back()
 
-    def _view(self, part: Tensor, shape: torch.Size) -> Tensor:
-        if self._channels_last and len(shape) == 4:
-            out, inner, height, width = shape
-            return part.view(out, height, width, inner).permute(0, 3, 1, 2)
-        return part.view(shape)
+    def _order(self, parameter: nn.Parameter) -> list[int]:
+        """Dimensions from the outermost in memory to the innermost; [] = as they are."""
+        if self._channels_last and parameter.dim() == 4:
+            return [0, 2, 3, 1]
+        order = sorted(range(parameter.dim()), key=lambda at: -parameter.stride()[at])
+        dense = parameter.permute(order).is_contiguous()
+        return order if dense and not parameter.is_contiguous() else []
+
+    @staticmethod
+    def _view(part: Tensor, shape: torch.Size, order: Sequence[int]) -> Tensor:
+        if not order:
+            return part.view(shape)
+        return part.view([shape[at] for at in order]).permute([order.index(at) for at in range(len(order))])
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The parameters, by name, that a flat vector of the model's size holds: views into it."""
         found, offset = {}, 0
         for name, parameter in self._parameters:
             end = offset + parameter.numel()
-            found[name] = self._view(vector[offset:end], parameter.shape)
+            found[name] = self._view(vector[offset:end], parameter.shape, self._orders[name])
             offset = end
         return found
 

@@ -28,6 +28,9 @@ from mpisgd.vectors.memory import host_view
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 _LARGEST = 1000
 """Parts of a container that is looked at; of a tensor it is the square."""
+_ITERATORS = itertools.count | itertools.cycle | type(iter([])) | type(iter(())) | type(iter(range(1)))
+_OF_OTHERS = {"builtins", "itertools", "functools", "torch", "numpy", "mpisgd"}
+"""Packages whose objects are not the user's."""
 _LOOKS = 3
 """Turns after which nobody looks any more whether frozen parameters move."""
 
@@ -188,11 +191,14 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 class Hidden:
     """What Python keeps: attributes of a module that are no parameters or buffers, and variables of the user's functions outside of
-    them. Numbers, text, tensors, plain containers of those, and generators of random numbers; what else there may be is not looked
+    them. Numbers, text, tensors, plain containers of those, generators of random numbers, iterators that can be copied, other
+    modules, optimisers, and such attributes of the user's own objects, classes and functions; what else there may be is not looked
     at."""
 
     def __init__(self, module: nn.Module, *functions: Any) -> None:
-        self._places = {**_attributes(module), **{name: at for function in functions for name, at in _variables(function).items()}}
+        self._places = _attributes(module)
+        for function in functions:
+            self._places |= _variables(function, {id(module)})
         self._values = {name: copy.deepcopy(get()) for name, (get, _) in self._places.items()}
 
     @property
@@ -228,9 +234,28 @@ def _attributes(module: nn.Module) -> dict[str, _Place]:
 
 def _of(owner: Any) -> dict[str, _Place]:
     """The attributes of an object."""
-    own = {key: value for key, value in vars(owner).items() if key not in _TORCHS_OWN}
+    own = {key: value for key, value in vars(owner).items() if key not in _TORCHS_OWN and not key.startswith("__")}
     places = {key: _place(value, partial(getattr, owner, key), partial(setattr, owner, key)) for key, value in own.items()}
     return {key: place for key, place in places.items() if place is not None}
+
+
+def _within(name: str, value: Any) -> dict[str, _Place]:
+    """Where what one of the user's objects keeps lies, by the names that it has there."""
+    if isinstance(value, nn.Module):
+        tensors = [each for each in itertools.chain(value.parameters(), value.buffers()) if each.numel() <= _LARGEST**2]
+        return {name: (lambda: tuple(each.detach() for each in tensors), partial(_write, tensors))}
+    if isinstance(value, torch.optim.Optimizer):
+        return {name: (lambda: (value.state_dict(),), lambda state: value.load_state_dict(*state))}
+    made_by = value.__module__ if isinstance(value, type | FunctionType) else type(value).__module__
+    if not hasattr(value, "__dict__") or not isinstance(made_by, str) or made_by.partition(".")[0] in _OF_OTHERS:
+        return {}
+    return {f"{name}.{key}": place for key, place in _of(value).items()}
+
+
+def _write(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.data.copy_(value)
 
 
 def _place(value: Any, get: Callable[[], Any], put: Callable[[Any], object]) -> _Place | None:
@@ -245,25 +270,31 @@ def _place(value: Any, get: Callable[[], Any], put: Callable[[Any], object]) -> 
     return (get, put) if _is_plain(value) else None
 
 
-def _variables(function: Any) -> dict[str, _Place]:
-    """Variables of a function outside of it: in a closure, global, or of the object whose method it is."""
+def _variables(function: Any, seen: set[int]) -> dict[str, _Place]:
+    """Variables of a function outside of it: in a closure, global, or of the object whose method it is; but what was `seen`."""
     while isinstance(function, partial):
         function = function.func
     code, owner = getattr(function, "__code__", None), getattr(function, "__self__", function)
     found = _of(owner) if hasattr(owner, "__dict__") and not isinstance(owner, type | nn.Module | FunctionType) else {}
     if code is None:
         return found
-    places: dict[str, _Place | None] = {}
+    places: dict[str, tuple[Any, _Place]] = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # of a variable that has no value yet
-            places[name] = _place(
-                cell.cell_contents, partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents")
-            )
+            places[name] = cell.cell_contents, (partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
     around = function.__globals__
     for name in code.co_names:
         if name in around:
-            places[name] = _place(around[name], partial(around.get, name), partial(around.__setitem__, name))
-    return found | {name: place for name, place in places.items() if place is not None}
+            places[name] = around[name], (partial(around.get, name), partial(around.__setitem__, name))
+    for name, (value, ways) in places.items():
+        if (place := _place(value, *ways)) is not None:
+            found[name] = place
+        elif id(value) not in seen:
+            seen.add(id(value))
+            found |= _within(name, value)
+            if isinstance(value, FunctionType) and value.__globals__ is around:
+                found |= _variables(value, seen)
+    return found
 
 
 def _is_plain(value: Any, room: int = _LARGEST) -> bool:
@@ -276,20 +307,29 @@ def _is_plain(value: Any, room: int = _LARGEST) -> bool:
         return not (isinstance(value, nn.Parameter) or value.requires_grad) and value.numel() <= _LARGEST**2
     if isinstance(value, np.ndarray):
         return value.size <= _LARGEST**2
-    return isinstance(value, int | float | str | bytes | np.generic | itertools.count | None)
+    if isinstance(value, _ITERATORS):
+        return (parts := _parts(value)) is not None and all(_is_plain(each) for each in parts)
+    return isinstance(value, int | float | str | bytes | np.generic | None)
+
+
+def _parts(iterator: Any) -> Any:
+    """What an iterator is made of; None where Python does not say, and cannot copy it (itertools', since 3.14)."""
+    with suppress(TypeError):
+        return iterator.__reduce__()[1:]
+    return None
 
 
 def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other)
+    if isinstance(one, Tensor | np.ndarray):
+        return one.shape == other.shape and bool((one == other).all())
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, _ITERATORS):
+        return _same(_parts(one), _parts(other))
     return repr(one) == repr(other)
 
 
@@ -305,7 +345,10 @@ def state_kept(module: nn.Module, *functions: Any) -> Iterator[tuple[KeptState, 
 
 
 def check_saving(module: nn.Module) -> None:
-    """Save and read what is no plain tensor of a module's state, before hours of training. Raises ConfigError where that fails."""
+    """Save and read what is no plain tensor of a module's state, before hours of training, and look for its parameters there.
+
+    Raises ConfigError where that fails, or does not show a parameter under its own name.
+    """
     what = "state_dict()"
     try:
         state = module.state_dict()
@@ -320,6 +363,12 @@ def check_saving(module: nn.Module) -> None:
             f"model: {what} of its state cannot be saved, and read by torch.load(..., weights_only=True): {type(error).__name__}:"
             f" {error}; expected tensors, numbers and text, in lists and dicts"
         ) from error
+    for name, parameter in module.named_parameters():
+        if not (isinstance(found := state.get(name), Tensor) and found.shape == parameter.shape):
+            raise ConfigError(
+                f"model: its state_dict() has no {name} of shape {tuple(parameter.shape)}: expected each parameter under its own"
+                " name, by which weights are saved, read and replayed; other names in a file of your own, made of weights.pt"
+            )
 
 
 def has_extra_state(module: nn.Module) -> bool:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
 
-from mpisgd.base.draws import seed_all, seeds_of
+from mpisgd.base.draws import seed_all, seeded, seeds_of
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.config.config_file import from_mapping
-from mpisgd.data import fetch
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 
@@ -86,14 +85,18 @@ class Trained:
     state: dict[str, Any]
     losses: list[float]
     optimizer: dict[str, Tensor]
-    """What it keeps of all trained parameters, one behind the other; zeros of those that it has never stepped."""
+    """What it keeps of all trained parameters, as these lie in memory, one behind the other; zeros of those that it has never
+    stepped."""
 
 
 def _kept_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     states = [(each, optimizer.state.get(each, {})) for each in model.parameters() if each.requires_grad]
     names = {name for _, state in states for name, value in state.items() if isinstance(value, Tensor)}
     return {
-        name: torch.cat([torch.zeros_like(each).add(state.get(name, 0.0)).reshape(-1) for each, state in states]) for name in names
+        name: torch.cat(
+            [torch.zeros_like(each).add(state.get(name, 0.0)).as_strided((each.numel(),), (1,)) for each, state in states]
+        )
+        for name in names
     }
 
 
@@ -110,6 +113,8 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[
     torch.set_num_threads(config.threads)
     data = parts.load_data(config, idiom.brought)
     meta = parts.meta_of(data)
+    with seeded(seeds_of(Domain.DATA, config.seed)):
+        train = idiom.data()[0]
     sampling = parts.make_sampling(config, meta, learners)
     model = parts.make_module(config, meta, idiom.brought)
     models = [model, *(copy.deepcopy(model) for _ in range(learners - 1))]
@@ -137,7 +142,8 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[
             for parameter, newest in zip(own.parameters(), model.parameters(), strict=True):
                 if parameter.requires_grad:
                     parameter.data.copy_(newest.data)
-            batch = fetch(data.train, sampling.indices(learner, seq), partial(seeds_of, Domain.SAMPLES, config.seed, learner, seq))
+            with seeded(seeds_of(Domain.SAMPLES, config.seed, learner, seq)):
+                batch = batch_of(train, sampling.indices(learner, seq).tolist())
             seed_all(seeds_of(Domain.DROPOUT, config.seed, learner, seq))
             own.zero_grad()
             loss = loss_of(own, batch)
@@ -153,6 +159,15 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[
             scheduler.step()
         watch(seq + 1, model, loss_of, data.test)
     return Trained(model.state_dict(), losses, _kept_of(optimizer, model))
+
+
+def batch_of(train: Any, indices: list[int]) -> Any:
+    """As torch's own DataLoader makes it."""
+    if isinstance(train, tuple | list):
+        return tuple(torch.as_tensor(each)[indices] for each in train)
+    dataset, collate = (train.dataset, train.collate_fn) if isinstance(train, DataLoader) else (train, default_collate)
+    several = getattr(dataset, "__getitems__", None)
+    return collate([dataset[index] for index in indices] if several is None else several(indices))
 
 
 def loss_on_test_data(model: nn.Module, loss_of: Callable[[nn.Module, Any], Tensor], data: Any) -> float:

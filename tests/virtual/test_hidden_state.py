@@ -78,6 +78,84 @@ def in_globals(model: nn.Module, batch: Any) -> Tensor:
     return loss_of(model, batch, 1 + 0.1 * CALLS[0])
 
 
+def as_an_attribute(model: nn.Module, batch: Any) -> Tensor:
+    """A function that counts its calls by itself."""
+    as_an_attribute.calls = getattr(as_an_attribute, "calls", 0) + model.training  # type: ignore[attr-defined]
+    return loss_of(model, batch, 1 + 0.1 * as_an_attribute.calls)  # type: ignore[attr-defined]
+
+
+class Meter:
+    """A running average of losses, of the object and of its class."""
+
+    all = 0.0
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def see(self, loss: Tensor) -> None:
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        Meter.all += 0.1
+
+
+def helped(model: nn.Module, batch: Any) -> Tensor:
+    """What counts is a function beside the step."""
+    return loss_of(model, batch, counting(model))
+
+
+def counting(model: nn.Module) -> float:
+    CALLS[0] += model.training
+    return 1 + 0.1 * CALLS[0]
+
+
+def metered() -> Any:
+    meter = Meter()
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss = loss_of(model, batch, 1 + meter.mean + Meter.all)
+        if model.training:
+            meter.see(loss)
+        return loss
+
+    return step
+
+
+def in_cycles() -> Any:
+    factors = itertools.cycle(torch.linspace(1, 2, 5))
+    return lambda model, batch: loss_of(model, batch, float(next(factors)) if model.training else 1.0)
+
+
+def taught() -> Any:
+    """By a teacher outside of the model, which follows its weights."""
+    torch.manual_seed(0)
+    teacher = net()
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss = loss_of(model, batch) + functional.mse_loss(model(batch[0]), teacher(batch[0]).detach())
+        if model.training:
+            with torch.no_grad():
+                for own, newest in zip(teacher.parameters(), model.parameters(), strict=True):
+                    own.lerp_(newest, 0.1)
+        return loss
+
+    return step
+
+
+def against_another() -> Any:
+    """Another network, with an optimiser of its own."""
+    torch.manual_seed(0)
+    other = net()
+    optimizer = torch.optim.Adam(other.parameters(), 0.1)
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        if model.training:
+            optimizer.zero_grad()
+            loss_of(other, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return loss_of(model, batch) + functional.mse_loss(model(batch[0]), other(batch[0]).detach())
+
+    return step
+
+
 class Attribute(nn.Module):
     """A running mean that is no buffer."""
 
@@ -99,6 +177,12 @@ KEPT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
     "an object that is called": (net, Called, "it depends on calls, which"),
     "a method": (net, lambda: Called().method, "it depends on calls, which"),
     "a global": (net, lambda: in_globals, "it depends on CALLS, which"),
+    "an attribute of a function": (net, lambda: as_an_attribute, "it depends on as_an_attribute.calls, which"),
+    "a helper": (net, lambda: helped, "it depends on CALLS, which"),
+    "an object": (net, metered, "it depends on meter.mean, Meter.all, which"),
+    "a cycle": (net, in_cycles, "it depends on factors, which"),
+    "a teacher": (net, taught, "it depends on teacher, which"),
+    "another network": (net, against_another, "it depends on optimizer, other, which"),
     "an attribute of the model": (Attribute, lambda: None, "it depends on mean, which"),
     "a generator of torch": (
         net,
@@ -110,14 +194,18 @@ KEPT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
 }
 
 
+def forget() -> None:
+    CALLS[0] = Meter.all = as_an_attribute.calls = 0  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_one_learner_has_the_bits_of_the_loop_and_is_warned(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model, step, said = KEPT[name]
-    CALLS[0] = 0
+    forget()
     idiom = Idiom(model, step=step())
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config)
-    CALLS[0] = 0
+    forget()
     idiom = Idiom(model, step=step())
     simulate(config, idiom.brought)
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]

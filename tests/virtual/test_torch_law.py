@@ -46,7 +46,7 @@ def test_it_has_the_bits_of_the_loop(name: str, tmp_path: Path, monkeypatch: pyt
     assert Run(tmp_path / "run").pushes["loss"].tolist() == pytest.approx(loop.losses, rel=1e-6, abs=1e-7)
 
 
-NOT_COPIED = ("hooks", "prune", "torch.jit.script")
+NOT_COPIED = ("hooks", "prune", "torch.jit.script", "a hook of a gradient", "a hook after a gradient")
 """Models of which `copy.deepcopy`, by which the loop gives each learner buffers of its own, makes no true copy."""
 
 

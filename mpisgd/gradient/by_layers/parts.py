@@ -104,8 +104,7 @@ class GradientInParts(Computes):
         self._loss, self.samples = loss.item(), gradient.samples
         self._entrances.need_the_others()
         self._passing = True
-        self._model.take_gradients_back()
-        loss.backward()
+        self._model.backward(loss)
 
     def _accumulated(self, numbers: Sequence[int], name: str) -> Callable[[object], None]:
         def hook(_: object) -> None:
@@ -124,6 +123,7 @@ class GradientInParts(Computes):
     def _leave(self, number: int) -> None:
         self._left[number] = True
         if not self._held:
+            self._model.take_gradients_back()
             self._pushed.finish_slice(number)
             self._gradient.single.note_skipped()
         told = self._loss, self._pushed.rounded_of(number), self._pushed.scaled.by, self._gradient.skipped

@@ -73,7 +73,9 @@ recalibrated on the first stored samples, or had the statistics of the rank that
 did not fall by 1 % had diverged. With 2, slices by layers ended within a layer only where there were more shards than layers.
 With 3, buckets of an allreduce had twice as many bytes. With 4, cores that move bytes (`network.core_bandwidth`) copied none within
 their node. With 5, a parameter without a gradient had one of zeros, as if torch's optimisers did not pass over it;
-Adam, AdamW and Adagrad had the bits of torch's fused kernels, and so did the last elements of a large slice with SGD.
+Adam, AdamW and Adagrad had the bits of torch's fused kernels, and so did the last elements of a large slice with SGD;
+the elements of a parameter lay in a slice in the order of its dimensions, whatever its strides; and what a model keeps beside its
+parameters was saved as evaluations had left it.
 """
 
 
