@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
+
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})")
 
 
 def require(ok: bool, what: str, value: object, expected: str) -> None:
@@ -26,3 +31,12 @@ def at_least_each(table: Mapping[int, float], name: str, bound: float) -> None:
     """Check every value in a table of numbers, as `at_least` does."""
     for key, value in table.items():
         require(math.isfinite(value) and value >= bound, f"{name}[{key}]", value, f"a finite number >= {bound}")
+
+
+def expanded(field: str, path: str) -> str:
+    """A path with `~`, and variables of the environment, as a shell expands them. Raises ConfigError where one is not set."""
+    found = os.path.expandvars(path)
+    if unset := _VARIABLE.search(found):
+        named = unset[1] or unset[2]
+        raise ConfigError(f"{field} = {path!r}: the environment variable {named} is not set here, expected that it is, or a path")
+    return str(Path(found).expanduser()) if found.startswith("~") else found

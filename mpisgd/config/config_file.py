@@ -9,6 +9,7 @@ import typing
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -73,21 +74,23 @@ def from_mapping(table: Mapping[str, Any]) -> Config:
 
 
 def from_objects(given: Any) -> Config:
-    """The configuration in a mapping, a `Config` or an `argparse.Namespace`. Raises ConfigError for anything else."""
+    """The configuration in a mapping, a `Config`, a namespace or a dataclass. Raises ConfigError for anything else."""
     if isinstance(given, Config):
         given = to_mapping(given)
-    elif isinstance(given, Namespace):
-        given = vars(given)
+    given = _of_toml(given)
     if not isinstance(given, Mapping):
-        expected = "the path of a TOML file, a mapping, an argparse.Namespace or a Config"
+        expected = "the path of a TOML file, a mapping, a namespace, a dataclass or a Config"
         raise ConfigError(f"config: found {type(given).__name__}, expected {expected}")
     return from_mapping(given)
 
 
 def _of_toml(value: Any) -> Any:
-    """A value as TOML would give it: a path becomes text, an array or a number of numpy or torch becomes Python's."""
+    """A value as TOML would give it: a path becomes text, a namespace or a dataclass a table, and an array or a number of numpy or
+    torch becomes Python's."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Namespace | SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {key: _of_toml(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -12,10 +12,9 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from mpisgd.base.checks import at_least, require
+from mpisgd.base.checks import at_least, expanded, require
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import hints
 from mpisgd.config.config_virtual import (
@@ -147,7 +146,7 @@ class Config:
     node may use, each shard takes one, and those that compute take equal shares of the rest, with a torch thread for each; no share
     crosses NUMA domains where there are as many that compute. For nodes that no other job shares."""
     out: str = "results/run"
-    """Directory of the run, which is made."""
+    """Directory of the run, which is made. `~` and `$VARIABLES` are expanded, in other paths, too."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Write losses and metrics for these: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
     directory, W&B's offline runs beside it; nothing is sent. For real runs: `simulate` leaves them aside."""
@@ -232,8 +231,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("out", "data_dir", "init_from"):
-            value = os.fspath(getattr(self, name))
-            object.__setattr__(self, name, str(Path(value).expanduser()) if value.startswith("~") else value)
+            object.__setattr__(self, name, expanded(name, os.fspath(getattr(self, name))))
         at_least(
             self,
             "",

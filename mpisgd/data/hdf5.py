@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mpisgd.base.checks import expanded
 from mpisgd.base.errors import ConfigError, DataError, nearest
 from mpisgd.config import Hdf5Options
 from mpisgd.data.dataset import Batch, DataSet, Split, as_inputs, as_targets, make_dataset, mean_of, ordinary
@@ -58,7 +59,7 @@ def load(options: Hdf5Options, data_dir: str) -> DataSet:
 
 
 def _find(named: str, data_dir: str) -> Path:
-    path = Path(named).expanduser()
+    path = Path(expanded("data.path", named))
     candidates = [path] if path.is_absolute() else [path, *(root / path for root in data_roots(data_dir))]
     found = first_existing(candidates)
     if found is None:

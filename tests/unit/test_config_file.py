@@ -201,15 +201,31 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ({"evaluator": np.bool_(True)}, True),
         ({"out": Path("~/run")}, str(Path("~/run").expanduser())),
         ({"data_dir": "~"}, str(Path("~").expanduser())),
+        ({"out": "$OF_A_TEST/run"}, "/scratch/run"),
+        ({"init_from": Path("${OF_A_TEST}") / "w.pt"}, "/scratch/w.pt"),
+        ({"out": "cost$5"}, "cost$5"),
     ],
     ids=str,
 )
-def test_values_of_numpy_torch_and_paths_are_taken(given: dict[str, Any], taken: Any) -> None:
+def test_values_of_numpy_torch_and_paths_are_taken(given: dict[str, Any], taken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_A_TEST", "/scratch")
     ((field, _),) = given.items()
-    found = [getattr(config_file.from_objects(each), field) for each in (given, argparse.Namespace(**given))]
-    assert found == [taken, taken]
+    kinds = argparse.Namespace, types.SimpleNamespace, dataclasses.make_dataclass("Options", [field])
+    found = [getattr(config_file.from_objects(each), field) for each in (given, *(kind(**given) for kind in kinds))]
+    assert found == [taken] * 4
     assert type(found[0]) is type(taken)
     assert getattr(config_file.from_objects(Config(**given)), field) == taken
+
+
+def test_tables_may_be_namespaces_too() -> None:
+    given = argparse.Namespace(protocol=argparse.Namespace(name="softsync", n=2), virtual=types.SimpleNamespace(learners=3))
+    made = config_file.from_objects(given)
+    assert (dataclasses.asdict(made.protocol)["n"], made.virtual.learners) == (2, 3)
+
+
+def test_a_variable_that_is_not_set_makes_no_folder_of_that_name() -> None:
+    with pytest.raises(ConfigError, match=r"out = '\$NOT_SET_HERE/run': the environment variable NOT_SET_HERE is not set here"):
+        config_file.from_objects({"out": "$NOT_SET_HERE/run"})
 
 
 def test_what_is_no_configuration_is_refused() -> None:
