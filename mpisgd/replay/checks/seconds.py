@@ -68,7 +68,7 @@ def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
     """Between an answer and the next arrival there is the computing; between the start and an arrival all that was spent.
 
     `ahead`: the learner may begin to compute before this shard has made its weights: of an allreduce in buckets it goes on when its
-    own shard has, and waits for those of others where it first uses them.
+    own shard has, and waits for those of others where it first uses them; so of its first mini-batch this shard knows nothing.
     """
     pushes = shard.pushes[rows]
     computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
@@ -76,7 +76,8 @@ def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
     for at in np.flatnonzero((computed[1:] > _most(since_answer)) & (not ahead))[:1] + 1:
         why = f"{computed[at]} s of computing and delay, but it came {since_answer[at - 1]} s after its weights were given"
         _refuse(shard, int(rows[at]), why)
-    spent = np.cumsum(sum(pushes[name] for name in _spent(pushes))) - pushes["wait_s"][0] - pushes["pull_s"][0]
+    spent = np.cumsum(sum(pushes[name] for name in _spent(pushes)))
+    spent -= spent[0] if ahead else pushes["wait_s"][0] + pushes["pull_s"][0]
     elapsed = pushes["arrival_s"] - shard.start.since_s
     for at in np.flatnonzero(~(spent <= _most(elapsed)))[:1]:
         _refuse(shard, int(rows[at]), f"its learner has spent {spent[at]} s so far, but it arrived {elapsed[at]} s after the start")
