@@ -104,6 +104,8 @@ class Lock:
         except OSError as error:
             if error.errno in _LINKLESS and own.exists():
                 return _make_in_place(place, text)
+            if isinstance(error, FileNotFoundError) and place.parent.is_dir():  # who holds the lock has emptied the directory
+                return False
             raise self._cannot(error) from error
         finally:
             own.unlink(missing_ok=True)

@@ -46,6 +46,7 @@ from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
 from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.update import optimizer
+from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import Memory
 
 sys.path.append(str(Path(__file__).parents[2]))  # the root, where `tests` is, whatever jobs run before
@@ -197,6 +198,7 @@ def gpu(how: str | None) -> Iterator[None]:
         return
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(optimizer, "CACHED_NBYTES", 0))
+        stack.enter_context(mock.patch.dict(SliceUpdate.__init__.__kwdefaults__, fused=True))  # a GPU's kernels
         if how != "none":
             stack.enter_context(under({"MPISGD_GPU_MEMORY": how}))
             stack.enter_context(pretend_gpu())

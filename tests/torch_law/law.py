@@ -142,8 +142,9 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[
             for parameter, newest in zip(own.parameters(), model.parameters(), strict=True):
                 if parameter.requires_grad:
                     parameter.data.copy_(newest.data)
+            indices = sampling.indices(learner, seq)
             with seeded(seeds_of(Domain.SAMPLES, config.seed, learner, seq)):
-                batch = batch_of(train, sampling.indices(learner, seq).tolist())
+                batch = data.train.batch(indices) if data.train.in_order else batch_of(train, indices.tolist())
             seed_all(seeds_of(Domain.DROPOUT, config.seed, learner, seq))
             own.zero_grad()
             loss = loss_of(own, batch)

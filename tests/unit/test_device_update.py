@@ -54,7 +54,8 @@ CHUNKS, LATE = (1, 4), ("late", "at once")
 
 @pytest.fixture(params=LATE)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0)  # fused kernels on the CPU, too
+    monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0)
+    monkeypatch.setitem(SliceUpdate.__init__.__kwdefaults__, "fused", True)  # the same kernels on the CPU
     with pretend_gpu(late=request.param == "late") as gpu:
         yield gpu
 

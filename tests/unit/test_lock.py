@@ -335,3 +335,21 @@ def test_who_holds_a_lock_does_not_rest_on_the_clock(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
         with pytest.raises(ConfigError, match=f"on elsewhere, since {since[:4]}"):
             Lock(tmp_path)
+
+
+def test_who_is_slower_than_a_job_that_empties_the_directory_is_told_of_that_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that was to become the lock is gone with the rest."""
+    with contextlib.ExitStack() as stack:
+        said = list[str]()
+
+        def sync(path: Path) -> None:
+            if not said:
+                said.append(stack.enter_context(holder(tmp_path)))
+                path.unlink()
+
+        monkeypatch.setattr(module.durable, "sync", sync)
+        with pytest.raises(ConfigError, match="is being written by another job"):
+            Lock(tmp_path)
+        assert said == ["held"]

@@ -65,13 +65,11 @@ WAYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("optimizer", spread(list(OPTIMIZERS), 2))
 @pytest.mark.parametrize("way", spread(WAYS, 3), ids=str)
 def test_two_learners_are_the_loop_over_their_mean_gradient(way: dict[str, Any], optimizer: str, tmp_path: Path) -> None:
-    """To the bit, but that Adam's fused kernels round by where slices begin and end."""
     fields, torchs = OPTIMIZERS[optimizer]
     config = made(tmp_path / "run", **{"virtual": {"learners": 2}, "optimizer": fields, **way})
     loop = plain_loop(Idiom(heads, optimizer=torchs), config, learners=2)
     ours = trained(config)
-    room = 1e-6 if optimizer.startswith("adam") else 0.0
-    assert [name for name, value in loop.state.items() if not torch.allclose(ours[name], value, rtol=0.0, atol=room)] == []
+    assert [name for name, value in loop.state.items() if not torch.equal(ours[name], value)] == []
 
 
 @pytest.mark.parametrize(
