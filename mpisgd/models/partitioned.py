@@ -56,12 +56,12 @@ def build(
     if not takes(factory, "partition"):
         raise ConfigError(f"group_form = 'partition': expected a factory with a parameter `partition`, {field} has none")
     model = Partitioned()
-    model.partitions = tuple(Partition(place, places) for place in range(places))
+    model.partitions = partitions = tuple(Partition(place, places) for place in range(places))
 
     def make(place: int) -> nn.Module:
         name = _name(field, place, places)
         with seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place)):
-            piece = call_factory(factory, kwargs, {**offered, "partition": model.partitions[place]}, name)
+            piece = call_factory(factory, kwargs, {**offered, "partition": partitions[place]}, name)
         if not isinstance(piece, nn.Module):
             raise ConfigError(f"{name} is {type(piece).__name__}, expected a torch.nn.Module")
         return piece

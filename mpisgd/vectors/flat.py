@@ -211,7 +211,8 @@ class FlatModel:
             into.copy_(parameter.detach())
             parameter.data = into
         self._before = [place._version for _, _, place in self._places]
-        self.take_gradients_back()
+        for _, parameter, place in self._places:
+            parameter.grad = place  # not written: a shard has no use for that memory
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -268,6 +269,7 @@ class FlatModel:
         """Of parameters that are another model's by now, this one keeps no memory."""
         self.memory = Memory.zeros(self.size)
         self.weights, self.gradients = self.memory.tensors
+        self._places, self._before = [], []
 
     def as_made(self, owners: Iterable[nn.Module]) -> None:
         """Let the buffers of these modules of it have the values that the model's factory gave them."""
