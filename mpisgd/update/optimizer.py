@@ -42,6 +42,8 @@ MISSED = "missed"
 """Name of a checkpoint's tensor of the steps that each element has missed, beside those of the optimiser."""
 CACHED_NBYTES = 4_000_000
 """Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
+IN_PASSES = 2**17
+"""Elements of which a plain kernel makes its many passes, so that what it reads and writes stays in a core's cache."""
 
 
 def make_optimizer(
@@ -170,10 +172,10 @@ class Stepper:
         """Runs of elements, and how many of the counted steps have passed over them; where steps are counted."""
         self._size = parameter.numel()
         self._kernel = _KERNELS[type(optimizer)]
-        if fused and self._kernel.step is _sgd:
-            self._kernel = self._kernel._replace(step=sgd)
-        self._settings = self._kernel.settings_of(self._group)
         self._fused = bool(self._group.get("fused"))
+        if self._kernel.step is sgd and self._fused and not fused and parameter.is_cpu:
+            self._kernel = self._kernel._replace(step=_sgd)
+        self._settings = self._kernel.settings_of(self._group)
         self._scale = torch.ones((), device=self._weights.device)
         self._by_norms = self._kernel.step in (lars, lamb)
         if self._by_norms:
@@ -185,6 +187,9 @@ class Stepper:
                 for cut in cuts(4 * (each.stop - each.start))
             ]
         self._ends = [piece.stop for piece in self._pieces]
+        in_passes = self._kernel.step in (adam, adamw, adagrad, rmsprop) and not (self._fused or self._pieces)
+        self._at_once = self._size if not in_passes else IN_PASSES
+        """Elements of which a step is made at once."""
 
     def set_momentum(self, momentum: float) -> None:
         """Let the next steps have this momentum, or Adam's beta1."""
@@ -236,25 +241,20 @@ class Stepper:
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
         """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
         if not (len(self._skipped) or self._missed):
-            for begin, end in self._chunks(start, stop):
-                self._make(gradient, divisor, begin, end)
+            if stop - start <= self._at_once:
+                self._make(gradient, divisor, start, stop)
+                return
+            for begin in range(start, stop, self._at_once):
+                self._make(gradient, divisor, begin, min(begin + self._at_once, stop))
             return
         for first, last in between(self._skipped, start, stop):
-            for alike, differs, missed in self._alike(first, last):
-                for begin, end in self._chunks(alike, differs):
-                    self._make(gradient, divisor, begin, end, missed)
+            for alike, end, missed in self._alike(first, last):
+                for begin in range(alike, end, self._at_once):
+                    self._make(gradient, divisor, begin, min(begin + self._at_once, end), missed)
         if stop == self._size and "step" in self._state:
             self._state["step"] += 1
             skipped = ((first, last, 1) for first, last in self._skipped.tolist())
             self._missed = _added([*self._missed, *skipped])
-
-    def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Cut these elements where plain kernels make their many passes."""
-        if self._fused or self._pieces or self._makes_momentum:
-            yield start, stop
-            return
-        for cut in cuts(4 * (stop - start)):
-            yield start + cut.start, start + cut.stop
 
     def _alike(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Runs of these elements that have missed the same number of steps, and that number."""
@@ -364,16 +364,10 @@ def _sgd(
     grad_scale: Tensor | None = None,
     **settings: Any,
 ) -> None:
-    """Make torch's step of SGD with the bits of its plain kernels.
-
-    Fused ones on a CPU have other bits in the elements that do not fill a register.
-    """
-    if not (fused and weights[0].is_cpu):
-        sgd(weights, gradients, momenta, fused=fused, grad_scale=grad_scale, **settings)
-        return
+    """Make torch's step of SGD by fused kernels of a CPU, but for elements that fill no register, whose bits would be others."""
     begins = settings["momentum"] > 0 and momenta[0] is None
     filled = [0 if begins else len(each) - len(each) % _REGISTER for each in weights]
-    for kernel, parts in (True, [slice(end) for end in filled]), (False, [slice(end, None) for end in filled]):
+    for kernel, parts in (fused, [slice(end) for end in filled]), (False, [slice(end, None) for end in filled]):
         those = [at for at, part in enumerate(parts) if len(weights[at][part])]
         if not those:
             continue
@@ -391,7 +385,7 @@ _REGISTER = 16
 _SGD = "fused", "weight_decay", "momentum", "lr", "dampening", "nesterov"
 _ADAM = ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
 _KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {
-    torch.optim.SGD: _Kernel(_sgd, ("momentum_buffer",), _SGD),
+    torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), _SGD),
     torch.optim.Adagrad: _Kernel(adagrad, ("sum", "step"), ("fused", "lr", "weight_decay", "lr_decay", "eps")),
     torch.optim.RMSprop: _Kernel(
         rmsprop, ("square_avg", "", "momentum_buffer", "step"), ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")

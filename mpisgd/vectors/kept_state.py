@@ -240,7 +240,7 @@ def _of(owner: Any) -> dict[str, _Place]:
 
 
 def _within(name: str, value: Any) -> dict[str, _Place]:
-    """Where what one of the user's objects keeps lies, by the names that it has there."""
+    """Name the places of a user's object: its attributes; of another network its tensors, of an optimiser its state."""
     if isinstance(value, nn.Module):
         tensors = [each for each in itertools.chain(value.parameters(), value.buffers()) if each.numel() <= _LARGEST**2]
         return {name: (lambda: tuple(each.detach() for each in tensors), partial(_write, tensors))}
@@ -313,7 +313,7 @@ def _is_plain(value: Any, room: int = _LARGEST) -> bool:
 
 
 def _parts(iterator: Any) -> Any:
-    """What an iterator is made of; None where Python does not say, and cannot copy it (itertools', since 3.14)."""
+    """Take an iterator apart; None where Python cannot, nor copy it (those of itertools, since 3.14)."""
     with suppress(TypeError):
         return iterator.__reduce__()[1:]
     return None
