@@ -19,7 +19,7 @@ from mpisgd.gradient.objective import Objective, OwnStep, described
 from mpisgd.gradient.scaling import LossScale
 from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, clip, is_finite, skipped_runs
+from mpisgd.vectors.flat import FlatModel, clip, is_finite, pass_back, skipped_runs
 from mpisgd.vectors.memory import Memory, staging, wait_for
 
 
@@ -204,7 +204,7 @@ class Gradient(Travels):
         if self._scale is None:
             loss = self.forward(seq)
             self._prepared = None
-            model.backward(loss)
+            pass_back(model, loss)
         else:
             loss = self._scale.passes(lambda: self.forward(seq), model)
             self._prepared = None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from mpisgd.vectors.computing import Scaled
-from mpisgd.vectors.flat import FlatModel, is_finite
+from mpisgd.vectors.flat import FlatModel, is_finite, pass_back
 
 FIRST, LARGEST = 2.0**16, 2.0**24
 GROWS_AFTER = 2000
@@ -44,7 +44,7 @@ class LossScale:
         scale = self.scale
         while True:
             loss = forward()
-            model.backward(loss * scale)
+            pass_back(model, loss * scale)
             finite = is_finite(model.gradients)
             if finite or scale <= 1.0 or not math.isfinite(loss.item()):
                 break

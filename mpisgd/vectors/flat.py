@@ -243,12 +243,6 @@ class FlatModel:
                     " backward, and shards step"
                 )
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of the loss to that which the user's own step has left, as torch does."""
-        self.take_gradients_back()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.take_gradients_back()
-
     def take_gradients_back(self) -> None:
         """Let gradients be in the flat vector again, where the user's step or hooks have cleared some, or set them."""
         for at, (_, parameter, place) in enumerate(self._places):
@@ -333,6 +327,13 @@ class FlatModel:
     def zero_gradients(self) -> None:
         self.gradients.zero_()
         self._before = [place._version for _, _, place in self._places]
+
+
+def pass_back(model: FlatModel, loss: Tensor) -> None:
+    """Add the gradient of the loss to that which the user's own step has left, as torch does."""
+    model.take_gradients_back()
+    loss.backward()  # type: ignore[no-untyped-call]
+    model.take_gradients_back()
 
 
 def skipped_runs(model: FlatModel) -> Runs:

@@ -179,8 +179,10 @@ class _OnGpu:
         assert output.device == targets.device == self.weights.device
         return self
 
-    def backward(self, loss: _OnGpu) -> None:
-        assert loss is self
+    def take_gradients_back(self) -> None:
+        """They never left."""
+
+    def backward(self) -> None:
         self.gradients.add_(self.weights, alpha=2.0)
 
     def detach(self) -> torch.Tensor:

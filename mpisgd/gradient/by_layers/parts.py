@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from mpisgd.gradient.by_layers.entrances import Entrances, refused, within
 from mpisgd.gradient.objective import function_of
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
-from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.flat import FlatModel, pass_back
 from mpisgd.vectors.kept_state import state_kept
 
 
@@ -104,7 +104,7 @@ class GradientInParts(Computes):
         self._loss, self.samples = loss.item(), gradient.samples
         self._entrances.need_the_others()
         self._passing = True
-        self._model.backward(loss)
+        pass_back(self._model, loss)
 
     def _accumulated(self, numbers: Sequence[int], name: str) -> Callable[[object], None]:
         def hook(_: object) -> None:
