@@ -242,7 +242,8 @@ def _of(owner: Any) -> dict[str, _Place]:
 def _within(name: str, value: Any) -> dict[str, _Place]:
     """Name the places of a user's object: its attributes; of another network its tensors, of an optimiser its state."""
     if isinstance(value, nn.Module):
-        tensors = [each for each in itertools.chain(value.parameters(), value.buffers()) if each.numel() <= _LARGEST**2]
+        own = itertools.chain(value.parameters(), value.buffers())
+        tensors = [each for each in own if each.numel() <= _LARGEST**2 and not each.is_meta]
         return {name: (lambda: tuple(each.detach() for each in tensors), partial(_write, tensors))}
     if isinstance(value, torch.optim.Optimizer):
         return {name: (lambda: (value.state_dict(),), lambda state: value.load_state_dict(*state))}
