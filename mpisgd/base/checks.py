@@ -33,10 +33,16 @@ def at_least_each(table: Mapping[int, float], name: str, bound: float) -> None:
         require(math.isfinite(value) and value >= bound, f"{name}[{key}]", value, f"a finite number >= {bound}")
 
 
-def expanded(field: str, path: str) -> str:
-    """A path with `~`, and variables of the environment, as a shell expands them. Raises ConfigError where one is not set."""
+def expanded(path: str) -> str:
+    """Expand `~` and variables of the environment in a path, as a shell does; a variable that is not set stays as it is."""
     found = os.path.expandvars(path)
-    if unset := _VARIABLE.search(found):
-        named = unset[1] or unset[2]
-        raise ConfigError(f"{field} = {path!r}: the environment variable {named} is not set here, expected that it is, or a path")
     return str(Path(found).expanduser()) if found.startswith("~") else found
+
+
+def require_set(field: str, path: Path) -> None:
+    """Raises ConfigError where a path still has a variable of the environment."""
+    if unset := _VARIABLE.search(str(path)):
+        named = unset[1] or unset[2]
+        raise ConfigError(
+            f"{field} = {str(path)!r}: the environment variable {named} is not set here, expected that it is, or a path"
+        )

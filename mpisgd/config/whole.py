@@ -231,7 +231,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("out", "data_dir", "init_from"):
-            object.__setattr__(self, name, expanded(name, os.fspath(getattr(self, name))))
+            object.__setattr__(self, name, expanded(os.fspath(getattr(self, name))))
         at_least(
             self,
             "",

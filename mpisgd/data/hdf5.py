@@ -59,7 +59,7 @@ def load(options: Hdf5Options, data_dir: str) -> DataSet:
 
 
 def _find(named: str, data_dir: str) -> Path:
-    path = Path(expanded("data.path", named))
+    path = Path(expanded(named))
     candidates = [path] if path.is_absolute() else [path, *(root / path for root in data_roots(data_dir))]
     found = first_existing(candidates)
     if found is None:

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from mpisgd.base import durable
+from mpisgd.base.checks import require_set
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.lock import Lock
@@ -30,6 +31,7 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
 
     Raises ConfigError where it exists, is no run, is another job's, or cannot be made.
     """
+    require_set("out", path)
     try:
         if path.exists():
             if not overwrite:

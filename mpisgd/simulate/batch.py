@@ -18,6 +18,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet, fetch_each
+from mpisgd.data.loader import CollatedSplit
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import unused
 from mpisgd.gradient.objective import Objective, OwnStep
@@ -39,8 +40,11 @@ class Batch:
         self._wanted: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._there: dict[int, tuple[int, float]] = {}
         assert not isinstance(loss, OwnStep)  # `compatibility`
-        if data.train.padded:
-            raise ConfigError("virtual.batched = True: expected False beside a collate_fn, which may make batches of any shape")
+        if isinstance(data.train, CollatedSplit):
+            raise ConfigError(
+                "virtual.batched = True: expected False beside a collate_fn, which may make batches of any shape, and beside"
+                " samples that are no pairs of tensors"
+            )
 
         def loss_of(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
             return loss(torch.func.functional_call(model.module, model.views(weights), (inputs,)), targets)

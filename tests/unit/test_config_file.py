@@ -31,6 +31,7 @@ from mpisgd.config import (
 )
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
+from mpisgd.records import directory
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -223,9 +224,13 @@ def test_tables_may_be_namespaces_too() -> None:
     assert (dataclasses.asdict(made.protocol)["n"], made.virtual.learners) == (2, 3)
 
 
-def test_a_variable_that_is_not_set_makes_no_folder_of_that_name() -> None:
+def test_a_variable_that_is_not_set_makes_no_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a run that an earlier mpisgd put there is read."""
+    monkeypatch.chdir(tmp_path)
+    out = config_file.from_objects({"out": "$NOT_SET_HERE/run"}).out
     with pytest.raises(ConfigError, match=r"out = '\$NOT_SET_HERE/run': the environment variable NOT_SET_HERE is not set here"):
-        config_file.from_objects({"out": "$NOT_SET_HERE/run"})
+        directory.claim(Path(out), overwrite=False)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_configuration_is_refused() -> None:

@@ -65,3 +65,10 @@ def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
     idiom = ZOO[name]
     with pytest.raises(MpisgdError, match=re.escape(idiom.refused)):
         simulate(idiom.made(tmp_path / "run"), idiom.brought)
+
+
+def test_nested_targets_are_not_batched(tmp_path: Path) -> None:
+    """torch.func.vmap is given tensors."""
+    idiom = Idiom(**{**vars(ZOO["targets in a tuple"]), "config": {"virtual": {"learners": 2, "batched": True}}})
+    with pytest.raises(MpisgdError, match=r"virtual\.batched = True: expected False beside .* no pairs of tensors"):
+        simulate(idiom.made(tmp_path / "run"), idiom.brought)

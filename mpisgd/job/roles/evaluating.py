@@ -77,8 +77,11 @@ class PieceEvaluator(Evaluator):
             raise Interrupted
 
     def _state(self, last: bool) -> dict[str, Tensor]:
-        """A copy where the weights are about to be others."""
-        return self._model.state() if last and len(self._pulled) > 1 else dict(self._model.module.state_dict())
+        """A copy where the weights are about to be others; of what evaluations may change, always."""
+        if last and len(self._pulled) > 1:
+            return self._model.state()
+        trained = dict(self._model.module.named_parameters())
+        return {name: each if name in trained else each.clone() for name, each in self._model.module.state_dict().items()}
 
     def _tell(self, rows: list[dict[str, Any]], states: dict[str, dict[str, Tensor]], last: bool) -> None:
         if self._partition.place == 0:
