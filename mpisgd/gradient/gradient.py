@@ -212,6 +212,7 @@ class Gradient(Travels):
 
     def hand_over(self, loss: Tensor) -> float:
         """After the backward pass: clip the gradient, and hand it over; returns the loss."""
+        self._model.take_gradients_back()
         self._clip()
         self.note_skipped()
         value = self._out(loss.detach())

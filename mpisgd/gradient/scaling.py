@@ -45,6 +45,7 @@ class LossScale:
         while True:
             loss = forward()
             pass_back(model, loss * scale)
+            model.take_gradients_back()
             finite = is_finite(model.gradients)
             if finite or scale <= 1.0 or not math.isfinite(loss.item()):
                 break

@@ -82,7 +82,6 @@ class PartitionedGradient(_Passes):
             _alike(found, self._module.partitions[0])
             losses.append(found[0])
             self.dealt = together.dealt
-        self._model.take_gradients_back()
         return self.hand_over(torch.stack(losses).mean())
 
     def _clip(self) -> None:
@@ -115,7 +114,6 @@ class PartitionGradient(_Passes):
             self._partition.end()
             if not self._checked:
                 self._check(losses[0])
-        self._model.take_gradients_back()
         return self.hand_over(torch.stack(losses).mean())
 
     def _clip(self) -> None:

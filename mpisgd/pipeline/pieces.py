@@ -104,7 +104,6 @@ class Pieces(InMicroBatches):
             self._scaled(loss).backward()  # type: ignore[no-untyped-call]
             for output, given in reversed(self._borders):
                 _pass_back(output, _mapped(travelled, _gradients_of(given)))
-        self._model.take_gradients_back()
         return self.hand_over(torch.stack(losses).mean())
 
     def _clip(self) -> None:

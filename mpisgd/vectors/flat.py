@@ -333,7 +333,6 @@ def pass_back(model: FlatModel, loss: Tensor) -> None:
     """Add the gradient of the loss to that which the user's own step has left, as torch does."""
     model.take_gradients_back()
     loss.backward()  # type: ignore[no-untyped-call]
-    model.take_gradients_back()
 
 
 def skipped_runs(model: FlatModel) -> Runs:

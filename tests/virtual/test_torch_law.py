@@ -72,3 +72,18 @@ def test_nested_targets_are_not_batched(tmp_path: Path) -> None:
     idiom = Idiom(**{**vars(ZOO["targets in a tuple"]), "config": {"virtual": {"learners": 2, "batched": True}}})
     with pytest.raises(MpisgdError, match=r"virtual\.batched = True: expected False beside .* no pairs of tensors"):
         simulate(idiom.made(tmp_path / "run"), idiom.brought)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{"exchange": "layerwise", "shards": 2}, {"protocol": "allreduce", "exchange": "layerwise"}, {"group_size": 2, "shards": 2}],
+    ids=str,
+)
+def test_a_gradient_that_a_hook_replaces_is_the_one_that_leaves(way: dict[str, Any], tmp_path: Path) -> None:
+    """Whether gradients leave part by part, or stages pass them back."""
+    idiom = Idiom(**{**vars(ZOO["a hook after a gradient"]), "config": way})
+    config = idiom.made(tmp_path / "run")
+    loop = plain_loop(idiom, config)
+    simulate(config, idiom.brought)
+    ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
+    assert [key for key, value in loop.state.items() if not same(ours[key], value)] == []
