@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mpisgd.base.checks import at_least, require
 
@@ -23,6 +23,8 @@ class MnistOptions:
 
     subtract_mean: bool = True
     """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    scale: Literal[1, 255] = 255
+    """Divide pixels of 0 to 255 by this number."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class FashionMnistOptions:
 
     subtract_mean: bool = True
     """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    scale: Literal[1, 255] = 255
+    """Divide pixels of 0 to 255 by this number."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Cifar10Options:
 
     subtract_mean: bool = True
     """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    scale: Literal[1, 255] = 255
+    """Divide pixels of 0 to 255 by this number."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mpisgd.base.checks import require
 
@@ -46,6 +46,9 @@ class MnistCnnOptions:
 @dataclass(frozen=True)
 class Cifar10FullOptions:
     """Caffe's cifar10_full: 5x5 convolutions of 32, 32, 64 and one fully connected layer, 89,578 parameters [Zhang16 4.1]."""
+
+    form: Literal["plain", "caffe"] = "plain"
+    """plain: torch's first weights. caffe: those of Caffe's files, and its response normalisation, for pixels of 0 to 255."""
 
 
 @dataclass(frozen=True)

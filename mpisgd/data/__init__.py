@@ -37,11 +37,11 @@ def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = 
         case DigitsOptions():
             data = digits.load(options.subtract_mean)
         case MnistOptions():
-            data = mnist.load("mnist", data_dir, options.subtract_mean)
+            data = mnist.load("mnist", data_dir, options.subtract_mean, options.scale)
         case FashionMnistOptions():
-            data = mnist.load("fashion_mnist", data_dir, options.subtract_mean)
+            data = mnist.load("fashion_mnist", data_dir, options.subtract_mean, options.scale)
         case Cifar10Options():
-            data = cifar10.load(data_dir, options.subtract_mean)
+            data = cifar10.load(data_dir, options.subtract_mean, options.scale)
         case Hdf5Options():
             data = hdf5.load(options, data_dir)
         case SyntheticOptions():

@@ -33,8 +33,8 @@ _PIXELS = 3 * 32 * 32
 _CLASSES = 10
 
 
-def load(data_dir: str, subtract: bool) -> DataSet:
-    """Inputs uint8 (3, 32, 32), divided by 255 per mini-batch.
+def load(data_dir: str, subtract: bool, scale: float = 255) -> DataSet:
+    """Load inputs uint8 (3, 32, 32), divided by `scale` per mini-batch.
 
     Raises DataError where the files are missing, truncated or foreign, or the cache cannot be written.
     """
@@ -48,7 +48,7 @@ def load(data_dir: str, subtract: bool) -> DataSet:
     inputs = torch.from_numpy(pixels.reshape(-1, *_SHAPE))
     targets = torch.from_numpy(labels.astype(np.int64))
     cut = (len(_FILES) - 1) * RECORDS_PER_FILE
-    train, test = Split(inputs[:cut], targets[:cut], scale=255.0), Split(inputs[cut:], targets[cut:], scale=255.0)
+    train, test = (Split(inputs[part], targets[part], scale=scale) for part in (slice(cut), slice(cut, None)))
     if subtract:
         train, test = subtract_mean(train, test)
     return make_dataset("cifar10", train, test, DataError)

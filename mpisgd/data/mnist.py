@@ -38,18 +38,18 @@ _CHECKSUMS = {
 }
 
 
-def load(name: str, data_dir: str, subtract: bool) -> DataSet:
-    """`name` is mnist or fashion_mnist; inputs uint8 (1, 28, 28), divided by 255 per mini-batch.
+def load(name: str, data_dir: str, subtract: bool, scale: float = 255) -> DataSet:
+    """Load `name`, mnist or fashion_mnist; inputs uint8 (1, 28, 28), divided by `scale` per mini-batch.
 
     Raises DataError where a file is missing, truncated or foreign.
     """
-    train, test = _split(name, "train", data_dir), _split(name, "t10k", data_dir)
+    train, test = (_split(name, part, data_dir, scale) for part in ("train", "t10k"))
     if subtract and len(train):
         train, test = subtract_mean(train, test)
     return make_dataset(name, train, test, DataError)
 
 
-def _split(name: str, part: str, data_dir: str) -> Split:
+def _split(name: str, part: str, data_dir: str, scale: float) -> Split:
     images_path = _find(name, f"{part}-images-idx3-ubyte", data_dir)
     labels_path = _find(name, f"{part}-labels-idx1-ubyte", data_dir)
     images = read_idx(images_path, (_SIDE, _SIDE))
@@ -58,7 +58,7 @@ def _split(name: str, part: str, data_dir: str) -> Split:
         raise DataError(f"{labels_path}: {len(labels)} labels, expected {len(images)} as there are images in {images_path.name}")
     if len(labels) and labels.max() >= _CLASSES:
         raise DataError(f"{labels_path}: label {labels.max()} found, expected 0 to {_CLASSES - 1}")
-    return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).to(torch.int64), scale=255.0)
+    return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).to(torch.int64), scale=scale)
 
 
 def _find(name: str, file_name: str, data_dir: str) -> Path:

@@ -67,7 +67,7 @@ def make(
             case MnistCnnOptions():
                 model = mnist_cnn.make(input_shape, classes)
             case Cifar10FullOptions():
-                model = cifar10_full.make(input_shape, classes)
+                model = cifar10_full.make(options, input_shape, classes)
             case AlexNetOptions():
                 model = alexnet.make(input_shape, classes)
     return model
