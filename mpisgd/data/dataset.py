@@ -35,8 +35,8 @@ class Split:
     """(n, *shape): float32; or numbers of any other type, handed out as they are, but as float32 where they are scaled."""
     targets: Tensor
     """(n,) int64 classes; or int64 (n, ...), or float32 (n, ...)."""
-    scale: float = 1.0
-    """Divisor of the inputs."""
+    scale: float | None = None
+    """Divisor of the inputs, which are float32 then; None = they stay as they are."""
     mean: Tensor | None = None
     """(*shape) float32, subtracted after the division [Zhang16 4.1]; None = nothing."""
 
@@ -47,9 +47,9 @@ class Split:
         """Inputs (len(indices), *shape) and their targets, new tensors."""
         chosen = torch.from_numpy(indices)
         inputs = self.inputs.index_select(0, chosen)
-        if self.scale != 1.0 or self.mean is not None:
+        if self.scale is not None or self.mean is not None:
             inputs = inputs.to(torch.float32)
-        if self.scale != 1.0:
+        if self.scale is not None:
             inputs = inputs.div_(self.scale)
         if self.mean is not None:
             inputs = inputs.sub_(self.mean)
@@ -244,7 +244,7 @@ def subtract_mean(train: Split, test: Split) -> tuple[Split, Split]:
 
     Summed in integers, or in float64 for float inputs, so that every rank subtracts the same bits.
     """
-    mean = mean_of(train.inputs.numpy(), train.scale)
+    mean = mean_of(train.inputs.numpy(), train.scale or 1.0)
     return replace(train, mean=mean), replace(test, mean=mean)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
@@ -51,8 +52,8 @@ def make(options: Cifar10FullOptions, input_shape: tuple[int, ...], classes: int
 
 
 class WithinChannels(nn.Module):
-    """Caffe's response normalisation within channels: x (1 + 5e-5 m)^-0.75, m the mean of x^2 over 3 x 3 places, zeros beyond."""
+    """Caffe's response normalisation within channels: x / (1 + 5e-5 m)^0.75, m the mean of x^2 over 3 x 3 places, zeros outside."""
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = avg_pool2d(x.square(), 3, stride=1, padding=1)
-        return x * (1 + 5e-5 * mean).pow(-0.75)
+        root = torch.rsqrt(1 + 5e-5 * avg_pool2d(x.square(), 3, stride=1, padding=1))
+        return x * root * root.sqrt()

@@ -10,6 +10,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from mpisgd.config import Cifar10Options
 from mpisgd.data import cache, cifar10, load
 
 RECORDS = 20
+SCALES: tuple[Literal[255], Literal[1]] = (255, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -236,3 +238,11 @@ def test_missing_cifar10(tmp_path: Path) -> None:
         assert f"{folder}/cifar-10-binary.tar.gz" in message
     assert "put it into <data-dir>/cifar10" in message
     assert "md5 c32a1d4ab5d03f1284b67883e8d87530" in message
+
+
+@pytest.mark.parametrize("subtract", [False, True])
+def test_pixels_of_0_to_255_are_those_of_0_to_1_times_255(tmp_path: Path, subtract: bool) -> None:
+    write_folder(tmp_path / "cifar10" / "cifar-10-batches-bin")
+    small, large = (load(Cifar10Options(subtract_mean=subtract, scale=scale), data_dir=str(tmp_path), seed=1) for scale in SCALES)
+    for one, other in ((small.train, large.train), (small.test, large.test)):
+        torch.testing.assert_close(255 * one.batch(np.arange(20))[0], other.batch(np.arange(20))[0], rtol=1e-5, atol=1e-4)

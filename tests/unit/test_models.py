@@ -22,6 +22,7 @@ from mpisgd.config import (
     SmallCnnOptions,
     SoftmaxOptions,
 )
+from mpisgd.models.cifar10_full import WithinChannels
 
 Shape = tuple[int, ...]
 
@@ -122,6 +123,28 @@ def test_cifar10_full_has_the_layers_of_caffe() -> None:
         ("Flatten", 1024),
         ("Linear", 10),
     ]
+
+
+def test_caffes_form_has_the_first_weights_and_the_normalisation_of_caffes_files() -> None:
+    model = make(Cifar10FullOptions(form="caffe"), (3, 32, 32))
+    order = ["conv1", "pool1", "relu1", "norm1", "conv2", "relu2", "pool2", "norm2", "conv3", "relu3", "pool3", "flatten", "ip1"]
+    assert [name for name, _ in model.named_children()] == order
+    assert parameter_count(model) == 89_578
+    for name, deviation in {"conv1": 0.0001, "conv2": 0.01, "conv3": 0.01, "ip1": 0.01}.items():
+        weight, bias = model.get_submodule(name).weight.detach(), model.get_submodule(name).bias
+        assert float(weight.std()) == pytest.approx(deviation, rel=0.05)
+        assert abs(float(weight.mean())) < deviation / 20
+        assert not bias.any()
+    assert sum(weight.numel() for weight in make(Cifar10FullOptions(), (3, 32, 32)).parameters()) == 89_578
+
+
+def test_responses_are_normalised_over_three_by_three_places_of_their_channel() -> None:
+    inputs = 100 * torch.randn(2, 3, 4, 5)
+    found = WithinChannels()(inputs)
+    for image, channel, row, column in [(0, 0, 0, 0), (1, 2, 3, 4), (0, 1, 2, 2), (1, 0, 0, 3)]:
+        places = inputs[image, channel, max(0, row - 1) : row + 2, max(0, column - 1) : column + 2]
+        expected = inputs[image, channel, row, column] / (1 + 5e-5 * float(places.square().sum()) / 9) ** 0.75
+        assert float(found[image, channel, row, column]) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_weight_normalisation_is_in_every_layer_of_the_mnist_network() -> None:
