@@ -60,10 +60,11 @@ def given_up(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return events["learner_id"], start_s, events["time_s"]
 
 
-def panels(x: str, titles_and_y: Sequence[tuple[str, str]]) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side, which look like those of the reports."""
-    figure = Figure(figsize=(4.3 * len(titles_and_y), 4.3), dpi=style.DPI, layout="constrained")
-    beside = list(figure.subplots(1, len(titles_and_y), squeeze=False)[0])
+def panels(x: str, titles_and_y: Sequence[tuple[str, str]], rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, row after row, which look like those of the reports."""
+    columns = len(titles_and_y) // rows
+    figure = Figure(figsize=(4.3 * columns, 4.3 * rows), dpi=style.DPI, layout="constrained")
+    beside = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, (title, y) in zip(beside, titles_and_y, strict=True):
         axes.set(xlabel=x, ylabel=y)
         axes.set_title(title, fontsize=10)

@@ -1,0 +1,184 @@
+"""The curves of a figure: each is a job, computed as a course, and a CSV that grows by a row an epoch.
+
+A curve goes on where it was left, in whatever process comes to it next; several processes share a figure's curves. What a curve
+goes on from lies beside its CSV in a hidden folder, until the curve is done.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from course import ROW, Course
+from virtual_runs import Job
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.git import commit_of
+from mpisgd.records.lock import Lock
+
+CHANCE = 0.9
+"""The error of ten classes by chance."""
+HOPELESS = 5
+"""A curve that has been at chance for so many epochs is given up."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A job that is computed under this name."""
+
+    name: str
+    job: Job
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A curve, as far as it is computed.
+
+    Attributes:
+        about: the job, the staleness, and what it was computed with.
+        rows: (epochs evaluated, 5), as `course.ROW`.
+    """
+
+    curve: Curve
+    about: dict[str, Any]
+    rows: np.ndarray
+
+    @property
+    def lost(self) -> bool:
+        """Whether no later epoch is worth computing: weights are not finite, or outputs have long been one class."""
+        last = self.rows[-HOPELESS:]
+        return not np.isfinite(last[-1, 2]) or (len(self.rows) > HOPELESS and bool((np.abs(last[:, 1] - CHANCE) < 1e-4).all()))
+
+    @property
+    def done(self) -> bool:
+        return self.lost or bool(self.rows[-1, 0] >= self.about["job"]["epochs"] - 1e-9)
+
+    def at(self, epochs: np.ndarray, column: str) -> np.ndarray:
+        """Values at these numbers of epochs: after the last row chance where the curve is lost, else NaN."""
+        found = np.full(len(epochs), np.nan)
+        numbers = np.rint(self.rows[:, 0]).astype(int)
+        for at, epoch in enumerate(epochs):
+            same = np.flatnonzero(numbers == epoch)
+            if len(same) and np.isfinite(self.rows[same[0], 2]):
+                found[at] = self.rows[same[0], ROW.index(column)]
+            elif self.lost and column.endswith("error"):
+                found[at] = CHANCE
+        return found
+
+    @property
+    def error(self) -> float:
+        """Percent of the test images, at the end."""
+        return 100 * (float(self.rows[-1, 1]) if not self.lost else CHANCE)
+
+
+def make(folder: Path, curves: Sequence[Curve]) -> None:
+    """Compute what is left of each curve that no other process computes. Raises DataError where data are missing."""
+    for curve in curves:
+        found = read(folder, curve)
+        if found is not None and found.done:
+            continue
+        place = folder / f".{curve.name}"
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = Lock(place)
+        except ConfigError:
+            print(f"{curve.name}: another process computes it", file=sys.stderr, flush=True)
+            continue
+        try:
+            _compute(folder, curve, place)
+        finally:
+            lock.release()
+        found = read(folder, curve)
+        assert found is not None
+        print(f"{curve.name}: test error {found.error:.2f} %, {found.about['seconds']} s", file=sys.stderr, flush=True)
+        if found.done:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _compute(folder: Path, curve: Curve, place: Path) -> None:
+    told = place / "job.json"
+    if told.is_file() and json.loads(told.read_text("utf-8")) != _plain(curve.job):
+        raise SystemExit(f"{place} is of another job: remove it to begin {curve.name} anew")
+    told.write_text(json.dumps(curve.job), "utf-8")
+    course, found = Course(curve.job, place), read(folder, curve)
+    staleness, began, done = course.staleness, time.monotonic(), len(course.state.rows)
+    commits = list(dict.fromkeys([*(found.about["commits"] if found is not None else []), commit_of(Path(__file__).parent).name]))
+    for row in course.run():
+        about = {
+            "job": curve.job,
+            "epochs_done": round(row[0], 4),
+            "gradients": len(staleness),
+            "updates": int(course.order["clock"][-1]) + 1,
+            "mean_staleness": round(float(staleness.mean()), 4),
+            "max_staleness": int(staleness.max()),
+            "seconds": round(course.state.seconds),
+            "device": _processor(),
+            "date": time.strftime("%Y-%m-%d"),
+            "commits": commits,
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
+        }
+        trained = Trained(curve, about, np.array(course.state.rows))
+        write(folder, trained)
+        each_s = (time.monotonic() - began) / max(1, len(course.state.rows) - max(1, done))
+        print(
+            f"{curve.name}: {row[0]:.1f} epochs, test error {100 * row[1]:.2f} %, {each_s:.0f} s each", file=sys.stderr, flush=True
+        )
+        if trained.lost:
+            return
+
+
+def _plain(job: Job) -> Any:
+    """A job as JSON gives it back."""
+    return json.loads(json.dumps(job))
+
+
+def _processor() -> str:
+    """The processor's name, as Linux has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def write(folder: Path, trained: Trained) -> None:
+    """Write a curve's CSV: whole or not at all."""
+    sink = io.StringIO()
+    sink.write(f"# {json.dumps(trained.about)}\n")
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(ROW)
+    writer.writerows([f"{value:.6g}" for value in row] for row in trained.rows.tolist())
+    path = folder / f"{trained.curve.name}.csv"
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(sink.getvalue(), encoding="utf-8")
+    aside.replace(path)
+
+
+def read(folder: Path, curve: Curve) -> Trained | None:
+    """Read a curve, as far as it is computed; None where there is none, or one of another job."""
+    path = folder / f"{curve.name}.csv"
+    if not path.is_file():
+        return None
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    about = json.loads(first.removeprefix("# "))
+    if about["job"] != _plain(curve.job):
+        return None
+    return Trained(curve, about, np.array([[float(cell) for cell in row] for row in list(csv.reader(lines))[1:]]))
+
+
+def there(folder: Path, curves: Sequence[Curve]) -> list[Trained]:
+    """Those curves of which a row is there."""
+    found = (read(folder, curve) for curve in curves)
+    return [each for each in found if each is not None]
