@@ -14,6 +14,7 @@ import numpy as np
 
 from mpisgd.analysis import about, books
 from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.config import footprint
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Outcome
 
@@ -63,6 +64,20 @@ def rates(run: Run) -> list[Rates]:
             )
         )
     return result
+
+
+def exchanged_until(run: Run, second: float) -> float | None:
+    """Bytes that learners have pushed and pulled by then, the first weights too; None: the log does not tell.
+
+    Also those of shards on the learner's own node; but in an allreduce no learner sends its own slice to itself.
+    """
+    nbytes = run.environment.get("parameter_nbytes")
+    if run.left_out or run.is_batch or not isinstance(nbytes, int):
+        return None
+    push, pull = (nbytes / 4 * each for each in footprint.of_exchange(run.config))
+    pushes, pulls = ((run.pushes[name] <= second).sum() / run.shards for name in ("arrival_s", "answer_s"))
+    others = 1 - 1 / run.lambda_ if run.config["protocol"].get("name") == "allreduce" else 1.0
+    return float(others * (pushes * push + pulls * pull + nbytes * run.lambda_))
 
 
 @dataclass(frozen=True)

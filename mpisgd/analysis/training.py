@@ -1,23 +1,63 @@
-"""Learning curves: evaluations against epochs and seconds, of theta and thetabar, on test and training data."""
+"""Learning curves: evaluations against epochs and seconds, of theta and thetabar, on test and training data; targets they meet."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.progress import in_words, loss_of
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Why, metrics_of
+
+_AXES = ("epochs", "taken_s", "loss", "error", "clock_min")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Error or loss to be reached on the test data."""
+
+    what: Literal["error", "loss"]
+    value: float
+
+    def __str__(self) -> str:
+        return f"test error {100 * self.value:g} %" if self.what == "error" else f"test loss {self.value:g}"
+
+
+def make_target(error: float | None, loss: float | None) -> Target | None:
+    """Raises ConfigError where both are given, or an error is no share."""
+    if error is not None and loss is not None:
+        raise ConfigError(f"--target-error {error:g} and --target-loss {loss:g}: expected one of them")
+    if error is not None:
+        if not 0 < error < 1:
+            raise ConfigError(f"--target-error {error:g}: expected a share between 0 and 1; 2 % is 0.02")
+        return Target("error", error)
+    if loss is not None:
+        if not math.isfinite(loss):
+            raise ConfigError(f"--target-loss {loss:g}: expected a finite number")
+        return Target("loss", loss)
+    return None
+
+
+class Reached(NamedTuple):
+    """When a curve first met a target: linear between two evaluations."""
+
+    epochs: float
+    updates: float
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Curve:
     """Evaluations of one kind of weights on one kind of data, by snapshot; arrays, shape (snapshots,).
 
-    `seconds` is when the snapshot was taken, `error` the share of wrong classes, 0 ... 1; `metrics` are those of an own step.
+    `seconds` is when the snapshot was taken, `error` the share of wrong classes, 0 ... 1, `updates` the least clock of all shards;
+    `metrics` are those of an own step.
     """
 
     averaged: bool
@@ -26,6 +66,7 @@ class Curve:
     seconds: np.ndarray
     loss: np.ndarray
     error: np.ndarray
+    updates: np.ndarray
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
     seeds: tuple[Curve, ...] = ()
     """Where it is the mean over runs of several seeds: theirs, with as many snapshots."""
@@ -42,6 +83,26 @@ class Curve:
     def final(self) -> float:
         """Error of the last snapshot; NaN where the run diverged or the data have no classes."""
         return float(self.error[-1])
+
+    def least(self, what: Literal["error", "loss"]) -> float | None:
+        """The least value; None where all are NaN."""
+        values = self._of(what)
+        return None if np.isnan(values).all() else float(np.nanmin(values))
+
+    def reached(self, target: Target) -> Reached | None:
+        """When the target was first met; None: never."""
+        values = self._of(target.what)
+        known = np.isfinite(values)
+        met = np.flatnonzero(values[known] <= target.value)
+        if not len(met):
+            return None
+        at, value = int(met[0]), values[known]
+        share = (value[at - 1] - target.value) / (value[at - 1] - value[at]) if at else 1.0
+        axes = (axis[known].astype(np.float64) for axis in (self.epochs, self.updates, self.seconds))
+        return Reached(*(float(axis[max(0, at - 1)] + share * (axis[at] - axis[max(0, at - 1)])) for axis in axes))
+
+    def _of(self, what: Literal["error", "loss"]) -> np.ndarray:
+        return self.error if what == "error" else self.loss
 
     @property
     def has_error(self) -> bool:
@@ -64,7 +125,8 @@ def curves(run: Run) -> list[Curve]:
             rows = rows[np.argsort(rows["snapshot"], kind="stable")]
             if len(rows):
                 metrics = {name: rows[name] for name in metrics_of(rows.dtype)}
-                result.append(Curve(averaged, train, rows["epochs"], rows["taken_s"], rows["loss"], rows["error"], metrics))
+                epochs, seconds, loss, error, updates = (rows[name] for name in _AXES)
+                result.append(Curve(averaged, train, epochs, seconds, loss, error, updates, metrics))
     return result
 
 

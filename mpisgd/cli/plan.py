@@ -22,7 +22,7 @@ class Options:
     out: Path | None = None
     """Folder for tables and figures; default: <first run>/plan."""
     target_error: float | None = None
-    """Test error to be reached, a share: 0.02 is 2 %."""
+    """Test error to be reached, a share: 0.02 is 2 %; of thetabar where a run has it."""
     target_loss: float | None = None
     """Test loss to be reached."""
     noise_samples: float | None = None

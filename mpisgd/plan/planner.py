@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mpisgd.analysis import about, arrivals
 from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.analysis.training import make_target
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, config_file, replace, trust
 from mpisgd.config.config_virtual import NetworkOptions
@@ -22,7 +23,7 @@ from mpisgd.plan.costs.fit import Fit, check_pushes, fitted
 from mpisgd.plan.costs.predict import PUSHES, predict
 from mpisgd.plan.shards import Point
 from mpisgd.plan.softsync import Asynchrony
-from mpisgd.plan.target import convergence, make_target
+from mpisgd.plan.target import convergence
 from mpisgd.records.log.reader import Run
 from mpisgd.report.writing import Drawing, say, tell, terminal, write
 

@@ -1,9 +1,9 @@
 """Updates until a test error or loss is reached, as a function of the number N of gradients in one [Chen16 3.1, Fig. 5].
 
-Measured at several N, by synchronous runs that reached the target: between them the updates are interpolated linearly in N, as
-in the paper, and beyond them nothing is known. Measured at one N, or not at all: relative numbers from the gradient noise
-scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`]. Where the log does not tell that
-either, B_noise is taken as endless: updates ~ 1/N, as many samples whatever N is.
+Measured at several N, by synchronous runs that reached the target, with thetabar where they have it: between them the updates are
+interpolated linearly in N, as in the paper, and beyond them nothing is known. Measured at one N, or not at all: relative numbers
+from the gradient noise scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`]. Where the log does
+not tell that either, B_noise is taken as endless: updates ~ 1/N, as many samples whatever N is.
 """
 
 from __future__ import annotations
@@ -11,40 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.noise_scale import noise_scale
+from mpisgd.analysis.training import Curve, Target, on_test_data
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
-
-
-@dataclass(frozen=True)
-class Target:
-    """Error or loss to be reached on the test data."""
-
-    what: Literal["error", "loss"]
-    value: float
-
-    def __str__(self) -> str:
-        return f"test error {100 * self.value:g} %" if self.what == "error" else f"test loss {self.value:g}"
-
-
-def make_target(error: float | None, loss: float | None) -> Target | None:
-    """Raises ConfigError where both are given, or an error is no share."""
-    if error is not None and loss is not None:
-        raise ConfigError(f"--target-error {error:g} and --target-loss {loss:g}: expected one of them")
-    if error is not None:
-        if not 0 < error < 1:
-            raise ConfigError(f"--target-error {error:g}: expected a share between 0 and 1; 2 % is 0.02")
-        return Target("error", error)
-    if loss is not None:
-        if not math.isfinite(loss):
-            raise ConfigError(f"--target-loss {loss:g}: expected a finite number")
-        return Target("loss", loss)
-    return None
 
 
 @dataclass(frozen=True)
@@ -106,13 +80,16 @@ def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
     reached: dict[int, list[float]] = {}
     best = []
     for run in runs:
-        updates, least = updates_to(run, target)
+        curve = _curve_of(run)
+        if curve is None:
+            continue
+        found, least = curve.reached(target), curve.least(target.what)
         if least is not None:
             shown = f"{100 * least:.2f} %" if target.what == "error" else f"{least:.4g}"
-            best.append(f"{run.name}: {shown}")
-        if updates is not None and arrivals.synchronous(run):
-            reached.setdefault(arrivals.wanted(run), []).append(updates)
-        if updates == 0:
+            best.append(f"{run.name}: {shown} of {curve.weights}")
+        if found is not None and arrivals.synchronous(run):
+            reached.setdefault(arrivals.wanted(run), []).append(found.updates)
+        if found is not None and found.updates == 0:
             raise ConfigError(f"--target-{target.what} {target.value:g}: met by the initial weights of {run.name}; expected less")
     if not reached:
         raise ConfigError(
@@ -122,21 +99,6 @@ def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
     return {wanted: float(np.mean(counts)) for wanted, counts in sorted(reached.items())}
 
 
-def updates_to(run: Run, target: Target) -> tuple[float | None, float | None]:
-    """Updates after which the run first met the target, and the least value that it has; None where there is no such.
-
-    Of theta on the test data; between two evaluations linear in the clock.
-    """
-    rows = run.evaluations[(run.evaluations["averaged"] == 0) & (run.evaluations["train"] == 0)]
-    rows = rows[np.argsort(rows["snapshot"], kind="stable")]
-    value, clock = rows[target.what], rows["clock_min"].astype(np.float64)
-    value, clock = value[np.isfinite(value)], clock[np.isfinite(value)]
-    least = float(value.min()) if len(value) else None
-    met = np.flatnonzero(value <= target.value)
-    if not len(met):
-        return None, least
-    at = int(met[0])
-    if at == 0:
-        return float(clock[0]), least
-    share = (value[at - 1] - target.value) / (value[at - 1] - value[at])
-    return float(clock[at - 1] + share * (clock[at] - clock[at - 1])), least
+def _curve_of(run: Run) -> Curve | None:
+    """On the test data: of thetabar where the run has it, as the paper's targets are."""
+    return on_test_data(run, averaged=True) or on_test_data(run)

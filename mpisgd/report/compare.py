@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
 from mpisgd.analysis.tables import Cell, Column, Table, columns_of
+from mpisgd.analysis.training import Reached, Target
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
 from mpisgd.report import seeds
@@ -29,10 +30,16 @@ class Comparison:
     files: tuple[Path, ...]
 
 
-def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None = None, beside: Sequence[Table] = ()) -> Comparison:
+def compare(
+    run_paths: Sequence[str | Path],
+    out: Path,
+    console: Console | None = None,
+    beside: Sequence[Table] = (),
+    target: Target | None = None,
+) -> Comparison:
     """Print one row per run, or for all that differ in the seed alone (`seeds`); write tables and overlaid figures to `out`.
 
-    `beside`: more tables, for the folder.
+    `beside`: more tables, for the folder. `target`: what it took to reach it is a table, too.
 
     Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
     """
@@ -50,6 +57,9 @@ def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None 
     if len(groups) < len(runs):
         tables.insert(0, _over_seeds(groups, names, tables[0]))
     tables[0].print_to(console)
+    if target is not None:
+        tables.append(_target_table(target, runs, names, groups))
+        tables[-1].print_to(console)
     drawings = _drawings(runs, names, groups)
     files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], [*tables, *beside], drawings)
     tell(console, out, drawings)
@@ -64,6 +74,32 @@ def _over_seeds(groups: Sequence[Sequence[int]], names: Sequence[str], each: Tab
         rows.append((seeds.name([names[at] for at in places]), len(places), *cells))
     note = f"{each.note} Runs that differ in the seed alone are one row: mean (least..largest)."
     return Table("seeds", "Runs side by side, over seeds", (first, Column("seeds"), *columns), tuple(rows), note)
+
+
+def _target_table(target: Target, runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequence[int]]) -> Table:
+    """What it took to reach a target, with theta and with thetabar; a row for all runs that differ in the seed alone."""
+    columns = columns_of("run | weights | reached by | epochs :.2f | updates :.0f | training [s] | exchanged [GB]")
+    rows: list[tuple[Cell, ...]] = []
+    for places in groups:
+        name = seeds.name([names[at] for at in places])
+        for averaged in (False, True):
+            curves = [(runs[at], training.on_test_data(runs[at], averaged)) for at in places]
+            known = [(run, curve.reached(target)) for run, curve in curves if curve is not None]
+            spent = [_spent(run, reached) for run, reached in known if reached is not None]
+            if known:
+                numbers = seeds.row(spent, columns[3:]) if spent else (None,) * 4
+                said = f"{len(spent)} of {len(known)}" if spent else "never"
+                rows.append((name, "thetabar" if averaged else "theta", said, *numbers))
+    note = (
+        "Between two evaluations linear. Exchanged: what all learners had pushed and pulled by then."
+        " Of several seeds: those that reached it, mean (least..largest)."
+    )
+    return Table("target", f"Until {target}", columns, tuple(rows), note)
+
+
+def _spent(run: Run, reached: Reached) -> tuple[Cell, ...]:
+    nbytes = throughput.exchanged_until(run, reached.seconds)
+    return reached.epochs, reached.updates, reached.seconds, None if nbytes is None else nbytes / 1e9
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -72,7 +72,7 @@ def curves(found: Sequence[Sequence[Curve]]) -> list[Curve]:
 
 def _mean(alike: Sequence[Curve]) -> Curve:
     count = min(len(curve.epochs) for curve in alike)
-    fields = ("epochs", "seconds", "loss", "error")
+    fields = ("epochs", "seconds", "loss", "error", "updates")
     cut = [replace(curve, **{field: getattr(curve, field)[:count] for field in fields}) for curve in alike]
     means = {field: np.mean([getattr(curve, field) for curve in cut], axis=0) for field in fields}
     return replace(cut[0], **means, metrics={}, seeds=tuple(cut))

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mpisgd.analysis.tables import Table, columns_of
+from mpisgd.analysis.training import Target
 from mpisgd.base.errors import DataError
 from mpisgd.records.log.reader import Run
 from mpisgd.report.compare import compare
@@ -16,7 +17,7 @@ from mpisgd.sweep.elements import Sweep
 from mpisgd.sweep.outcomes import Outcome
 
 
-def compare_sweep(directory: Path, out: Path, console: Console | None = None) -> bool:
+def compare_sweep(directory: Path, out: Path, console: Console | None = None, target: Target | None = None) -> bool:
     """Print and write what `compare` does of the runs that are done, and a table of all; whether all are done.
 
     Raises ConfigError where it is no directory of a sweep, or `out` cannot be written.
@@ -26,7 +27,7 @@ def compare_sweep(directory: Path, out: Path, console: Console | None = None) ->
     every = _table(sweep, found)
     paths = [directory / each.name for each in found if each.is_done and _can_be_read(directory / each.name)]
     if paths:
-        compare(paths, out, console, [every])
+        compare(paths, out, console, [every], target)
     else:
         write(out / "compare.md", "Sweep", [f"{len(found)} runs, none done"], [every], ())
     going = [each for each in found if not each.is_done]

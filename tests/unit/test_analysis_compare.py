@@ -81,6 +81,10 @@ def test_command(paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command.main([*map(str, paths), "--out", str(tmp_path / "there")]) == 0
     assert (tmp_path / "there" / "compare.md").is_file()
     assert "backup N=2 b=1" in capsys.readouterr().out
+    assert command.main([*map(str, paths), "--out", str(tmp_path / "there"), "--target-error", "0.6"]) == 0
+    assert "Until test error 60 %" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--target-error 60: expected a share between 0 and 1"):
+        command.main([*map(str, paths), "--target-error", "60"])
     with pytest.raises(ConfigError, match="0 runs given"):
         command.main([])
     with pytest.raises(DataError, match="no run directory"):

@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def curve(error: list[float], averaged: bool = False) -> Curve:
     at = np.arange(len(error), dtype=float)
-    return Curve(averaged, False, at, 10 * at, np.array(error), np.array(error))
+    return Curve(averaged, False, at, 10 * at, np.array(error), np.array(error), 100 * at)
 
 
 def xs(line: Line2D) -> np.ndarray:

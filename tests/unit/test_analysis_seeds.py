@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from mpisgd.analysis.training import Curve
+from mpisgd.analysis.training import Curve, Target
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import CONFIG
 from mpisgd.report import compare as module
@@ -55,6 +56,37 @@ def test_one_row_with_mean_and_range(tmp_path: Path) -> None:
     assert "run-* (backup N=2 b=1 · λ=3 · μ=4 · 3 seeds)" in labels
 
 
+def test_what_it_took_to_reach_a_target(tmp_path: Path) -> None:
+    """Linear from 0.9 at the start to the error after an epoch of 10 s."""
+    paths = [make(tmp_path / f"run-{seed}", seed, error) for seed, error in ((1, 0.1), (2, 0.2), (3, 0.6))]
+    paths += [make(tmp_path / "other", 1, 0.5, {"mu": 8}), make(tmp_path / "alone", 1, 0.1, {"mu": 16})]
+    sink = io.StringIO()
+    compare(paths, tmp_path / "out", Console(file=sink, width=240), target=Target("error", 0.25))
+    with (tmp_path / "out" / "target.csv").open() as file:
+        rows = list(csv.reader(file))[1:]
+    assert [row[:3] for row in rows] == [["run-*", "theta", "2 of 3"], ["other", "theta", "never"], ["alone", "theta", "1 of 1"]]
+    assert rows[0][3] == "0.87 (0.81..0.93)"
+    assert rows[0][5] == "8.705 (8.125..9.286)"
+    assert rows[1][3:] == [""] * 4
+    assert [float(cell) for cell in rows[2][3:6]] == pytest.approx([0.8125, 0, 8.125])
+    assert "Until test error 25 %" in sink.getvalue()
+    assert "Until test error 25 %" in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_a_target_of_thetabar_is_another(tmp_path: Path) -> None:
+    log = logs_by_hand.backup()
+    curves = ((False, (0.9, 0.5)), (True, (0.9, 0.1)))
+    log.evaluations = fabricate.rows(
+        "evaluations",
+        [logs_by_hand.evaluation(at, float(at), each, averaged) for averaged, curve in curves for at, each in enumerate(curve)],
+    )
+    path = fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3)
+    compare([path], tmp_path / "out", Console(file=io.StringIO()), target=Target("error", 0.5))
+    with (tmp_path / "out" / "target.csv").open() as file:
+        rows = list(csv.reader(file))[1:]
+    assert [row[1:4] for row in rows] == [["theta", "1 of 1", "1.0"], ["thetabar", "1 of 1", "0.5"]]
+
+
 @pytest.mark.parametrize(
     ("seed", "fields", "more"),
     [
@@ -86,7 +118,7 @@ def test_words_that_differ_are_all_shown(tmp_path: Path) -> None:
 
 def curve(error: list[float], epochs: list[float]) -> Curve:
     at = np.array(epochs)
-    return Curve(False, False, at, 10 * at, np.array(error) * 2, np.array(error))
+    return Curve(False, False, at, 10 * at, np.array(error) * 2, np.array(error), 100 * at)
 
 
 def test_a_curve_is_the_mean_of_each_snapshot_with_a_band() -> None:

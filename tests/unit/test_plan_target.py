@@ -3,49 +3,75 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpisgd.analysis.training import Target, make_target, on_test_data
 from mpisgd.base.errors import ConfigError
 from mpisgd.plan.backup import choices, table
 from mpisgd.plan.collect import Collecting
-from mpisgd.plan.target import Convergence, Target, convergence, make_target, updates_to
+from mpisgd.plan.target import Convergence, convergence
 from mpisgd.records.log.reader import Run
 from tests.unit import fabricate, logs_by_hand
 
 ERROR = Target("error", 0.2)
 
 
-def evaluated(folder: Path, name: str, wanted: int, errors: list[float], protocol: str = "backup", **fields: Any) -> Run:
+def evaluated(
+    folder: Path,
+    name: str,
+    wanted: int,
+    errors: list[float],
+    protocol: str = "backup",
+    averaged: Sequence[float] = (),
+    **fields: Any,
+) -> Run:
     """A log with an evaluation every 100 updates, from 0 on."""
     log = logs_by_hand.backup()
     log.evaluations = fabricate.rows(
         "evaluations",
         [
-            fabricate.row("evaluations", snapshot=at, clock_min=100 * at, clock_max=100 * at, error=error, loss=10 * error)
-            for at, error in enumerate(errors)
+            fabricate.row(
+                "evaluations", snapshot=at, clock_min=100 * at, clock_max=100 * at, error=error, loss=10 * error, averaged=kind
+            )
+            for kind, values in enumerate((errors, averaged))
+            for at, error in enumerate(values)
         ],
     )
     environment = {"gradients_per_update": wanted}
     return Run(fabricate.write_run(folder / name, log, {"name": protocol}, learners=8, environment=environment, **fields))
 
 
+def reached(run: Run, target: Target) -> tuple[float | None, float | None]:
+    """Updates until the target, and the least value."""
+    curve = on_test_data(run)
+    assert curve is not None
+    found = curve.reached(target)
+    return None if found is None else found.updates, curve.least(target.what)
+
+
 def test_updates_are_interpolated_between_evaluations(tmp_path: Path) -> None:
     run = evaluated(tmp_path, "run", 8, [0.9, 0.5, 0.3, 0.1, 0.2])
-    assert updates_to(run, ERROR) == (pytest.approx(250), 0.1)
-    assert updates_to(run, Target("error", 0.5)) == (pytest.approx(100), 0.1)
-    assert updates_to(run, Target("error", 0.05)) == (None, 0.1)
-    assert updates_to(run, Target("loss", 4.0)) == (pytest.approx(150), 1.0)
-    assert updates_to(run, Target("error", 0.95))[0] == 0
+    assert reached(run, ERROR) == (pytest.approx(250), 0.1)
+    assert reached(run, Target("error", 0.5)) == (pytest.approx(100), 0.1)
+    assert reached(run, Target("error", 0.05)) == (None, 0.1)
+    assert reached(run, Target("loss", 4.0)) == (pytest.approx(150), 1.0)
+    assert reached(run, Target("error", 0.95))[0] == 0
 
 
 def test_errors_that_are_not_numbers_are_passed_over(tmp_path: Path) -> None:
     run = evaluated(tmp_path, "run", 8, [0.9, math.nan, 0.5, math.nan])
-    assert updates_to(run, Target("error", 0.7)) == (pytest.approx(100), 0.5)
-    assert updates_to(evaluated(tmp_path, "none", 8, []), ERROR) == (None, None)
+    assert reached(run, Target("error", 0.7)) == (pytest.approx(100), 0.5)
+    assert reached(evaluated(tmp_path, "lost", 8, [math.nan]), ERROR) == (None, None)
+
+
+def test_thetabar_tells_where_a_run_has_it(tmp_path: Path) -> None:
+    run = evaluated(tmp_path, "a", 8, [0.9, 0.5, 0.1], averaged=[0.9, 0.1, 0.1])
+    assert convergence([run], ERROR, None).updates(8) == pytest.approx(100 * 0.7 / 0.8)
 
 
 def test_several_runs_give_a_line_between_their_numbers(tmp_path: Path) -> None:
@@ -88,9 +114,11 @@ def test_without_target_updates_are_relative(tmp_path: Path) -> None:
 
 def test_a_target_that_is_never_reached_is_refused(tmp_path: Path) -> None:
     runs = [evaluated(tmp_path, "a", 8, [0.9, 0.4]), evaluated(tmp_path, "b", 4, [0.9, 0.35])]
-    with pytest.raises(ConfigError, match=r"--target-error 0\.2: test error 20 % is reached by no run.*a: 40\.00 %, b: 35\.00 %"):
+    with pytest.raises(
+        ConfigError, match=r"--target-error 0\.2: test error 20 % is reached by no run.*a: 40\.00 % of theta, b: 35\.00 % of theta"
+    ):
         convergence(runs, ERROR, None)
-    with pytest.raises(ConfigError, match=r"--target-loss 2: .*a: 4, b: 3\.5"):
+    with pytest.raises(ConfigError, match=r"--target-loss 2: .*a: 4 of theta, b: 3\.5 of theta"):
         convergence(runs, Target("loss", 2.0), None)
     with pytest.raises(ConfigError, match="never measured"):
         convergence([evaluated(tmp_path, "c", 8, [])], ERROR, None)

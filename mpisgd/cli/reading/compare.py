@@ -18,6 +18,8 @@ class Options(Look):
     Runs that differ in nothing but the seed are one row and one curve: the mean, from the least to the largest value, and how many
     they are. runs.csv has each of them.
 
+    With a target, also what it took each to reach it: epochs, updates, seconds and bytes.
+
     With --sweep, all runs of a sweep, and which of them are not done, with their reasons. Exit status 1: some are not.
     """
 
@@ -25,21 +27,28 @@ class Options(Look):
     """The runs' directories, e.g. results/hardsync results/softsync."""
     sweep: Path | None = None
     """The directory of a sweep, in place of those of runs."""
+    target_error: float | None = None
+    """Test error to be reached, a share: 0.02 is 2 %."""
+    target_loss: float | None = None
+    """Test loss to be reached."""
     out: Path | None = None
     """Folder for the table and figures; default: results/compare, or <sweep>/compare."""
 
 
 def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd compare")
+    from mpisgd.analysis.training import make_target
     from mpisgd.report.compare import compare
 
+    target = make_target(options.target_error, options.target_loss)
     if options.sweep is None:
         with applied(options):
-            compare(options.runs, options.out or Path("results/compare"))
+            compare(options.runs, options.out or Path("results/compare"), target=target)
         return EXIT_OK
     if options.runs:
         raise ConfigError(f"compare: --sweep {options.sweep} and {options.runs[0]}: expected one or the other")
     from mpisgd.report.swept import compare_sweep
 
     with applied(options):
-        return EXIT_OK if compare_sweep(options.sweep, options.out or options.sweep / "compare") else EXIT_FAILED
+        done = compare_sweep(options.sweep, options.out or options.sweep / "compare", target=target)
+    return EXIT_OK if done else EXIT_FAILED
