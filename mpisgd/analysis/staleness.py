@@ -6,6 +6,7 @@ counted beside them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,11 @@ from mpisgd.records.log.schema import Verdict
 
 @dataclass(frozen=True)
 class Staleness:
-    """τ of one group of applied gradients; None where there are none. `beyond` is P(τ > 2n), None unless n-softsync."""
+    """τ of one group of T applied gradients; None where there are none.
+
+    `unevenness` is sqrt(T sum z^2) / sum z, z = 1 / max(1, τ): by it the bound on convergence is larger than with equally stale
+    gradients of the same sum z [Zhang16 Theorem 1, Remark 1]. `beyond` is P(τ > 2n), None unless n-softsync.
+    """
 
     gradients: int
     dropped: int
@@ -28,6 +33,7 @@ class Staleness:
     median: float | None = None
     maximum: int | None = None
     deviation: float | None = None
+    unevenness: float | None = None
     beyond: float | None = None
 
 
@@ -73,7 +79,7 @@ def of_histogram(counts: np.ndarray, dropped: int, n: int | None = None) -> Stal
     if total == 0:
         return Staleness(0, dropped)
     tau, below = np.arange(len(counts)), np.cumsum(counts)
-    mean = float(tau @ counts / total)
+    mean, z = float(tau @ counts / total), 1 / np.maximum(1, tau)
     middle = np.searchsorted(below, [(total - 1) // 2, total // 2], side="right")
     return Staleness(
         gradients=total,
@@ -83,6 +89,7 @@ def of_histogram(counts: np.ndarray, dropped: int, n: int | None = None) -> Stal
         median=float(middle.mean()),
         maximum=int(np.flatnonzero(counts)[-1]),
         deviation=float(np.sqrt((tau - mean) ** 2 @ counts / total)),
+        unevenness=math.sqrt(total * float(z**2 @ counts)) / float(z @ counts),
         beyond=None if n is None else float(counts[2 * n + 1 :].sum() / total),
     )
 
@@ -148,13 +155,13 @@ def histogram_table(run: Run) -> Table:
 
 def _table(run: Run, key: str, title: str, group: str, groups: list[tuple[Cell, Staleness]]) -> Table:
     n = about.splitting(run)
-    columns = f"{group} | gradients | dropped | min τ | mean τ :.3f | median τ :g | max τ | deviation :.3f"
+    columns = f"{group} | gradients | dropped | min τ | mean τ :.3f | median τ :g | max τ | deviation :.3f | unevenness :.3f"
     rows: list[list[Cell]] = [
-        [name, s.gradients, s.dropped, s.minimum, s.mean, s.median, s.maximum, s.deviation] for name, s in groups
+        [name, s.gradients, s.dropped, s.minimum, s.mean, s.median, s.maximum, s.deviation, s.unevenness] for name, s in groups
     ]
-    note = ""
+    note = "Unevenness: √(T Σz²) / Σz, z = 1/max(1, τ), T gradients; 1 where all are equally stale [Zhang16 Remark 1]."
     if n is not None:
         columns += " | P(τ > 2n) [%] :.4g"
         rows = [[*row, None if s.beyond is None else 100 * s.beyond] for row, (_, s) in zip(rows, groups, strict=True)]
-        note = f"n = {n}: [Zhang16 2.4] finds a mean staleness near n, and τ > 2n hardly ever."
+        note += f" n = {n}: [Zhang16 2.4] finds a mean staleness near n, and τ > 2n hardly ever."
     return Table(key, title, columns_of(columns), tuple(tuple(row) for row in rows), note)

@@ -38,6 +38,7 @@ def test_staleness_overall(softsync: Run) -> None:
     assert found.mean == 5 / 8
     assert found.median == 0
     assert found.deviation == pytest.approx(math.sqrt(11 / 8 - (5 / 8) ** 2))
+    assert found.unevenness == pytest.approx(math.sqrt(8 * (7 + 1 / 9)) / (7 + 1 / 3))
     assert found.beyond == 1 / 8  # of 8 gradients, one is above 2n = 2
 
 
@@ -46,6 +47,11 @@ def test_staleness_by_learner(softsync: Run) -> None:
     assert (first.gradients, first.mean, first.median, first.maximum, first.beyond) == (6, 2 / 6, 0, 1, 0)
     assert (second.gradients, second.mean, second.median, second.maximum, second.beyond) == (2, 1.5, 1.5, 3, 0.5)
     assert second.deviation == 1.5
+
+
+def test_equally_stale_gradients_are_even() -> None:
+    assert staleness.of_histogram(np.array([0, 0, 0, 0, 7]), 0).unevenness == pytest.approx(1)
+    assert staleness.of_histogram(np.array([3, 2]), 0).unevenness == pytest.approx(1), "1/tau weighs 0 and 1 alike"
 
 
 def test_staleness_histogram_and_table(softsync: Run) -> None:
@@ -69,7 +75,7 @@ def test_staleness_tables_have_2n_only_for_softsync(softsync: Run, tmp_path: Pat
     other = Run(fabricate.write_run(tmp_path / "other", logs_by_hand.backup(), BACKUP, learners=3))
     assert "P(τ > 2n)" not in [column.name for column in staleness.shard_table(other).columns]
     assert staleness.learner_table(other).cells("dropped") == [0, 0, 1]
-    assert staleness.learner_table(other).rows[2] == (2, 0, 1, None, None, None, None, None)
+    assert staleness.learner_table(other).rows[2] == (2, 0, 1, None, None, None, None, None, None)
 
 
 def test_staleness_against_numpy_on_a_large_log(tmp_path: Path) -> None:
@@ -83,7 +89,10 @@ def test_staleness_against_numpy_on_a_large_log(tmp_path: Path) -> None:
         assert (found.gradients, found.mean, found.median) == (len(tau), tau.mean(), np.median(tau))
         assert found.beyond == np.count_nonzero(tau > 6) / len(tau)
     for shard, found in enumerate(staleness.by_shard(run)):
-        assert found.deviation == pytest.approx(np.std(used["staleness"][used["shard"] == shard]))
+        tau = used["staleness"][used["shard"] == shard]
+        weights = 1 / np.maximum(1, tau)
+        assert found.deviation == pytest.approx(np.std(tau))
+        assert found.unevenness == pytest.approx(np.sqrt(np.mean(weights**2)) / np.mean(weights))
     assert staleness.histogram(run).tolist() == [
         np.count_nonzero(used["staleness"] == tau) for tau in range(used["staleness"].max() + 1)
     ]
