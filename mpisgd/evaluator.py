@@ -22,8 +22,8 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import PeerError
 from mpisgd.base.storage import writing
 from mpisgd.comm.messages import FINAL
-from mpisgd.config import EvaluationOptions
-from mpisgd.data import DataSet, Split
+from mpisgd.config import EvaluationOptions, Part
+from mpisgd.data import DataSet
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.gradient.gradient import pair
@@ -71,7 +71,7 @@ class Evaluator:
     Args:
         model: its weights are replaced by the snapshot's.
         pulled: (parameters,) float32 host tensors that `channel` receives theta (and thetabar) into.
-        train: whether to measure on the training data as well.
+        evaluated: what to measure on.
         train_samples: samples of one epoch.
         told: is told of each snapshot and batch, for people.
         given: what learner 0 had beside the parameters, at each snapshot; None: it hands nothing on.
@@ -86,7 +86,7 @@ class Evaluator:
         measure: Measure | Unmeasured,
         log: EvaluatorLog,
         *,
-        train: bool,
+        evaluated: Sequence[Part],
         train_samples: int,
         told: Evaluations,
         given: Given | None = None,
@@ -99,7 +99,7 @@ class Evaluator:
         self._pulled = pulled
         self._measure = measure
         self._log = log
-        self._splits = (False, True) if train else (False,)
+        self._evaluated = evaluated
         self._train_samples = train_samples
         self._told = told
         self._hearers: Sequence[Hearer] = ()
@@ -150,17 +150,17 @@ class Evaluator:
             self._model.weights.copy_(vector)
             self._measure.prepare()
             states[name] = self._state(last)  # as it was trained: some modules change what they keep in evaluations, too
-            for train in self._splits:
+            for part in self._evaluated:
                 start_s = self._channel.now_s()
-                found = self._measure.of(train=train)
-                rows.append(self._row(snapshot, averaged, train, found, self._channel.now_s() - start_s))
+                found = self._measure.of(part)
+                rows.append(self._row(snapshot, averaged, part, found, self._channel.now_s() - start_s))
         self._tell(rows, states, last)
         return states
 
     def _state(self, last: bool) -> dict[str, Tensor]:
         return self._model.state()
 
-    def _row(self, snapshot: Snapshot, averaged: int, train: bool, found: Measured, spent_s: float) -> dict[str, Any]:
+    def _row(self, snapshot: Snapshot, averaged: int, part: Part, found: Measured, spent_s: float) -> dict[str, Any]:
         return {
             "snapshot": snapshot.number,
             "clock_min": min(snapshot.clocks),
@@ -169,7 +169,7 @@ class Evaluator:
             "epochs": snapshot.samples / self._train_samples,
             "taken_s": snapshot.taken_s,
             "averaged": averaged,
-            "train": train,
+            "train": int(part),
             "loss": found.loss,
             "error": found.error,
             "evaluate_s": spent_s,
@@ -277,8 +277,8 @@ class StagedEvaluator(Evaluator):
 
     def _rows_of(self, snapshot: Snapshot, file: WeightsInParts | None, last: bool) -> None:
         start_s, clocks = self._channel.now_s(), list(snapshot.clocks)
-        passed: dict[tuple[int, bool], list[Any]] = {}
-        sums: dict[tuple[int, bool], dict[str, float]] = {}
+        passed: dict[tuple[int, Part], list[Any]] = {}
+        sums: dict[tuple[int, Part], dict[str, float]] = {}
         for stage in range(len(self._stages.children)):
             part = self._pull_stage(stage) if stage else snapshot
             if part is None:
@@ -290,28 +290,25 @@ class StagedEvaluator(Evaluator):
                     self._stage.weights.copy_(self._pulled[vector])
                 if file is not None:
                     file.fill(vector, self._stage.module.state_dict())
-                for train in self._splits:
-                    key = vector, train
-                    passed[key], sums[key] = self._through(stage, train, passed.get(key))
+                for each in self._evaluated:
+                    key = vector, each
+                    passed[key], sums[key] = self._through(stage, each, passed.get(key))
         spent_s = (self._channel.now_s() - start_s) / len(sums)
         rows = []
-        for (averaged, train), found in sums.items():
-            rows.append(self._row(snapshot._replace(clocks=tuple(clocks)), averaged, train, mean_of(found), spent_s))
+        for (averaged, each), found in sums.items():
+            rows.append(self._row(snapshot._replace(clocks=tuple(clocks)), averaged, each, mean_of(found), spent_s))
         self._tell(rows, {}, last)
 
-    def _split(self, train: bool) -> Split:
-        return self._data.train if train else self._data.test
-
-    def _through(self, stage: int, train: bool, before: list[Any] | None) -> tuple[list[Any], dict[str, float]]:
-        """All batches of a split through one stage; of the last one, the sums of loss and errors."""
-        split, last = self._split(train), stage + 1 == len(self._stages.children)
+    def _through(self, stage: int, part: Part, before: list[Any] | None) -> tuple[list[Any], dict[str, float]]:
+        """All batches of a part of the data through one stage; of the last stage, the sums of loss and errors."""
+        split, last = self._data.part(part), stage + 1 == len(self._stages.children)
         outputs, sums = list[Any](), dict[str, float]()
         with torch.no_grad(), kept():
             for number, indices in enumerate(batches_of(split, self._batch) if self._measured else ()):
                 self._check()
                 inputs = targets = None
                 if stage == 0 or last:
-                    inputs, targets = pair(drawn_for(split, indices, self._seed, train, int(indices[0])))
+                    inputs, targets = pair(drawn_for(split, indices, self._seed, part, int(indices[0])))
                 given = self._stage.inputs(inputs) if before is None else before[number]
                 output = self._stage.module(given)
                 if before is not None:

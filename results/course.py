@@ -24,7 +24,7 @@ from numpy.lib.recfunctions import repack_fields
 from torch import Tensor
 from virtual_runs import Job
 
-from mpisgd.config import Config
+from mpisgd.config import Config, Part
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data import DataSet, Split
 from mpisgd.job import parts
@@ -132,7 +132,7 @@ class Course:
         row = [epochs]
         for measure in self.measures:
             measure.prepare()
-            found = measure.of(train=False)
+            found = measure.of(Part.TEST)
             row += [found.error, found.loss]
         self.state.rows.append(row)
         return row

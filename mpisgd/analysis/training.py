@@ -11,6 +11,7 @@ import numpy as np
 
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.base.errors import ConfigError
+from mpisgd.config import Part
 from mpisgd.records.log.progress import in_words, loss_of
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Why, metrics_of
@@ -61,7 +62,7 @@ class Curve:
     """
 
     averaged: bool
-    train: bool
+    part: Part
     epochs: np.ndarray
     seconds: np.ndarray
     loss: np.ndarray
@@ -77,7 +78,7 @@ class Curve:
 
     @property
     def name(self) -> str:
-        return f"{self.weights} {'training' if self.train else 'test'}"
+        return f"{self.weights} {self.part}"
 
     @property
     def final(self) -> float:
@@ -117,26 +118,26 @@ class Curve:
 
 
 def curves(run: Run) -> list[Curve]:
-    """List the curves that have evaluations: theta test, thetabar test, theta training, thetabar training."""
+    """List the curves that have evaluations: theta test, thetabar test, theta training, thetabar training, and so on."""
     result = []
-    for train in (False, True):
+    for part in Part:
         for averaged in (False, True):
-            rows = run.evaluations[(run.evaluations["averaged"] == averaged) & (run.evaluations["train"] == train)]
+            rows = run.evaluations[(run.evaluations["averaged"] == averaged) & (run.evaluations["train"] == part)]
             rows = rows[np.argsort(rows["snapshot"], kind="stable")]
             if len(rows):
                 metrics = {name: rows[name] for name in metrics_of(rows.dtype)}
                 epochs, seconds, loss, error, updates = (rows[name] for name in _AXES)
-                result.append(Curve(averaged, train, epochs, seconds, loss, error, updates, metrics))
+                result.append(Curve(averaged, part, epochs, seconds, loss, error, updates, metrics))
     return result
 
 
 def on_test_data(run: Run, averaged: bool = False) -> Curve | None:
-    return next((curve for curve in curves(run) if curve.averaged == averaged and not curve.train), None)
+    return next((curve for curve in curves(run) if curve.averaged == averaged and curve.part is Part.TEST), None)
 
 
 def final_text(run: Run) -> str:
     """E.g. `2.50 % (theta), 2.31 % (thetabar) at epoch 10.00`; what there is instead of an error is named."""
-    found = [curve for curve in curves(run) if not curve.train]
+    found = [curve for curve in curves(run) if curve.part is Part.TEST]
     if not found:
         return "not evaluated"
     if run.environment.get("test_samples") == 0:
@@ -186,7 +187,7 @@ def evaluation_table(run: Run) -> Table:
             int(row["clock_min"]),
             int(row["clock_max"]),
             "thetabar" if row["averaged"] else "theta",
-            "training" if row["train"] else "test",
+            str(Part(row["train"])),
             float(row["loss"]),
             None if np.isnan(row["error"]) else 100 * float(row["error"]),
             *(float(row[name]) for name in names),

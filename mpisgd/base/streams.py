@@ -38,6 +38,7 @@ class Domain(IntEnum):
     RECALIBRATION = 14
     REST = 15
     OWN = 16
+    ASIDE = 17
 
 
 class _Key(ISeedSequence):

@@ -9,6 +9,7 @@ from mpisgd.config.data import (
     FashionMnistOptions,
     Hdf5Options,
     MnistOptions,
+    Part,
     SyntheticOptions,
 )
 from mpisgd.config.models import (
@@ -89,6 +90,7 @@ __all__ = [
     "MnistOptions",
     "ModelOptions",
     "OptimizerOptions",
+    "Part",
     "RmspropOptions",
     "ScheduleOptions",
     "SgdOptions",

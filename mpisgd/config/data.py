@@ -4,13 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Literal
 
 from mpisgd.base.checks import at_least, require
 
 
+class Part(IntEnum):
+    """Samples that weights are evaluated on; the numbers are those of the log."""
+
+    TEST = 0
+    TRAINING = 1
+    VALIDATION = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """Samples that any data may set aside."""
+
+    validation: int = 0
+    """Training samples that are set aside, drawn by the seed: nothing trains on them, they are evaluated beside the test data."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "data.", validation=0)
+
+
 @dataclass(frozen=True)
-class DigitsOptions:
+class DigitsOptions(SetAside):
     """The 1,797 real 8x8 handwritten digits that scikit-learn carries; needs no files."""
 
     subtract_mean: bool = True
@@ -18,7 +41,7 @@ class DigitsOptions:
 
 
 @dataclass(frozen=True)
-class MnistOptions:
+class MnistOptions(SetAside):
     """MNIST in its authors' four IDX files (plain or .gz), below <data-dir>/mnist."""
 
     subtract_mean: bool = True
@@ -28,7 +51,7 @@ class MnistOptions:
 
 
 @dataclass(frozen=True)
-class FashionMnistOptions:
+class FashionMnistOptions(SetAside):
     """Fashion-MNIST in its authors' four IDX files (plain or .gz), below <data-dir>/fashion_mnist."""
 
     subtract_mean: bool = True
@@ -38,7 +61,7 @@ class FashionMnistOptions:
 
 
 @dataclass(frozen=True)
-class Cifar10Options:
+class Cifar10Options(SetAside):
     """CIFAR-10 in its binary batches, below <data-dir>/cifar10 (folder or tar.gz)."""
 
     subtract_mean: bool = True
@@ -48,7 +71,7 @@ class Cifar10Options:
 
 
 @dataclass(frozen=True)
-class Hdf5Options:
+class Hdf5Options(SetAside):
     """Any HDF5 file with inputs and targets; samples are read when they are drawn."""
 
     path: str = ""
@@ -71,11 +94,12 @@ class Hdf5Options:
     are chunked: a chunk that is not kept is read, and decompressed, again for a sample of it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "data.", classes=0, cache_nbytes=0)
 
 
 @dataclass(frozen=True)
-class SyntheticOptions:
+class SyntheticOptions(SetAside):
     """Random inputs of a given shape with learnable classes, for timing and tests; a function of the seed."""
 
     shape: tuple[int, ...] = (3, 32, 32)
@@ -88,12 +112,13 @@ class SyntheticOptions:
     """Test samples."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, "data.", classes=2, samples=1, test_samples=0)
         require(all(size >= 1 for size in self.shape), "data.shape", self.shape, "positive sizes")
 
 
 @dataclass(frozen=True)
-class CustomDataOptions:
+class CustomDataOptions(SetAside):
     """The user's own data, from a factory."""
 
     factory: str = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mpisgd.base.checks import at_least, require
+from mpisgd.config.data import Part
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class StagesOptions:
         require(len(set(self.at)) == len(self.at), "stages.at", list(self.at), "each name once")
 
 
+ON_VALIDATION = "validation_"
+"""Before the name of what is found on samples set aside."""
+
+
 @dataclass(frozen=True)
 class EvaluationOptions:
     """Evaluation of snapshots. Learners and shards never wait for it."""
@@ -90,7 +95,7 @@ class EvaluationOptions:
     are fewer."""
     best: str = ""
     """Keep the best weights by error, loss or a metric. They are in best.pt of the run's directory: those of the best evaluation
-    on test data, of the weights or of their average."""
+    on test data, of the weights or of their average; with validation_ before the name, on samples set aside (`data.validation`)."""
     higher: bool = False
     """Higher values of `best` are better."""
     patience: int = 0
@@ -105,6 +110,12 @@ class EvaluationOptions:
             expected = "error, loss or a metric beside evaluation.patience > 0"
             require(bool(self.best), "evaluation.best", self.best, expected)
             require(self.every_epochs > 0, "evaluation.every_epochs", self.every_epochs, "above 0 beside evaluation.patience > 0")
+
+    @property
+    def judged(self) -> tuple[Part, str]:
+        """On which samples `best` judges, and by what."""
+        name = self.best.removeprefix(ON_VALIDATION)
+        return (Part.TEST if name == self.best else Part.VALIDATION), name
 
 
 LEAST_LOG_BYTES = 1 << 20

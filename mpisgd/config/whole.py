@@ -26,7 +26,7 @@ from mpisgd.config.config_virtual import (
     ServiceOptions,
     VirtualOptions,
 )
-from mpisgd.config.data import DATA, DataOptions, DigitsOptions
+from mpisgd.config.data import DATA, DataOptions, DigitsOptions, Part
 from mpisgd.config.models import MODELS, MlpOptions, ModelOptions
 from mpisgd.config.optimizers import (
     OPTIMIZERS,
@@ -262,6 +262,14 @@ class Config:
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
+        judged, best = self.evaluation.judged[0], self.evaluation.best
+        require(judged in self.evaluated, "evaluation.best", best, "data.validation > 0 beside it, or a name without validation_")
+
+    @property
+    def evaluated(self) -> tuple[Part, ...]:
+        """What weights are evaluated on, in order."""
+        trained, aside = self.evaluation.train, self.data.validation > 0
+        return (Part.TEST, *[Part.TRAINING] * trained, *[Part.VALIDATION] * aside)
 
     @property
     def mini_batches_per_push(self) -> int:

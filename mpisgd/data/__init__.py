@@ -19,11 +19,23 @@ from mpisgd.config import (
 )
 from mpisgd.data import cifar10, custom, digits, hdf5, mnist, synthetic
 from mpisgd.data.custom import as_dataset
-from mpisgd.data.dataset import Batch, DataSet, Split, fetch, fetch_each
+from mpisgd.data.dataset import Batch, DataSet, Split, fetch, fetch_each, set_aside
 from mpisgd.data.loader import check_batch_size, check_workers
 from mpisgd.data.stream import Reading
 
-__all__ = ["Batch", "DataSet", "Reading", "Split", "as_dataset", "check_batch_size", "check_workers", "fetch", "fetch_each", "load"]
+__all__ = [
+    "Batch",
+    "DataSet",
+    "Reading",
+    "Split",
+    "as_dataset",
+    "check_batch_size",
+    "check_workers",
+    "fetch",
+    "fetch_each",
+    "load",
+    "set_aside",
+]
 
 
 def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = False, reading: Reading | None = None) -> DataSet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -11,9 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from mpisgd.base.draws import Seeds, seeded
-from mpisgd.base.errors import DataError, MpisgdError
+from mpisgd.base.errors import ConfigError, DataError, MpisgdError
+from mpisgd.base.streams import Domain, stream
+from mpisgd.config import Part
 from mpisgd.data.stream import Stream
 
 Batch = tuple[Tensor, Tensor]
@@ -39,13 +43,19 @@ class Split:
     """Divisor of the inputs, which are float32 then; None = they stay as they are."""
     mean: Tensor | None = None
     """(*shape) float32, subtracted after the division [Zhang16 4.1]; None = nothing."""
+    chosen: npt.NDArray[np.int64] | None = None
+    """Numbers of the samples that are its own; None = all."""
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.inputs if self.chosen is None else self.chosen)
+
+    def part(self, chosen: npt.NDArray[np.int64]) -> Split:
+        """These samples alone, where they are."""
+        return replace(self, chosen=chosen)
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Inputs (len(indices), *shape) and their targets, new tensors."""
-        chosen = torch.from_numpy(indices)
+        chosen = torch.from_numpy(indices if self.chosen is None else self.chosen[indices])
         inputs = self.inputs.index_select(0, chosen)
         if self.scale is not None or self.mean is not None:
             inputs = inputs.to(torch.float32)
@@ -110,6 +120,15 @@ class LazySplit(Split):
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
+    def part(self, chosen: npt.NDArray[np.int64]) -> LazySplit:
+        """Raises ConfigError for a stream."""
+        if self.in_order:
+            raise ConfigError(f"data.validation: {self.where} is a stream, whose samples nobody can choose: expected 0")
+        part = copy(self)
+        part.dataset = Subset(self.dataset, chosen.tolist())
+        part.__dict__["classes"] = self.classes
+        return part
+
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Inputs (len(indices), *shape) and their targets; what samples draw, `fetch` seeds. Raises DataError where they differ."""
         pairs = [self.dataset[index] for index in indices.tolist()]
@@ -159,11 +178,19 @@ class LazySplit(Split):
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A training and a test split; the test split may be empty."""
+    """A training and a test split; the test split may be empty. `validation`: training samples set aside; None = none were."""
 
     name: str
     train: Split
     test: Split
+    validation: Split | None = None
+
+    def part(self, part: Part) -> Split:
+        """The split of this name. Raises DataError where nothing was set aside."""
+        split = {Part.TEST: self.test, Part.TRAINING: self.train, Part.VALIDATION: self.validation}[part]
+        if split is None:
+            raise DataError(f"{self.name}: no samples were set aside")
+        return split
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -237,6 +264,16 @@ def make_dataset(name: str, train: Split, test: Split | None, error: type[Mpisgd
 def empty_like(split: Split) -> Split:
     """A split without samples, of the same input shape."""
     return Split(torch.zeros((0, *split.input_shape)), torch.zeros(0, dtype=torch.int64))
+
+
+def set_aside(data: DataSet, samples: int, seed: int) -> DataSet:
+    """Take so many training samples, drawn by the seed, out of the training data. Raises ConfigError where none would be left."""
+    size = len(data.train)
+    if samples >= size:
+        raise ConfigError(f"data.validation = {samples}: expected fewer than the {size} training samples of {data.name}")
+    order = stream(Domain.ASIDE, seed).permutation(size)
+    validation, train = (data.train.part(np.sort(some)) for some in (order[:samples], order[samples:]))
+    return replace(data, train=train, validation=validation)
 
 
 def subtract_mean(train: Split, test: Split) -> tuple[Split, Split]:

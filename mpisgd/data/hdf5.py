@@ -7,6 +7,7 @@ so that of one that fits, each chunk is read and decompressed once. Of all targe
 from __future__ import annotations
 
 import math
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,7 @@ class Hdf5Split(Split):
 
     Attributes:
         subtracted: (*shape) float32, subtracted from inputs; None = nothing.
+        own: numbers of the samples that are its own; None = all.
 
     Raises DataError where they cannot be samples and their targets.
     """
@@ -159,6 +161,7 @@ class Hdf5Split(Split):
         self._inputs = inputs
         self._targets = targets
         self.subtracted: Tensor | None = None
+        self.own: npt.NDArray[np.int64] | None = None
         where = f"{inputs.path}: {inputs.name}, {targets.name}"
         for part, rows in (("inputs", inputs), ("targets", targets)):
             ordinary(np.empty(0, rows.dtype), f"{where}: {part}", DataError)
@@ -175,10 +178,16 @@ class Hdf5Split(Split):
         return targets.largest() + 1 if targets.nbytes <= _SEARCHED_NBYTES else None
 
     def __len__(self) -> int:
-        return len(self._inputs)
+        return len(self._inputs if self.own is None else self.own)
+
+    def part(self, chosen: npt.NDArray[np.int64]) -> Hdf5Split:
+        part = copy(self)
+        part.own = chosen
+        return part
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Inputs (len(indices), *shape) and their targets. Raises DataError where they cannot be read."""
+        indices = indices if self.own is None else self.own[indices]
         inputs = as_inputs(self._inputs.at(indices))
         if self.subtracted is not None:
             inputs = inputs.sub_(self.subtracted)

@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from mpisgd.base.draws import kept, seed_all, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
-from mpisgd.config import Config
-from mpisgd.data import Split
+from mpisgd.config import Config, Part
+from mpisgd.data import DataSet, Split
 from mpisgd.data.dataset import IGNORED
 from mpisgd.data.sampling import recalibration_batches
 from mpisgd.gradient.gradient import moved, pair
@@ -40,7 +40,9 @@ COUNTED = "counted"
 _FEW = 8
 _TWICE = 1e-4
 
-_TEST, _TRAIN, _RECALIBRATION = range(3)
+_RECALIBRATION = 2
+_PURPOSES = {Part.TEST: 0, Part.TRAINING: 1, Part.VALIDATION: 3}
+"""Names of what is drawn in evaluations of each part."""
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:
@@ -110,9 +112,9 @@ def as_initial(model: FlatModel) -> None:
     model.as_made(batch_norms(model.module))
 
 
-def drawn_for(split: Split, indices: np.ndarray, seed: int, train: bool, start: int) -> Any:
+def drawn_for(split: Split, indices: np.ndarray, seed: int, part: Part, start: int) -> Any:
     """The batch of an evaluation that begins with sample `start`."""
-    return _drawn(split, indices, seed, _TRAIN if train else _TEST, start)
+    return _drawn(split, indices, seed, _PURPOSES[part], start)
 
 
 def batches_of(split: Split, batch: int) -> Iterator[np.ndarray]:
@@ -189,8 +191,7 @@ class Measure:
     """Evaluates the weights in a flat model.
 
     Args:
-        train: the training data, for recalibration (and for its own loss, if wanted).
-        test: the test data; may be empty.
+        data: its training split is for recalibration, too; others may be empty.
         seed: of the run; names what samples and model draw, and on which samples is recalibrated: an evaluation of the same
             weights is always the same.
     """
@@ -200,8 +201,7 @@ class Measure:
         model: FlatModel,
         loss: Objective,
         *,
-        train: Split,
-        test: Split,
+        data: DataSet,
         batch: int,
         buffers: str,
         recalibrate_batches: int,
@@ -209,8 +209,7 @@ class Measure:
     ) -> None:
         self._model = model
         self._loss = loss
-        self._train = train
-        self._test = test
+        self._data = data
         self._batch = batch
         self._seed = seed
         self._buffers = buffers
@@ -226,14 +225,15 @@ class Measure:
     def prepare(self) -> None:
         """Call after the weights have changed."""
         if self._buffers == "recalibrate":
-            batch = (self._train.loaded_in if self._train.padded else None) or self._batch
-            recalibrate(self._model, self._loss, self._train, batch=batch, batches=self._recalibrate_batches, seed=self._seed)
+            train = self._data.train
+            batch = (train.loaded_in if train.padded else None) or self._batch
+            recalibrate(self._model, self._loss, train, batch=batch, batches=self._recalibrate_batches, seed=self._seed)
         elif self._buffers == "initial":
             as_initial(self._model)
 
-    def of(self, *, train: bool) -> Measured:
-        """Measure on the training or test data; NaN for an empty split. Raises ConfigError where an own step returns no numbers."""
-        split = self._train if train else self._test
+    def of(self, part: Part) -> Measured:
+        """Measure on a part of the data; NaN for an empty one. Raises ConfigError where an own step returns no numbers."""
+        split = self._data.part(part)
         if len(split) == 0:
             return Measured(math.nan, math.nan, {})
         sums: dict[str, float] = {}
@@ -242,7 +242,7 @@ class Measure:
                 start = int(indices[0])
                 if self._check is not None:
                     self._check()
-                batch = drawn_for(split, indices, self._seed, train, start)
+                batch = drawn_for(split, indices, self._seed, part, start)
                 found = self._of_batch(batch, len(indices))
                 sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
         return mean_of(sums)
@@ -252,10 +252,11 @@ class Measure:
 
         The samples are of the test data, or where there are none of the training data; the step runs inside `calling()`.
         """
-        split, purpose = (self._test, _TEST) if len(self._test) else (self._train, _TRAIN)
+        part = Part.TEST if len(self._data.test) else Part.TRAINING
+        split = self._data.part(part)
         indices = next(batches_of(split, self._batch))[:samples]
         with evaluating(self._model.module):
-            batch = _drawn(split, indices, self._seed, purpose, 0)
+            batch = drawn_for(split, indices, self._seed, part, 0)
             with calling():
                 found = self._of_batch(batch, len(indices))
         return tuple(name for name in found if name != COUNTED)
@@ -292,6 +293,6 @@ class Unmeasured:
     def prepare(self) -> None:
         """Nothing is to be measured."""
 
-    def of(self, *, train: bool) -> Measured:
+    def of(self, part: Part) -> Measured:
         """Neither loss nor error."""
         return Measured(math.nan, math.nan, {})

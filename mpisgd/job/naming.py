@@ -30,7 +30,7 @@ def as_brought(config: Config, brought: Brought) -> Config:
     if brought.model is not None:
         changes["model"] = CustomModelOptions(factory=spec_of(brought.model))
     if brought.data is not None:
-        changes["data"] = CustomDataOptions(factory=spec_of(brought.data))
+        changes["data"] = CustomDataOptions(factory=spec_of(brought.data), validation=config.data.validation)
     if brought.loss is not None:
         changes["loss"] = _name_in_torch(brought.loss) or spec_of(brought.loss) or UNNAMED
     if brought.step is not None:

@@ -93,7 +93,7 @@ def load_data(config: Config, brought: Brought) -> DataSet:
     if reading is not None and not data.train.in_order:
         raise ConfigError(f"sampling = 'stream': data {data.name} is none, expected an IterableDataset, or another sampling")
     datasets.check_batch_size(data.train, config.mu)
-    return data
+    return datasets.set_aside(data, config.data.validation, config.seed) if config.data.validation else data
 
 
 def meta_of(data: DataSet, config: Config | None = None) -> Meta:
@@ -308,8 +308,7 @@ def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSe
     return Measure(
         model,
         loss,
-        train=data.train,
-        test=data.test,
+        data=data,
         batch=options.batch,
         buffers=config.buffers_evaluated,
         recalibrate_batches=options.recalibrate_batches,
@@ -397,10 +396,10 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
 
 
 def _check_best(config: Config, found: tuple[str, ...], data: DataSet) -> None:
-    best = config.evaluation.best
-    if best and best not in found:
+    best, (part, name) = config.evaluation.best, config.evaluation.judged
+    if best and name not in found:
         raise ConfigError(f"evaluation.best = {best!r}: expected what an evaluation of this job finds: {', '.join(found)}")
-    if best and not len(data.test):
+    if best and not len(data.part(part)):
         raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without test samples, for it goes by these")
 
 

@@ -230,7 +230,7 @@ class Tensors:
             pulled[0] = model.weights
         # Of the initial weights, of those after every so many epochs, and of the last.
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
-        splits = (data.test, data.train) if options.train else (data.test,)
+        splits = [data.part(part) for part in config.evaluated]
         batches = len(pulled) * sum(math.ceil(len(each) / (each.loaded_in or options.batch)) for each in splits)
         asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
         shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
@@ -246,7 +246,7 @@ class Tensors:
             pulled,
             measure,
             log,
-            train=options.train,
+            evaluated=config.evaluated,
             train_samples=self.meta.train_samples,
             told=shown,
             given=given,

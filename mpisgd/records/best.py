@@ -31,10 +31,11 @@ def is_better(options: EvaluationOptions, value: float, than: float, by: float =
 
 
 def best_row(options: EvaluationOptions, rows: Iterable[Row]) -> Row | None:
-    """The best of these rows on test data, the first of equals; None where none has a value."""
+    """The best of these rows, the first of equals; None where none has a value."""
     best: Row | None = None
+    part, name = options.judged
     for row in rows:
-        if not row["train"] and is_better(options, row[options.best], math.nan if best is None else best[options.best]):
+        if row["train"] == part and is_better(options, row[name], math.nan if best is None else best[name]):
             best = row
     return best
 
@@ -61,10 +62,10 @@ class Best:
         `states`: those that were evaluated, `theta` and perhaps `thetabar`.
         """
         options = self._options
-        row = best_row(options, rows)
-        if row is None or not is_better(options, row[options.best], self._value):
+        row, name = best_row(options, rows), options.judged[1]
+        if row is None or not is_better(options, row[name], self._value):
             return
-        value = float(row[options.best])
+        value = float(row[name])
         told = {"by": options.best, "value": value, **{name: _plain(each) for name, each in row.items()}}
         state = states[THETABAR if row["averaged"] else THETA]
         with writing(self._path):

@@ -15,6 +15,7 @@ from typing import Any
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute
+from mpisgd.config import Part
 from mpisgd.records.log.schema import EVALUATIONS
 
 
@@ -42,8 +43,10 @@ class Evaluation:
     """A row of `evaluations` (docs/reference/log-format.md).
 
     Attributes:
+        train: it is of the training data.
         last: these are the last weights of the run.
         metrics: those of an own step.
+        data: "test", "training" or "validation".
     """
 
     snapshot: int
@@ -59,6 +62,7 @@ class Evaluation:
     evaluate_s: float
     last: bool
     metrics: Mapping[str, float] = field(default_factory=dict)
+    data: str = "test"
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ class Callbacks:
         own = EVALUATIONS.names or ()
         for row in rows:
             metrics = {name: float(value) for name, value in row.items() if name not in own}
-            told = {name: row[name] for name in own} | {name: bool(row[name]) for name in ("averaged", "train")}
-            call("on_evaluation", self.on_evaluation, Evaluation(**told, last=last, metrics=metrics))
+            part = Part(row["train"])
+            told = {name: row[name] for name in own} | {"averaged": bool(row["averaged"]), "train": part is Part.TRAINING}
+            call("on_evaluation", self.on_evaluation, Evaluation(**told, data=str(part), last=last, metrics=metrics))
 
 
 NO_CALLBACKS = Callbacks()

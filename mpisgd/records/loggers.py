@@ -131,7 +131,7 @@ class Loggers:
         self._write("updates", values, update.clock)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        where = ("train" if evaluation.train else "test") + ("_averaged" if evaluation.averaged else "")
+        where = ("train" if evaluation.train else evaluation.data) + ("_averaged" if evaluation.averaged else "")
         errors = {} if math.isnan(evaluation.error) else {"error": evaluation.error}  # targets may be no classes
         values = {"loss": evaluation.loss, **errors, "epochs": evaluation.epochs, **evaluation.metrics}
         self._write("evaluations", {f"{where}/{name}": value for name, value in values.items()}, evaluation.clock_max)

@@ -17,7 +17,7 @@ from mpisgd.records.best import best_row, is_better
 class Patience:
     """Counts evaluations in a row that were not better than the best before them by more than `min_delta`.
 
-    One snapshot is one evaluation: the best of what its weights and their average come to on test data.
+    One snapshot is one evaluation: the best of what its weights and their average come to on test data, or on samples set aside.
 
     Attributes:
         over_at: the snapshot at which `patience` evaluations had been no better; -1 = not yet.
@@ -34,7 +34,7 @@ class Patience:
         options = self._options
         rows = list(rows)
         row = best_row(options, rows)
-        value = math.nan if row is None else float(row[options.best])
+        value = math.nan if row is None else float(row[options.judged[1]])
         if is_better(options, value, self._best, options.min_delta):
             self._best, self._waited = value, 0
             return False

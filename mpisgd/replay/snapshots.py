@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mpisgd.config import Part
 from mpisgd.data import DataSet
 from mpisgd.gradient.measure import Measured, batch_norms
 from mpisgd.job import parts
@@ -127,8 +128,8 @@ def check_rows(record: Record, plan: Plan) -> None:
 def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], float, bool]]:
     """Yield what each row must say but for its seconds; when it was taken; whether it is of the last weights."""
     train_samples = record.environment("train_samples")
-    vectors, splits = _kinds(record)
-    rows_each = vectors * len(splits)
+    vectors, evaluated = _kinds(record)
+    rows_each = vectors * len(evaluated)
     writers = [attempt_of(part.path) for part in record.run.parts for _ in range(part.length("evaluations"))][::rows_each]
     for number in range(plan.count + record.whole):
         if number == plan.count:
@@ -138,14 +139,14 @@ def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], f
         clocks = [slice_.clock for slice_ in slices]
         samples, taken_s = slices[0].samples, seconds_of(slices[0].taken_s)
         for averaged in range(vectors):
-            for train in splits:
-                wanted = (number, min(clocks), max(clocks), samples, samples / train_samples, averaged, int(train))
+            for part in evaluated:
+                wanted = (number, min(clocks), max(clocks), samples, samples / train_samples, averaged, int(part))
                 yield wanted, taken_s, number == plan.count
 
 
-def _kinds(record: Record) -> tuple[int, tuple[bool, ...]]:
-    """Number of kinds of weights that are evaluated, and for each split whether it is the training data."""
-    return (2 if record.config.averaging > 0 else 1), ((False, True) if record.config.evaluation.train else (False,))
+def _kinds(record: Record) -> tuple[int, tuple[Part, ...]]:
+    """Number of kinds of weights that are evaluated, and what on."""
+    return (2 if record.config.averaging > 0 else 1), record.config.evaluated
 
 
 class Kept:
@@ -220,8 +221,8 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
     `proof.which` says of which ones.
     """
     rows = record.run.evaluations
-    vectors, splits = _kinds(record)
-    snapshots = -(-len(rows) // (vectors * len(splits)))
+    vectors, evaluated = _kinds(record)
+    snapshots = -(-len(rows) // (vectors * len(evaluated)))
     numbers = {"all": range(snapshots), "last": range(snapshots)[-1:], "none": range(0)}[proof.which]
     handed_on = record.rules > 5 and record.config.hands_state_on and is_stateful(serial.model.module)
     given = kept.given(serial) if handed_on else None
@@ -246,11 +247,11 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
             serial.model.weights.copy_(weights)
             measure.prepare()
             _compare_saved(record, serial, vector, proof, final and record.rules > 5)
-            for split, train in enumerate(splits):
-                at = (number * vectors + vector) * len(splits) + split
+            for place, part in enumerate(evaluated):
+                at = (number * vectors + vector) * len(evaluated) + place
                 if at < len(rows):
                     proof.evaluations += 1
-                    _compare(rows[at], at, measure.of(train=train), proof)
+                    _compare(rows[at], at, measure.of(part), proof)
             _compare_saved(record, serial, vector, proof, final and record.rules < 6)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from mpisgd.analysis.cycles import ACTIVITIES, COMPUTE, PUSH
 from mpisgd.analysis.timeline import Timeline
 from mpisgd.base.errors import ConfigError
+from mpisgd.config import Part
 from mpisgd.records.log.schema import Event, LogRows, Reason, Verdict
 
 _BLOCK = 8192
@@ -117,7 +118,7 @@ class _Trace:
             told = _told(evaluations.rows[at], "snapshot", "epochs", "averaged", "train", "loss", "error")
             for args, start, end in zip(told, *_lists(evaluations.start[at], evaluations.end[at]), strict=True):
                 args["weights"] = "thetabar" if args.pop("averaged") else "theta"
-                args["data"] = "training" if args.pop("train") else "test"
+                args["data"] = str(Part(args.pop("train")))
                 yield _event("X", "evaluate", self._evaluator, start, end, args)
 
     def _arrivals(self) -> Iterator[_Json]:

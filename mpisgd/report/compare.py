@@ -13,6 +13,7 @@ from mpisgd.analysis import about, arrivals, books, staleness, throughput, train
 from mpisgd.analysis.tables import Cell, Column, Table, columns_of
 from mpisgd.analysis.training import Reached, Target
 from mpisgd.base.errors import ConfigError
+from mpisgd.config import Part
 from mpisgd.records.log.reader import Run
 from mpisgd.report import seeds
 from mpisgd.report.writing import Drawing, tell, terminal, write
@@ -159,7 +160,7 @@ def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequen
     named = [([runs[at] for at in places], [names[at] for at in places]) for places in groups]
     some = [(_legend(alike, own), alike) for alike, own in named]
     means = [(name, seeds.curves([training.curves(run) for run in alike])) for name, alike in some]
-    curves = [(name, [curve for curve in found if not curve.train]) for name, found in means]
+    curves = [(name, [curve for curve in found if curve.part is Part.TEST]) for name, found in means]
     taus = [(name, seeds.histogram([staleness.histogram(run) for run in alike])) for name, alike in some]
     whole = [(name, alike) for name, alike in some if not any(run.left_out for run in alike)]
     collected = [(name, seeds.collected([arrivals.collected(run) for run in alike])) for name, alike in whole]

@@ -65,8 +65,8 @@ def curves(found: Sequence[Sequence[Curve]]) -> list[Curve]:
     """Of each kind that all have, the mean at each snapshot, as far as all have come."""
     if len(found) == 1:
         return list(found[0])
-    kinds = {(curve.averaged, curve.train): curve for curve in found[0]}
-    each = [[curve for run in found for curve in run if (curve.averaged, curve.train) == kind] for kind in kinds]
+    kinds = {(curve.averaged, curve.part): curve for curve in found[0]}
+    each = [[curve for run in found for curve in run if (curve.averaged, curve.part) == kind] for kind in kinds]
     return [_mean(alike) for alike in each if len(alike) == len(found)]
 
 

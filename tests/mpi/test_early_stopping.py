@@ -9,6 +9,7 @@ import torch
 
 from mpisgd import open_run, replay
 from mpisgd.analysis.books import imbalances
+from mpisgd.config import Part
 from mpisgd.records import weights
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
@@ -22,8 +23,6 @@ JOB = (
     *(
         "--evaluation.every-epochs",
         "0.5",
-        "--evaluation.best",
-        "loss",
         "--evaluation.patience",
         "2",
         "--evaluation.min-delta",
@@ -33,7 +32,11 @@ JOB = (
 )
 
 
-PROTOCOLS = {"hardsync": (), "softsync": ("--protocol.n", "2")}
+PROTOCOLS = {
+    "hardsync": ("--evaluation.best", "loss"),
+    "softsync": ("--protocol.n", "2", "--data.validation", "20", "--evaluation.best", "validation_loss"),
+}
+"""By test data, and by training samples that were set aside."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,8 @@ def test_it_ends_in_order_and_keeps_the_best(ended: tuple[Path, dict[str, Launch
     top, launched = ended
     trained = launched[protocol]
     assert trained.status == 0, trained.text
-    assert "snapshot 2: loss no better for 2 evaluations: training ends" in trained.text
+    by, part = ("loss", Part.TEST) if protocol == "hardsync" else ("validation_loss", Part.VALIDATION)
+    assert f"snapshot 2: {by} no better for 2 evaluations: training ends" in trained.text
     assert ", stopped early, test " in trained.text
     run = Run(top / protocol)
     assert run.done is not None
@@ -63,7 +67,8 @@ def test_it_ends_in_order_and_keeps_the_best(ended: tuple[Path, dict[str, Launch
         assert not (run.pushes["answer_s"][run.pushes["shard"] == shard] > over_s).any()
     assert not imbalances(run)
     kept = weights.read_best(run.path / "best.pt")["evaluation"]
-    best = run.evaluations[run.evaluations["loss"].argmin()]
+    judged = run.evaluations[run.evaluations["train"] == part]
+    best = judged[judged["loss"].argmin()]
     assert (kept["value"], kept["snapshot"]) == (best["loss"], best["snapshot"])
     assert all(isinstance(each, torch.Tensor) for each in open_run(run.path).weights(best=True).values())
     proof = replay.replay(run.path)

@@ -14,7 +14,7 @@ from mpisgd import replay
 from mpisgd.__main__ import main
 from mpisgd.base.errors import EXIT_INTERRUPTED
 from mpisgd.comm.mpi.launch import environment, mpirun
-from mpisgd.config import config_file, replace
+from mpisgd.config import Part, config_file, replace
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.records.log.reader import Run
@@ -52,7 +52,7 @@ def test_hardsync_from_the_weights_of_a_run(tmp_path: Path) -> None:
     with as_in_the_run(1):
         data, loss = parts.load_data(made, NOTHING_BROUGHT), parts.load_loss(made, NOTHING_BROUGHT)
         model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
-        found = parts.make_measure(made, model, loss, data).of(train=False)
+        found = parts.make_measure(made, model, loss, data).of(Part.TEST)
     snapshots = run.evaluations[run.evaluations["clock_max"] == 5]
     assert [found.loss] == snapshots["loss"].tolist(), "batch-norm statistics are those of the evaluation"
 

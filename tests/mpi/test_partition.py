@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.config import config_file
+from mpisgd.config import Part, config_file
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.models.partition import Partition
@@ -99,7 +99,7 @@ def test_a_group_evaluates_to_the_bits_of_the_whole_model(runs: Path, switch: st
         model.module.load_state_dict(state)
         for train in (False, True)[: 1 + bool(rows["train"].any())]:
             last = rows[(rows["averaged"] == averaged) & (rows["train"] == train)][-1]
-            found = measure.of(train=train)
+            found = measure.of(Part(train))
             assert (found.loss, found.error) == (last["loss"], last["error"])
 
 

@@ -14,6 +14,7 @@ from matplotlib.patches import Rectangle
 from mpisgd.analysis import arrivals, staleness, throughput, training
 from mpisgd.analysis.arrivals import Collected
 from mpisgd.analysis.training import Curve
+from mpisgd.config import Part
 from mpisgd.records.log.reader import Run
 from mpisgd.report import figures, figures_time, style
 from mpisgd.report.look import WIDTH_IN, Look, applied
@@ -33,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def curve(error: list[float], averaged: bool = False) -> Curve:
     at = np.arange(len(error), dtype=float)
-    return Curve(averaged, False, at, 10 * at, np.array(error), np.array(error), 100 * at)
+    return Curve(averaged, Part.TEST, at, 10 * at, np.array(error), np.array(error), 100 * at)
 
 
 def xs(line: Line2D) -> np.ndarray:

@@ -13,6 +13,7 @@ import tomli_w
 from rich.console import Console
 
 from mpisgd.analysis.training import Curve, Target
+from mpisgd.config import Part
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import CONFIG
 from mpisgd.report import compare as module
@@ -118,7 +119,7 @@ def test_words_that_differ_are_all_shown(tmp_path: Path) -> None:
 
 def curve(error: list[float], epochs: list[float]) -> Curve:
     at = np.array(epochs)
-    return Curve(False, False, at, 10 * at, np.array(error) * 2, np.array(error), 100 * at)
+    return Curve(False, Part.TEST, at, 10 * at, np.array(error) * 2, np.array(error), 100 * at)
 
 
 def test_a_curve_is_the_mean_of_each_snapshot_with_a_band() -> None:

@@ -12,7 +12,7 @@ import torch
 from mpisgd import open_run
 from mpisgd.__main__ import main
 from mpisgd.base.errors import CheckpointError, ConfigError, DataError
-from mpisgd.config import EvaluationOptions
+from mpisgd.config import EvaluationOptions, Part
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records import weights
@@ -92,7 +92,7 @@ def test_a_run_keeps_the_weights_that_its_log_says_were_best(run: Path, tmp_path
     made = config(tmp_path / "unused", WILD, init_from=str(out))
     data, loss = parts.load_data(made, NOTHING_BROUGHT), parts.load_loss(made, NOTHING_BROUGHT)
     model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
-    assert parts.make_measure(made, model, loss, data).of(train=False).loss == rows["loss"].min()
+    assert parts.make_measure(made, model, loss, data).of(Part.TEST).loss == rows["loss"].min()
     told = weights.read_best(run / "best.pt")["evaluation"]
     assert told["snapshot"] == rows["snapshot"][rows["loss"].argmin()]
     for found in (open_run(run).weights(best=True), weights.read(run / "best.pt")):

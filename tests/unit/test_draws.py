@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mpisgd import models
 from mpisgd.base.draws import Seeds, kept, seed_all, seeded, seeds_of
 from mpisgd.base.streams import Domain
-from mpisgd.config import Config, make_options
+from mpisgd.config import Config, Part, make_options
 from mpisgd.data import DataSet, as_dataset, fetch, fetch_each
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.gradient.gradient import Gradient
@@ -160,8 +160,7 @@ def test_an_evaluation_draws_by_the_place_in_its_split() -> None:
         measure = Measure(
             FlatModel(module),
             nn.functional.cross_entropy,
-            train=data.train,
-            test=data.test,
+            data=data,
             batch=4,
             buffers="recalibrate",
             recalibrate_batches=3,
@@ -170,7 +169,7 @@ def test_an_evaluation_draws_by_the_place_in_its_split() -> None:
         seed_all(Seeds(len(found), 2, 3))
         before = states()
         measure.prepare()
-        found.append((measure.of(train=False), measure.of(train=True), module[3].running_mean.tolist()))
+        found.append((measure.of(Part.TEST), measure.of(Part.TRAINING), module[3].running_mean.tolist()))
         assert states() == before
     assert found[0] == found[1]
     assert all(one != other for one, other in zip(found[0], found[2], strict=True))

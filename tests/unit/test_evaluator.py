@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd.comm.messages import FINAL
+from mpisgd.config import Part
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
@@ -63,11 +64,11 @@ class Told:
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         self.asks = check
 
-    def of(self, *, train: bool) -> Measured:
+    def of(self, part: Part) -> Measured:
         assert self.model is not None
         if self.asks is not None:
             self.asks()
-        return Measured(self.model.weights[0].item() + 0.5 * train, 0.25, {})
+        return Measured(self.model.weights[0].item() + 0.5 * part, 0.25, {})
 
 
 @pytest.mark.parametrize(("averaged", "train"), [(False, False), (True, False), (False, True), (True, True)])
@@ -77,7 +78,8 @@ def test_every_snapshot_then_the_last_weights(averaged: bool, train: bool, tmp_p
     told = Told(pulled, snapshots=2)
     told.model = model
     log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
-    evaluator = Evaluator(told, model, pulled, told, log, train=train, train_samples=20, told=QUIET)  # type: ignore[arg-type]
+    evaluated = (Part.TEST, Part.TRAINING)[: 1 + train]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=evaluated, train_samples=20, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     kinds = 1 + averaged
@@ -116,7 +118,7 @@ def test_a_signal_ends_an_evaluation_unless_the_run_is_over(tmp_path: Path, over
 
     told.check_signal = check
     log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
-    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1, told=QUIET)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST,), train_samples=1, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     assert measured == [0, 100, 1, 101], "none is asked about after that"
@@ -131,7 +133,7 @@ def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:
     pulled = [host_vector(model.size)]
     told = Told(pulled, snapshots=0, final=False)
     log = EvaluatorLog(lambda: TableFile(None, shard=-1, flush_rows=1, flush_s=1))
-    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1, told=QUIET)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST,), train_samples=1, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     assert told.calls == [0, FINAL, "goodbye"]
     assert not (tmp_path / "weights.pt").exists()
@@ -146,7 +148,7 @@ def test_it_tells_which_snapshot_and_batch_it_evaluates(tmp_path: Path, capsys: 
     log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
     seconds = iter(range(0, 100, 4))  # one look when it begins, one for each batch
     progress = Evaluations("plain", snapshots=3, batches=2, every_s=8.0, now_s=lambda: float(next(seconds)))
-    evaluator = Evaluator(told, model, pulled, told, log, train=True, train_samples=1, told=progress)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST, Part.TRAINING), train_samples=1, told=progress)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     assert capsys.readouterr().err.splitlines() == [

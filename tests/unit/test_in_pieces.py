@@ -14,7 +14,7 @@ from torch import nn
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.messages import FINAL
-from mpisgd.config import Config, EvaluationOptions
+from mpisgd.config import Config, EvaluationOptions, Part
 from mpisgd.evaluator import Evaluator, StagedEvaluator
 from mpisgd.exchange.evaluator_channel import Snapshot
 from mpisgd.exchange.roles import Role, of_job
@@ -199,7 +199,7 @@ def evaluated(path: Path, staged: bool, vectors: int, lost: int = -9) -> tuple[l
     channel, log = Channel(given[:vectors], stages.slices, lost), Rows()
     pulled = [torch.zeros(model.size) for _ in range(vectors)]
     channel.whole = [each.numpy() for each in pulled]  # type: ignore[attr-defined]
-    named: dict[str, Any] = {"train": True, "train_samples": 40, "told": Rows()}
+    named: dict[str, Any] = {"evaluated": (Part.TEST, Part.TRAINING), "train_samples": 40, "told": Rows()}
     measure = parts.make_measure(config, model, tensors.loss, tensors.data)
     if staged:
         pieces = tensors.in_pieces

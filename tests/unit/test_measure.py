@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd.config import Config, EvaluationOptions
-from mpisgd.data import Split
+from mpisgd.config import Config, EvaluationOptions, Part
+from mpisgd.data import DataSet, Split
 from mpisgd.data.sampling import recalibration_batches
 from mpisgd.gradient.measure import Measure, batch_norm_policy, batch_norms, recalibrate
 from mpisgd.vectors.flat import FlatModel
@@ -28,7 +28,7 @@ LOSS = nn.functional.cross_entropy
 
 def measure(module: nn.Module, train: Split, test: Split, loss: Any = nn.functional.cross_entropy, **fields: Any) -> Measure:
     given = {"batch": 4, "buffers": "recalibrate", "recalibrate_batches": 3, "seed": 1, **fields}
-    return Measure(FlatModel(module), loss, train=train, test=test, **given)
+    return Measure(FlatModel(module), loss, data=DataSet("data", train, test), **given)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 7, 11, 500])
@@ -41,18 +41,18 @@ def test_loss_and_error_are_those_of_all_samples(batch: int) -> None:
         scores = data.inputs.double() @ module.weight.detach().double().T + module.bias.detach().double()
         likelihood = torch.log_softmax(scores, dim=1)[torch.arange(len(data)), data.targets]
         wrong = sum(int(score.argmax()) != int(target) for score, target in zip(scores, data.targets, strict=True))
-        assert measured.of(train=which)[:2] == pytest.approx((-likelihood.mean().item(), wrong / len(data)), rel=1e-5)
+        assert measured.of(Part(which))[:2] == pytest.approx((-likelihood.mean().item(), wrong / len(data)), rel=1e-5)
 
 
 def test_an_empty_split_has_neither_loss_nor_error() -> None:
-    assert all(map(math.isnan, measure(nn.Linear(5, 3), split(4), split(0)).of(train=False)[:2]))
+    assert all(map(math.isnan, measure(nn.Linear(5, 3), split(4), split(0)).of(Part.TEST)[:2]))
 
 
 def test_targets_that_are_no_classes_have_a_loss_and_no_error() -> None:
     data = Split(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[0.0], [0.0], [6.0]]))
     module = nn.Linear(1, 1, bias=False)
     nn.init.ones_(module.weight)
-    loss, error, _ = measure(module, data, data, loss=mean_loss, batch=2).of(train=False)
+    loss, error, _ = measure(module, data, data, loss=mean_loss, batch=2).of(Part.TEST)
     assert loss == pytest.approx((1.0 + 4.0 + 9.0) / 3)
     assert math.isnan(error)
 
@@ -140,8 +140,8 @@ def test_the_policy_decides(buffers: str) -> None:
     changed = bool(module[0].running_mean.any())
     assert changed is (buffers == "recalibrate")
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    first = measured.of(train=False)
-    assert measured.of(train=False) == first  # no dropout, and statistics are used, not gathered
+    first = measured.of(Part.TEST)
+    assert measured.of(Part.TEST) == first  # no dropout, and statistics are used, not gathered
     assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
     assert module.training
 

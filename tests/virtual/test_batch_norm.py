@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpisgd.config import DigitsOptions
+from mpisgd.config import DigitsOptions, Part
 from mpisgd.data import load
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
@@ -41,9 +41,9 @@ def test_data_sorted_by_class_are_evaluated_as_others_are(tmp_path: Path) -> Non
     saved = torch.load(run.path / "weights.pt", weights_only=True)["theta"]
     model.module.load_state_dict(saved)
     measure = parts.make_measure(whole, model, parts.load_loss(whole, brought), data)
-    assert measure.of(train=False)[1] == error, "the statistics that were evaluated are saved"
+    assert measure.of(Part.TEST)[1] == error, "the statistics that were evaluated are saved"
     measure.prepare()
-    of_all = measure.of(train=False)[1]
+    of_all = measure.of(Part.TEST)[1]
     assert of_all < 0.08
     assert abs(error - of_all) < 0.02
     assert run.environment["batch_norm_policy"].startswith("recalibrate on 300 of 1,437 training samples")

@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 from mpisgd import replay
 from mpisgd.base.draws import seeds_of
 from mpisgd.base.streams import Domain
+from mpisgd.config import Part
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.replay.serial import as_in_the_run
@@ -174,6 +175,6 @@ def test_the_last_weights_are_evaluated_again_to_the_same_bits(tmp_path: Path) -
     model.module.load_state_dict(torch.load(run.path / "weights.pt", weights_only=True)["theta"])
     with as_in_the_run(threads=1):
         measure = parts.make_measure(made, model, nn.functional.cross_entropy, data)
-        again = [measure.of(train=train)[:2] for train in (False, True)]
+        again = [measure.of(part)[:2] for part in (Part.TEST, Part.TRAINING)]
     last = run.evaluations[-2:]
     assert again == list(zip(last["loss"].tolist(), last["error"].tolist(), strict=True))

@@ -111,7 +111,7 @@ class Built:
         first, before = 0, list[list[int]]()
         if resumption is not None and config.log.enabled and not follows:
             snapshots = min(len(part.account.snapshots) for part in resumption.checkpoint.parts)
-            rows_each = (2 if config.averaging > 0 else 1) * (2 if config.evaluation.train else 1)
+            rows_each = (2 if config.averaging > 0 else 1) * len(config.evaluated)
             warn = functools.partial(self.world.warn, self.rank)
             first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
         name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics

@@ -112,7 +112,7 @@ def _difference(facts: Facts | None, expected: Facts) -> tuple[str, str, str] | 
 
 def of_data(data: DataSet, seed: int) -> Facts:
     """Lengths, shapes and types, and what some samples are like; `SAMPLES` of each split are fetched."""
-    splits = {"training": data.train, "test": data.test}
+    splits = {"training": data.train, "test": data.test, **({} if data.validation is None else {"validation": data.validation})}
     facts: dict[str, str | float | Rough] = {f"{name} samples": f"{len(split):,}" for name, split in splits.items()}
     facts["classes"] = str(data.classes)
     for number, (name, split) in enumerate(splits.items()):

@@ -221,7 +221,7 @@ EVALUATIONS = _table(
     ("epochs", np.float64, "epochs", "the same as a number of epochs"),
     ("taken_s", np.float64, "s", "when shard 0 took it"),
     ("averaged", np.uint8, "", "0 = theta, 1 = thetabar"),
-    ("train", np.uint8, "", "0 = test data, 1 = training data"),
+    ("train", np.uint8, "", "0 = test data, 1 = training data, 2 = validation data, samples that were set aside"),
     ("loss", np.float64, "", "mean loss of the split"),
     ("error", np.float64, "1", "share of wrong classes, 0 ... 1; or the metric `error` of an own step"),
     ("evaluate_s", np.float64, "s", "seconds that the evaluation took"),

@@ -175,7 +175,7 @@ class Batch:
         self.tensors.model.weights.copy_(self._here.weights())
         if evaluates:
             self._measure.prepare()
-        for train in (False, True) if record.config.evaluation.train else (False,):
+        for part in record.config.evaluated:
             if self._row >= len(rows):
                 return
             row, at, samples = rows[self._row], self._row, self._here.slots[0].samples
@@ -187,10 +187,10 @@ class Batch:
                 "samples": samples,
                 "epochs": samples / self.tensors.meta.train_samples,
                 "averaged": 0,
-                "train": int(train),
+                "train": int(part),
             }
             if evaluates:
-                found = self._measure.of(train=train)
+                found = self._measure.of(part)
                 expected |= {"loss": found.loss, "error": found.error, **found.metrics}
                 self.evaluated += 1
             for name, value in expected.items():

@@ -68,7 +68,7 @@ def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_i
 def _over_at(record: Record) -> int:
     """The snapshot at which evaluations had been no better for too long, as the log has them; -1 = none."""
     rows, options = record.run.evaluations, record.config.evaluation
-    if not options.patience or options.best not in (rows.dtype.names or ()):
+    if not options.patience or options.judged[1] not in (rows.dtype.names or ()):
         return -1
     if record.done is not None:  # the last weights end nothing
         rows = rows[rows["snapshot"] < rows["snapshot"].max(initial=-1)]
