@@ -27,7 +27,7 @@ def at_least(options: object, prefix: str, **least: float) -> None:
             require(math.isfinite(value) and value >= bound, f"{prefix}{name}", value, f"a finite number >= {bound}")
 
 
-def at_least_each(table: Mapping[int, float], name: str, bound: float) -> None:
+def at_least_each(table: Mapping[int, float] | Mapping[str, float], name: str, bound: float) -> None:
     """Check every value in a table of numbers, as `at_least` does."""
     for key, value in table.items():
         require(math.isfinite(value) and value >= bound, f"{name}[{key}]", value, f"a finite number >= {bound}")

@@ -79,6 +79,7 @@ FEATURES: Mapping[str, Feature] = {
     "gathered": Feature(lambda config: config.receive == "gathered", "receive = 'gathered'", "receive", "'in-turn'"),
     "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
+    "no layerwise": Feature(lambda config: config.exchange != "layerwise", "an exchange that is not 'layerwise'"),
     "buckets": Feature(lambda config: config.in_buckets, "exchange = 'layerwise' of protocol allreduce", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
@@ -158,11 +159,12 @@ REAL: Mapping[str, Feature] = {
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
     "parameters": Feature(
-        lambda config: config.virtual.parameters > 0 and not config.virtual.gradients,
-        "virtual.parameters > 0",
+        lambda config: bool(config.virtual.parameters or config.virtual.layers) and not config.virtual.gradients,
+        "virtual.parameters > 0, or virtual.layers",
         "virtual.parameters",
         "0",
     ),
+    "layer seconds": Feature(lambda config: bool(config.virtual.forward_s), "virtual.forward_s", "virtual.forward_s", "none"),
     "sizes": Feature(
         lambda config: not config.virtual.gradients,
         "virtual.gradients = false, where nothing is evaluated",
@@ -283,6 +285,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("step", "stages"): "a step runs the whole model",
     ("step", "micro-batches"): "a step is given whole mini-batches",
     ("parameters", "stages"): "stages are those of a model",
+    ("layer seconds", "no layerwise"): "a mini-batch whose gradient leaves as a whole takes its seconds as a whole",
     ("step", "loss"): "a step computes the loss itself",
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",

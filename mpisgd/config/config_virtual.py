@@ -25,6 +25,13 @@ class VirtualOptions:
     """Compute gradients of many learners as one batch. By torch.func.vmap; equal to float tolerance only."""
     parameters: int = 0
     """Parameters of the model, without gradients; 0 = count those of `model`."""
+    layers: dict[str, int] = field(default_factory=dict)
+    """Layers of a model, without gradients, lowest first: name parameters name parameters ...; none = those of `model`."""
+    forward_s: dict[str, float] = field(default_factory=dict)
+    """Measured seconds of each layer's forward pass: name seconds name seconds ... A mini-batch of exchange = 'layerwise' takes
+    what `compute` says, each layer its share of that. None = all layers take the same, a third of it forward."""
+    backward_s: dict[str, float] = field(default_factory=dict)
+    """Measured seconds of each layer's backward pass."""
     train_samples: int = 50_000
     """Samples of one epoch, without gradients [Zhang16 4.1: CIFAR-10]."""
     ranks_per_node: int = 1
@@ -39,6 +46,15 @@ class VirtualOptions:
     def __post_init__(self) -> None:
         at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
         at_least_each(self.slow_nodes, "virtual.slow_nodes", 0.0)
+        at_least_each(self.layers, "virtual.layers", 1)
+        require(not (self.layers and self.gradients), "virtual.layers", "...", "none beside virtual.gradients = true")
+        require(not (self.layers and self.parameters), "virtual.parameters", self.parameters, "0 beside virtual.layers")
+        for name, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            at_least_each(seconds, f"virtual.{name}", 0.0)
+        same = [*self.forward_s] == [*self.backward_s] and (not self.layers or [*self.forward_s] in ([], [*self.layers]))
+        require(same, "virtual.backward_s", [*self.backward_s], "the layers of virtual.forward_s and of virtual.layers, in order")
+        total = sum(self.forward_s.values()) + sum(self.backward_s.values())
+        require(total > 0 or not self.forward_s, "virtual.forward_s", total, "seconds above 0 in all")
         require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside it")
 
 

@@ -26,7 +26,7 @@ from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
-from mpisgd.simulate.passes import Passes
+from mpisgd.simulate.passes import Passes, Shares
 from mpisgd.simulate.piece_seconds import PieceSeconds, WholeGroup, program_of
 from mpisgd.simulate.sized import SizedGradient, SizedUpdate, StreamedSizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
@@ -37,7 +37,7 @@ from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.cut import Stages
-from mpisgd.vectors.flat import FlatModel, Layer, first_layers, slice_bounds
+from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, first_layers, slice_bounds
 from mpisgd.vectors.kept_state import Turns
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
@@ -94,7 +94,7 @@ class VirtualWorld(World):
             self.wires[rank],
             self._next_ns(rank),
             firsts,
-            len(self.layers),
+            Shares.of(self.config.virtual, self.layers),
             channel,
             held=stages.held(self.config),
             count=self.config.accumulation,
@@ -192,6 +192,7 @@ class TensorWorld(VirtualWorld):
         self.layers = tensors.model.layers
         self.facts = tensors.facts
         tensors.check()
+        Shares.of(config.virtual, self.layers)
         self.stages = tensors.stages
         self.crossing, self.dealt = crossing_nbytes(tensors.model, tensors.gradient(0)), tensors.dealt
         self._of_groups: dict[int, Memory] = {}
@@ -229,16 +230,20 @@ class SizedWorld(VirtualWorld):
         super().__init__(config, roles, nodes)
         options = config.virtual
         self.meta = Meta(options.train_samples, 0, (), 0)
-        model = None if options.parameters else _model(config, brought)
-        self.parameters = options.parameters if model is None else model.size
+        measured = [Layer(name, size) for name, size in options.layers.items()]
+        model = None if options.parameters or measured else _model(config, brought)
+        self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
+        if measured and config.by_layers:
+            self.bounds = cut_by_layers(measured, config.shards, within=True)
         if config.in_groups and model is not None:
             self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
         # of a model of which only the size is known, each slice is one layer
-        self.layers = [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
+        self.layers = measured or [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
         if model is not None:
             self.layers = model.layers
             parts.segments_of(config, model)  # refused alike where they match nothing
+        Shares.of(options, self.layers)
         self.facts = parts.facts_of_model(config, self.layers, self.bounds, "no gradients were computed")
         vector = SizedVector(self.parameters)
         self._memory = Memory(vector, vector)

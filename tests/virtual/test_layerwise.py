@@ -27,7 +27,7 @@ from mpisgd.report import single as report
 from mpisgd.simulate import job
 from mpisgd.simulate.batch import Batch
 from tests.effort import examples, spread
-from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables
+from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
 from tests.virtual.test_laws import COMMON, Laws, jitters, jobs, obeys
 
@@ -150,6 +150,57 @@ def test_a_third_of_a_mini_batch_is_forward_two_thirds_backward(protocol: str, p
         assert rows["compute_s"] == pytest.approx(left_s[shard] - pulled_s[shard], abs=1e-4)
         assert rows["arrival_s"][0] == pytest.approx(left_s[shard], abs=1e-4)
         assert np.diff(rows["arrival_s"]) == pytest.approx(0.9, abs=1e-4)
+
+
+def test_measured_layers_take_their_seconds_and_have_their_sizes(tmp_path: Path) -> None:
+    """Forward 0.1, 0, 0.3 of 1 s, backward 0.2, 0.3, 0.1: the weights are in use from when they are reached until they are left."""
+    virtual = {
+        "learners": 1,
+        "parameters": 0,
+        "layers": {"low": 300, "mid": 400, "top": 300},
+        "forward_s": {"low": 1.0, "mid": 0.0, "top": 3.0},
+        "backward_s": {"low": 2.0, "mid": 3.0, "top": 1.0},
+    }
+    changes = {"compute": {"name": "constant", "mean_s": 1.0}, "shards": 3, "exchange": "layerwise"}
+    run = simulated(tmp_path / "run", SIZES, protocol="async", virtual=virtual, **changes)
+    assert run.environment["parameters"] == 1000
+    assert run.environment["layers"] == [["low"], ["mid"], ["top"]]
+    compute_s = [run.pushes["compute_s"][run.pushes["shard"] == shard] for shard in range(3)]
+    for found, expected in zip(compute_s, (1.0, 0.7, 0.4), strict=True):
+        assert found == pytest.approx(expected, abs=1e-3)
+    assert replay.replay(run.path).holds, "the seconds are simulated again"
+
+
+def test_layers_that_were_measured_must_be_those_of_the_model(tmp_path: Path) -> None:
+    seconds = {"1": 1.0, "3": 1.0}
+    virtual = {"forward_s": seconds, "backward_s": seconds}
+    simulated(tmp_path / "run", TENSORS, protocol="async", exchange="layerwise", shards=2, virtual=virtual)
+    other = {name: dict(zip(("1", "conv"), each.values(), strict=True)) for name, each in virtual.items()}
+    with pytest.raises(ConfigError, match=r"virtual\.forward_s = 1, conv: expected the layers of the model, in order: 1, 3"):
+        simulated(tmp_path / "other", TENSORS, protocol="async", exchange="layerwise", shards=2, virtual=other)
+
+
+@pytest.mark.parametrize(
+    ("virtual", "said"),
+    [
+        ({"layers": {"a": 5}}, "none beside virtual.gradients = true"),
+        ({"layers": {"a": 5}, "gradients": False, "parameters": 7}, "0 beside virtual.layers"),
+        ({"layers": {"a": 0}, "gradients": False}, r"virtual.layers\[a\] = 0: expected"),
+        ({"forward_s": {"a": 1.0}}, "the layers of virtual.forward_s"),
+        ({"layers": {"a": 5}, "gradients": False, "forward_s": {"b": 1.0}, "backward_s": {"b": 1.0}}, "and of virtual.layers"),
+        ({"forward_s": {"a": 0.0}, "backward_s": {"a": 0.0}}, "seconds above 0"),
+        ({"forward_s": {"a": -1.0}, "backward_s": {"a": 1.0}}, r"virtual.forward_s\[a\] = -1"),
+    ],
+)
+def test_layers_that_cannot_be_are_refused(virtual: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(Path("run"), TENSORS, virtual=virtual)
+
+
+def test_seconds_of_layers_go_with_layers_alone() -> None:
+    seconds = {"1": 1.0, "3": 1.0}
+    with pytest.raises(ConfigError, match=r"takes its seconds as a whole"):
+        simulated(Path("run"), TENSORS, protocol="async", virtual={"forward_s": seconds, "backward_s": seconds})
 
 
 def test_a_model_of_several_layers_for_each_shard_spends_its_time_by_layers(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
-from mpisgd.simulate.passes import Passes
+from mpisgd.simulate.passes import Passes, Shares
 from mpisgd.update.device_update import make_update
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Computes, Travels
@@ -158,7 +158,8 @@ class Ranks(World):
         layers, next_s = self.tensors.model.layers, self._next_s[rank]
         firsts = first_layers(layers, self.setup.bounds)
         held, count = stages.held(self.config), self.config.accumulation
-        return Passes(pushed, Works(), lambda: round(next_s() * 1e9), firsts, len(layers), channel, held=held, count=count)
+        shares = Shares.of(self.config.virtual, layers)
+        return Passes(pushed, Works(), lambda: round(next_s() * 1e9), firsts, shares, channel, held=held, count=count)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         setup, shard = self.setup, self.roles.index(rank)
