@@ -24,6 +24,8 @@ Batch = tuple[Tensor, Tensor]
 
 IGNORED = -100
 """The class that torch's losses ignore by default."""
+ON_GPU_NBYTES = 2**31
+"""Larger data stay on the host."""
 _MEAN_CHUNK = 250  # samples summed at a time
 
 
@@ -53,9 +55,16 @@ class Split:
         """These samples alone, where they are."""
         return replace(self, chosen=chosen)
 
+    def on(self, device: torch.device) -> Split:
+        """The same on a GPU, all of it, unless it is too large for that."""
+        if device.type == "cpu" or self.inputs.nbytes > ON_GPU_NBYTES:
+            return self
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        return replace(self, inputs=inputs, targets=targets, mean=None if self.mean is None else self.mean.to(device))
+
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Inputs (len(indices), *shape) and their targets, new tensors."""
-        chosen = torch.from_numpy(indices if self.chosen is None else self.chosen[indices])
+        chosen = torch.from_numpy(indices if self.chosen is None else self.chosen[indices]).to(self.inputs.device)
         inputs = self.inputs.index_select(0, chosen)
         if self.scale is not None or self.mean is not None:
             inputs = inputs.to(torch.float32)

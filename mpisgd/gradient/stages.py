@@ -127,6 +127,15 @@ def pushes_what_it_computes(config: Config) -> bool:
     return alone and config.push_format == "float32" and not moves_weights(config)
 
 
+def stays_on_gpu(config: Config) -> bool:
+    """Whether what virtual ranks exchange stays on the GPU that they compute on.
+
+    Sums of a team, formats of their own, and more than one message at a time of a rank are made and kept on the host.
+    """
+    one_by_one = config.exchange == "whole" and config.receive == "in-turn"
+    return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"
+
+
 def steps_by_itself(config: Config) -> bool:
     """Whether a learner goes on from its own weights between two pulls."""
     return config.protocol.mini_batches_per_pull > 1

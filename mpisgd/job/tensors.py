@@ -90,10 +90,12 @@ class Tensors:
     turns: Turns | None = None
 
     @classmethod
-    def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES) -> Tensors:
-        """Make the parts, for so many ranks that compute. Raises ConfigError."""
+    def load(
+        cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES, device: str = "cpu"
+    ) -> Tensors:
+        """Make the parts, for so many ranks that compute on one device. Raises ConfigError."""
         meta = parts.meta_of(data, config)
-        model, loss = parts.build_model(config, meta, brought, rules=rules), parts.load_loss(config, brought)
+        model, loss = parts.build_model(config, meta, brought, device, rules=rules), parts.load_loss(config, brought)
         return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data, rules=rules)
 
     @property

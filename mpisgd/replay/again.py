@@ -46,7 +46,7 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
     with tempfile.TemporaryDirectory(prefix="mpisgd-replay-") as directory, durable.thrown_away():
         again = Path(directory) / "run"
         log = dataclasses.replace(record.config.log, enabled=True, progress="off")
-        config = dataclasses.replace(record.config, out=str(again), overwrite=False, threads=proof.threads, log=log)
+        config = dataclasses.replace(record.config, out=str(again), overwrite=False, threads=proof.threads, log=log, device="cpu")
         try:
             ended = _simulate(config, brought, record, evaluated)
             _compare_files(record, again, evaluated)

@@ -17,10 +17,10 @@ from mpisgd.base.draws import seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config
-from mpisgd.data import DataSet, fetch_each
+from mpisgd.data import DataSet, Split, fetch_each
 from mpisgd.data.loader import CollatedSplit
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.gradient import unused
+from mpisgd.gradient.gradient import moved, unused
 from mpisgd.gradient.objective import Objective, OwnStep
 from mpisgd.vectors.flat import FlatModel, clip, is_finite
 
@@ -34,7 +34,8 @@ class Batch:
     def __init__(self, config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling) -> None:
         self._config = config
         self._model = model
-        self._data = data
+        device = model.weights.device
+        self._train = data.train.on(device) if type(data.train) is Split else data.train
         self._sampling = sampling
         self._loss: Any = loss
         self._wanted: dict[int, tuple[int, Tensor, Tensor]] = {}
@@ -66,7 +67,8 @@ class Batch:
 
     def _check_used(self) -> None:
         """Raises ConfigError where the first mini-batch does not use all parameters: vmap gives the others zeros."""
-        inputs, targets = fetch_each(self._data.train, [self._sampling.indices(0, 0)], lambda at: seeds_of(Domain.SAMPLES, at))
+        batch = fetch_each(self._train, [self._sampling.indices(0, 0)], lambda at: seeds_of(Domain.SAMPLES, at))
+        inputs, targets = moved(batch, self._model.weights.device)
         self._model.zero_gradients()
         self._loss(self._model.module(inputs), targets).backward()
         if self._model.skipped_names:
@@ -97,10 +99,12 @@ class Batch:
         indices = [self._sampling.indices(learner_id, wanted[at][0]) for at, learner_id in enumerate(learner_ids)]
         mu = len(indices[0])
         config, names = self._config, [(learner_id, wanted[at][0]) for at, learner_id in enumerate(learner_ids)]
-        inputs, targets = fetch_each(self._data.train, indices, lambda at: seeds_of(Domain.SAMPLES, config.seed, *names[at]))
+        batch = fetch_each(self._train, indices, lambda at: seeds_of(Domain.SAMPLES, config.seed, *names[at]))
+        inputs, targets = moved(batch, self._model.weights.device)
         inputs = inputs.reshape(len(wanted), mu, *inputs.shape[1:])
         targets = targets.reshape(len(wanted), mu, *targets.shape[1:])
-        gradients, losses = self._compute(torch.stack([weights for _, weights, _ in wanted]), inputs, targets)
+        pulled = moved([weights for _, weights, _ in wanted], self._model.weights.device)
+        gradients, losses = self._compute(torch.stack(pulled), inputs, targets)
         for learner_id, (_, _, into), gradient, loss in zip(learner_ids, wanted, gradients, losses.tolist(), strict=True):
             clip(gradient, config.clip_norm)
             into.copy_(gradient)

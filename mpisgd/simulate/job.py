@@ -78,7 +78,7 @@ class Job:
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"
-            f" {len(set(setup.hosts)):,} nodes{f', {carried}' if carried else ''}; log in {self.path}"
+            f" {len(set(setup.hosts)):,} nodes{f', {carried}' if carried else ''}{world.told}; log in {self.path}"
         )
         if wasted:
             self._say(f"mpisgd: warning: {wasted}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
@@ -12,7 +15,8 @@ from mpisgd.comm.communicator import Group, Node
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
-from mpisgd.config import Config, replace
+from mpisgd.config import Config, compatibility, replace
+from mpisgd.data import DataSet
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -24,7 +28,7 @@ from mpisgd.job.world import World
 from mpisgd.models.together import Dealt
 from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
-from mpisgd.simulate.batch import Batch
+from mpisgd.simulate.batch import TOGETHER, Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
 from mpisgd.simulate.passes import Passes, Shares
 from mpisgd.simulate.piece_seconds import PieceSeconds, WholeGroup, program_of
@@ -58,6 +62,7 @@ class VirtualWorld(World):
         stages: of the model, where learners are groups; `crossing` has the bytes that go from each to the next, or `dealt` those
             that pieces give to each other.
         facts: for config.toml.
+        told: of how gradients are computed, for the first line; "" or ", ..."
     """
 
     meta: Meta
@@ -68,6 +73,7 @@ class VirtualWorld(World):
     stages: Stages | None = None
     crossing: Sequence[int] = ()
     dealt: Sequence[Sequence[Dealt]] = ()
+    told = ""
     facts: dict[str, Any]
 
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
@@ -184,7 +190,10 @@ class TensorWorld(VirtualWorld):
         data = parts.load_data(config, brought)
         if data.train.advice:
             speech.warn(data.train.advice)
-        self.tensors = tensors = Tensors.load(config, brought, data, roles.streams)
+        device = _device(config)
+        self.tensors = tensors = Tensors.load(config, brought, data, roles.streams, device=device)
+        self._device = device if stages.stays_on_gpu(config) else "cpu"
+        tensors.shard_device = self._device
         tensors.evaluated = evaluated
         self.meta = tensors.meta
         self.parameters = tensors.model.size
@@ -197,9 +206,9 @@ class TensorWorld(VirtualWorld):
         self.crossing, self.dealt = crossing_nbytes(tensors.model, tensors.gradient(0)), tensors.dealt
         self._of_groups: dict[int, Memory] = {}
         """By learner_id: what all ranks of its group compute in."""
-        self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
-        if self._batch is not None:
-            self._batch.check()
+        self._batch = _batch(config, tensors, data)
+        if device != "cpu":
+            self.told = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
         tensors.turns = Turns(tensors.model.module)
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
@@ -207,7 +216,7 @@ class TensorWorld(VirtualWorld):
             learner_id = self.roles.index(rank)
             memory = self._of_groups.setdefault(learner_id, Memory.zeros(self.parameters))
             return self._stage(rank, group, memory, lambda: self.tensors.gradient(learner_id, memory))
-        memory = Memory.zeros(self.parameters) if shared is None else shared.own
+        memory = Memory.zeros(self.parameters, self._device) if shared is None else shared.own
         number, wire, next_ns = self.roles.number(rank), self.wires[rank], self._whole_ns(rank)
         gradient: Travels = self.tensors.gradient(number, memory)
         if self._batch is not None:
@@ -218,7 +227,34 @@ class TensorWorld(VirtualWorld):
         shard = self.roles.index(rank)
         timed = TimedStreamedUpdate if self.config.exchange == "streamed" else TimedUpdate
         kind = functools.partial(timed, self.wires[rank], self._service_ns(shard))
-        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind)
+        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind, virtual=True)
+
+
+def _device(config: Config) -> str:
+    """Where gradients are computed. Raises ConfigError where there is no GPU."""
+    if config.device == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': torch finds no CUDA device here")
+    return "cuda:0"
+
+
+def _batch(config: Config, tensors: Tensors, data: DataSet) -> Batch | None:
+    """What computes the gradients of many learners at once: where that is asked for, and on a GPU where the model allows it.
+
+    Raises ConfigError where it is asked for, and cannot be.
+    """
+    wanted = replace(config, virtual=dataclasses.replace(config.virtual, batched=True))
+    if not config.virtual.batched and (config.device == "cpu" or compatibility.refused(wanted, virtual=True)):
+        return None
+    try:
+        batch = Batch(wanted, tensors.model, tensors.loss, data, tensors.sampling)
+        batch.check()
+    except ConfigError:
+        if config.virtual.batched:
+            raise
+        return None
+    return batch
 
 
 class SizedWorld(VirtualWorld):

@@ -178,7 +178,7 @@ class StagedUpdate(DeviceUpdate):
             yield host_view(self._out[cut])
 
 
-def make_update(
+def make_update(  # noqa: PLR0913 - each by name
     config: Config,
     weights: Tensor,
     *,
@@ -188,14 +188,18 @@ def make_update(
     direct: bool = False,
     segments: Sequence[Segment] = (),
     kind: Callable[..., SliceUpdate] = SliceUpdate,
+    virtual: bool = False,
 ) -> SliceUpdate:
     """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
 
-    `direct`: MPI takes a GPU's memory; `segments`: of this slice, as in `SliceUpdate`; `kind`: makes it on the CPU.
+    Args:
+        direct: MPI takes a GPU's memory.
+        segments: of this slice, as in `SliceUpdate`.
+        kind: makes it on the CPU; on a GPU, too, where ranks are `virtual`: the GPU itself copies what they exchange, in its order.
     """
     own = vector_like(weights.detach().to(device))
     own.copy_(weights)
-    if device != "cpu":
+    if device != "cpu" and not virtual:
         kind = DeviceUpdate if direct else StagedUpdate
     return kind(
         own,

@@ -111,9 +111,12 @@ def vector_like(vector: Tensor) -> Tensor:
 
 
 def copy_into(into: Any, vector: Any) -> None:
-    """Copy a vector on the host; nothing, where it is but a size."""
-    if not isinstance(vector, SizedVector):
+    """Copy a vector, on the host or a GPU, to either; nothing, where it is but a size."""
+    if type(into) is np.ndarray and type(vector) is np.ndarray:
         into[:] = vector
+    elif not isinstance(vector, SizedVector):
+        one, other = (each if isinstance(each, Tensor) else torch.from_numpy(each) for each in (into, vector))
+        one.copy_(other)
 
 
 def staging(vector: Tensor) -> Tensor:

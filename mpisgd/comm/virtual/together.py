@@ -10,6 +10,7 @@ import numpy as np
 from mpisgd.comm.communicator import Communicator, Node, Part, Team
 from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Meeting, VirtualRank
+from mpisgd.vectors.memory import copy_into
 
 
 class Parts:
@@ -84,7 +85,7 @@ class VirtualTeam(Team):
         slices, wire = [vector[start:end] for start, end in self._cuts], self._wire
         size = len(range(*self._cuts[self._place]))
         rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
-        _copy(slices[self._place], rows[self._place])
+        copy_into(rows[self._place], slices[self._place])
         posted = [self._post(self._ranks[place], Tag.GRADIENT, (rows[place],)) for place in reversed(self._others)]
         sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), slices[place]) for place in self._others]
         self._wait(posted, sent)
@@ -107,7 +108,7 @@ class VirtualTeam(Team):
         body = begun.vector[part.start : part.end]
         if part.owner == self._place:
             start, _ = self._bounds[self._place]
-            _copy(body, begun.own[part.start - start : part.end - start])
+            copy_into(begun.own[part.start - start : part.end - start], body)
         else:
             begun.sent.append(self._wire.start(self._ranks[part.owner], Tag.GRADIENT, (), body))
 
@@ -119,7 +120,7 @@ class VirtualTeam(Team):
 
     def share(self, own: Any, vector: Any) -> tuple[list[Any], list[Any]]:
         wire = self._wire
-        _copy(own, self._slice(vector, self._place))
+        copy_into(self._slice(vector, self._place), own)
         posted = self._posted(vector)
         return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
 
@@ -141,7 +142,7 @@ class VirtualTeam(Team):
         while shared.own and shared.own[0].end - start <= stop:
             part = shared.own.pop(0)
             mine = slice(part.start - start, part.end - start)
-            _copy(own[mine], shared.mine[mine])
+            copy_into(shared.mine[mine], own[mine])
             shared.sent.extend(self._wire.start(self._ranks[place], Tag.WEIGHTS, (), own[mine]) for place in self._others)
 
     def arrive(self, shared: Shares, number: int, arrived: Callable[[slice], None] | None = None) -> None:
@@ -224,9 +225,3 @@ class VirtualNode(Node):
 
     def disband(self) -> None:
         """Python keeps the memory as long as anybody looks at it."""
-
-
-def _copy(own: Any, into: Any) -> None:
-    """Copy what a rank gives itself, without a message; of sizes there is nothing to copy."""
-    if type(into) is np.ndarray:
-        into[:] = own

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-import numpy as np
-
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
@@ -22,6 +20,7 @@ from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
 from mpisgd.comm.virtual.transfers import Alarm, Beginning, Coming, Opened, Receiving
 from mpisgd.comm.virtual.turns import Turns
+from mpisgd.vectors.memory import SizedVector, copy_into
 
 _ANYTHING = (None, None)
 _ALL = Presence()
@@ -391,8 +390,8 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
             nbytes += sent.nbytes
             if sent.nbytes > received.nbytes:
                 raise PeerError(f"{Tag(message.tag).name} from rank {rank}: {sent.nbytes} bytes, expected {received.nbytes}")
-            if type(received) is np.ndarray:
-                received[: len(sent)] = sent
+            if type(received) is not SizedVector:
+                copy_into(received[: len(sent)], sent)
         if self._turns is None or incoming is None or not nbytes:
             return self.network.transfer(rank, self.rank, nbytes, now_ns)
         self._turns.add(message, incoming, nbytes, now_ns)
