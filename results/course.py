@@ -1,10 +1,11 @@
 """A virtual run, computed in the order of its log: the same gradients, sums and steps to the bit, resumable after every epoch.
 
 How stale a gradient is depends on seconds alone. So the virtual cluster runs first, without gradients; its log says which weights
-each gradient came from, and of which gradients each update is made. That order is then computed, one gradient after the other, and
-all of it is kept after every epoch: weights that gradients still to come were computed from, the optimiser, the epochs evaluated.
+each gradient came from, and of which gradients each update is made. That order is then computed, one gradient after the other, or
+on a GPU all at once whose weights are there. All of it is kept after every epoch: weights that gradients still to come are computed
+from, the optimiser, the epochs evaluated.
 
-One shard; learners without own steps; models without buffers.
+One shard; learners without own steps; models without buffers; no compensation of delays.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from mpisgd.job.tensors import Tensors
 from mpisgd.records.log.reader import Run
 from mpisgd.rules.verdict import Kind
 from mpisgd.simulate import simulate
+from mpisgd.simulate.batch import Batch
 
 TRAINING = 10_000
 """So many of the training samples, the first ones, are evaluated beside the test data."""
@@ -66,27 +68,40 @@ class State:
 class Course:
     """A job of one shard, computed in the order of its virtual run.
 
+    Args:
+        folder: where the state is kept; it must be of this job.
+        at_once: compute the gradients of many learners at once: to float tolerance, and not to the bit, those of one by one.
+
     Raises ConfigError, DataError where the job or its data cannot be had.
     """
 
-    def __init__(self, job: Job, folder: Path) -> None:
-        """`folder`: where the state is kept; it must be of this job."""
+    def __init__(self, job: Job, folder: Path, device: str = "cpu", *, at_once: bool = False) -> None:
         self.config = config = from_mapping({**job, "out": str(folder / "run")})
         self.folder = folder
         torch.set_num_threads(config.threads)
         data = parts.load_data(config, NOTHING_BROUGHT)
         self.train_samples = len(data.train)
         self.order = _order(config, folder / "order.npy", self.train_samples)
-        self.tensors = Tensors.load(config, NOTHING_BROUGHT, data, config.virtual.learners)
+        self.tensors = Tensors.load(config, NOTHING_BROUGHT, data, config.virtual.learners, device=device)
+        self.tensors.shard_device = device
         self.tensors.check()
-        self.gradients = [self.tensors.gradient(learner_id) for learner_id in range(config.virtual.learners)]
+        learners = range(config.virtual.learners)
+        self.gradients = [self.tensors.gradient(learner_id) for learner_id in learners]
+        self.batch = Batch(config, self.tensors.model, self.tensors.loss, data, self.tensors.sampling) if at_once else None
+        self.rooms = [torch.empty_like(self.tensors.model.weights) for _ in learners] if at_once else []
         self.model, protocol = self.tensors.model, config.protocol.make(config.virtual.learners)
         per_update = parts.gradients_per_update(protocol, config.virtual.learners, config.virtual.learners)
-        self.update = self.tensors.update((0, self.model.size), per_update)
+        self.update = self.tensors.update((0, self.model.size), per_update, virtual=True)
         self.measures = [parts.make_measure(config, self.model, self.tensors.loss, each) for each in (data, _on_training(data))]
         self.uses = np.bincount(self.order["timestamp"])
         self.state = State(kept={0: self.update.weights.clone()})
         self._resume()
+        by_learner = np.argsort(self.order["learner_id"], kind="stable")[::-1]
+        left = by_learner[by_learner >= self.state.row]
+        self.coming = [left[self.order["learner_id"][left] == each].tolist() for each in learners] if at_once else []
+        """Of each learner the rows that are not yet taken, the next one last."""
+        self.begun: set[int] = set()
+        """Learners whose next gradient is computed, or about to be."""
 
     @property
     def staleness(self) -> np.ndarray:
@@ -101,7 +116,13 @@ class Course:
         columns = [order[name].tolist() for name in _COLUMNS]
         for row in range(state.row, len(order)):
             clock, timestamp, learner_id, seq, samples, gradients, weight = (column[row] for column in columns)
-            self._compute(learner_id, timestamp, seq)
+            if self.batch is None:
+                self._compute(learner_id, timestamp, seq)
+            else:
+                self._compute_at_once(self.batch, learner_id)
+            self.uses[timestamp] -= 1
+            if not self.uses[timestamp]:
+                del state.kept[timestamp]
             self.update.accumulate(weight, samples, timestamp, gradients)
             if row + 1 == len(order) or columns[0][row + 1] > clock:
                 self._step(clock + 1)
@@ -113,13 +134,22 @@ class Course:
                     yield found
 
     def _compute(self, learner_id: int, timestamp: int, seq: int) -> None:
-        kept = self.state.kept
-        self.model.weights.copy_(kept[timestamp])
+        self.model.weights.copy_(self.state.kept[timestamp])
         self.gradients[learner_id].compute(seq)
         self.update.scratch[:] = self.gradients[learner_id].memory.gradients
-        self.uses[timestamp] -= 1
-        if not self.uses[timestamp]:
-            del kept[timestamp]
+
+    def _compute_at_once(self, batch: Batch, learner_id: int) -> None:
+        """With this learner's next gradient all that come from weights that are there."""
+        if learner_id not in self.begun:
+            for each, rows in enumerate(self.coming):
+                weights = self.state.kept.get(int(self.order["timestamp"][rows[-1]])) if rows else None
+                if weights is not None and each not in self.begun:
+                    batch.add(each, int(self.order["seq"][rows[-1]]), weights, self.rooms[each])
+                    self.begun.add(each)
+        batch.result(learner_id)
+        self.begun.discard(learner_id)
+        self.coming[learner_id].pop()
+        self.update.scratch[:] = self.rooms[learner_id]
 
     def _step(self, clock: int) -> None:
         self.update.step()
@@ -140,7 +170,7 @@ class Course:
     def _resume(self) -> None:
         path = self.folder / "state.pt"
         if path.is_file():
-            self.state = State(**torch.load(path))
+            self.state = State(**torch.load(path, map_location=self.model.weights.device))
             self.update.restore(self.state.update, self.state.samples)
             self.uses -= np.bincount(self.order["timestamp"][: self.state.row], minlength=len(self.uses))
 

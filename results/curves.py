@@ -83,8 +83,11 @@ class Trained:
         return 100 * (float(self.rows[-1, 1]) if not self.lost else CHANCE)
 
 
-def make(folder: Path, curves: Sequence[Curve]) -> None:
-    """Compute what is left of each curve that no other process computes. Raises DataError where data are missing."""
+def make(folder: Path, curves: Sequence[Curve], device: str = "cpu") -> None:
+    """Compute what is left of each curve that no other process computes, on a GPU all gradients at once whose weights are there.
+
+    Raises DataError where data are missing.
+    """
     for curve in curves:
         found = read(folder, curve)
         if found is not None and found.done:
@@ -97,7 +100,7 @@ def make(folder: Path, curves: Sequence[Curve]) -> None:
             print(f"{curve.name}: another process computes it", file=sys.stderr, flush=True)
             continue
         try:
-            _compute(folder, curve, place)
+            _compute(folder, curve, place, device)
         finally:
             lock.release()
         found = read(folder, curve)
@@ -107,12 +110,12 @@ def make(folder: Path, curves: Sequence[Curve]) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _compute(folder: Path, curve: Curve, place: Path) -> None:
+def _compute(folder: Path, curve: Curve, place: Path, device: str) -> None:
     told = place / "job.json"
     if told.is_file() and json.loads(told.read_text("utf-8")) != _plain(curve.job):
         raise SystemExit(f"{place} is of another job: remove it to begin {curve.name} anew")
     told.write_text(json.dumps(curve.job), "utf-8")
-    course, found = Course(curve.job, place), read(folder, curve)
+    course, found = Course(curve.job, place, device, at_once=device != "cpu"), read(folder, curve)
     staleness, began, done = course.staleness, time.monotonic(), len(course.state.rows)
     commits = list(dict.fromkeys([*(found.about["commits"] if found is not None else []), commit_of(Path(__file__).parent).name]))
     for row in course.run():
@@ -124,17 +127,16 @@ def _compute(folder: Path, curve: Curve, place: Path) -> None:
             "mean_staleness": round(float(staleness.mean()), 4),
             "max_staleness": int(staleness.max()),
             "seconds": round(course.state.seconds),
-            "device": _processor(),
+            "device": torch.cuda.get_device_name() if device != "cpu" else _processor(),
             "date": time.strftime("%Y-%m-%d"),
             "commits": commits,
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
         trained = Trained(curve, about, np.array(course.state.rows))
         write(folder, trained)
-        each_s = (time.monotonic() - began) / max(1, len(course.state.rows) - max(1, done))
-        print(
-            f"{curve.name}: {row[0]:.1f} epochs, test error {100 * row[1]:.2f} %, {each_s:.0f} s each", file=sys.stderr, flush=True
-        )
+        rate = course.train_samples * (len(course.state.rows) - done) / (time.monotonic() - began) if done else 0.0
+        done, told_rate = done or 1, f", {rate:.0f} samples/s" if rate else ""
+        print(f"{curve.name}: {row[0]:.1f} epochs, test error {100 * row[1]:.2f} %{told_rate}", file=sys.stderr, flush=True)
         if trained.lost:
             return
 

@@ -203,6 +203,7 @@ def _draw(axes: Axes, kind: Kind, seeds: Sequence[Trained], epochs: int, look: d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="digits and a small CNN, in half a minute")
+    parser.add_argument("--device", default="cpu", help="cuda: a GPU, where gradients of many learners are computed at once")
     parser.add_argument("--draw", action="store_true", help="compute nothing, draw what there is")
     parser.add_argument("--curves", type=Path, help="folder of the CSVs; default: beside this file")
     parser.add_argument("--out", type=Path, help="folder of the figure; default: figures/, with --quick that of the CSVs")
@@ -211,7 +212,7 @@ def main() -> None:
     folder, wanted = options.curves or HERE / scale.name, curves(scale)
     if not options.draw:
         try:
-            make(folder, wanted)
+            make(folder, wanted, options.device)
         except DataError as error:
             raise SystemExit(f"this script trains on {scale.settings['data']['name']}: {error}") from error
     found = there(folder, wanted)

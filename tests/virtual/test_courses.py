@@ -1,0 +1,115 @@
+"""Courses and curves, by which the figures of results/ are computed: the weights of `simulate`, resumable, shared by processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.config.config_file import from_mapping
+from mpisgd.records.lock import Lock
+from mpisgd.simulate import simulate
+from tests.effort import spread
+from tests.virtual.test_papers import script
+
+JOB: dict[str, Any] = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "data": {"name": "synthetic", "shape": [6], "classes": 3, "samples": 240, "test_samples": 60},
+    "optimizer": {"name": "sgd", "momentum": 0.9},
+    "mu": 4,
+    "alpha0": 0.03,
+    "epochs": 3,
+    "threads": 1,
+    "virtual": {"learners": 6},
+    "compute": {"name": "normal", "mean_s": 0.01, "deviation_s": 0.002},
+    "log": {"progress": "off"},
+}
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "softsync": {"protocol": {"name": "softsync", "n": 1}},
+    "softsync n = 6": {"protocol": {"name": "softsync", "n": 6}, "groups": {"rate": {"*.bias": 2.0}}},
+    "hardsync": {"protocol": "hardsync", "averaging": 0.9},
+    "backup": {"protocol": {"name": "backup", "b": 2}, "optimizer": {"name": "adam"}},
+    "async": {"protocol": "async", "clip_norm": 0.5},
+}
+
+
+def weights_of(course: Any) -> dict[str, torch.Tensor]:
+    return {name: view.clone() for name, view in course.model.views(course.update.weights).items()}
+
+
+@pytest.mark.parametrize("name", spread(PROTOCOLS, 2))
+def test_a_course_has_the_weights_of_the_run_also_when_it_was_interrupted(name: str, tmp_path: Path) -> None:
+    job = {**JOB, **PROTOCOLS[name]}
+    module = script("course")
+    run = simulate(from_mapping({**job, "out": str(tmp_path / "run")}))
+    expected = torch.load(run.path / "weights.pt")["theta"]
+    course = module.Course(job, tmp_path)
+    rows = [row for _, row in zip(range(3), course.run(), strict=False)]  # and it is killed before the third epoch is kept
+    again = module.Course(job, tmp_path)
+    rows = [*again.state.rows, *again.run()]
+    assert [row[0] for row in rows] == pytest.approx([0, 1, 2, 3], abs=0.1)
+    found = weights_of(again)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert (again.state.clock,) == run.clocks
+    at_once = tmp_path / "at once"
+    at_once.mkdir()
+    together = module.Course(job, at_once, at_once=True)
+    assert len(list(together.run())) == 4
+    for key, tensor in weights_of(together).items():
+        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def test_a_curve_grows_by_a_row_an_epoch_and_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    curves = script("curves")
+    curve = curves.Curve("one", {**JOB, **PROTOCOLS["softsync"]})
+    (tmp_path / ".one").mkdir()
+    for _, _row in zip(range(2), curves.Course(curve.job, tmp_path / ".one").run(), strict=False):
+        pass
+    (tmp_path / ".one" / "job.json").write_text(curves.json.dumps(curve.job))
+    lock = Lock(tmp_path / ".one")
+    curves.make(tmp_path, [curve])
+    assert not curves.there(tmp_path, [curve]), "another process computes it"
+    lock.release()
+    curves.make(tmp_path, [curve])
+    (found,) = curves.there(tmp_path, [curve])
+    assert found.done and len(found.rows) == 4
+    assert not (tmp_path / ".one").exists(), "what it went on from is not wanted any more"
+    assert found.about["mean_staleness"] == pytest.approx(1, abs=0.2)
+    written = (tmp_path / "one.csv").read_bytes()
+    curves.make(tmp_path, [curve])
+    assert (tmp_path / "one.csv").read_bytes() == written
+    assert curves.there(tmp_path, [curves.Curve("one", {**curve.job, "alpha0": 0.5})]) == [], "of another job"
+
+
+def test_what_one_goes_on_from_is_of_the_same_job(tmp_path: Path) -> None:
+    curves = script("curves")
+    (tmp_path / ".one").mkdir()
+    (tmp_path / ".one" / "job.json").write_text(curves.json.dumps({**JOB, "alpha0": 7.0}))
+    with pytest.raises(SystemExit, match="is of another job: remove it to begin one anew"):
+        curves.make(tmp_path, [curves.Curve("one", JOB)])
+    with pytest.raises(ConfigError):
+        curves.Course({**JOB, "alpha0": -1}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("errors", "losses", "lost"),
+    [
+        ([0.9, 0.5, 0.4], [2.3, 2.0, 1.0], False),
+        ([0.9, 0.9, 0.9], [2.3, 2.0, np.nan], True),
+        ([0.9] * 5, [2.3] * 5, False),
+        ([0.9] * 6, [2.3] * 6, True),
+        ([0.9] * 5 + [0.89], [2.3] * 6, False),
+    ],
+)
+def test_a_curve_that_is_lost_is_given_up(errors: list[float], losses: list[float], lost: bool) -> None:
+    curves = script("curves")
+    rows = np.array([[at, error, loss, error, loss] for at, (error, loss) in enumerate(zip(errors, losses, strict=True))])
+    trained = curves.Trained(curves.Curve("one", JOB), {"job": {"epochs": 140}}, rows)
+    assert trained.lost == trained.done == lost
+    later = trained.at(np.array([1, 140]), "test_error")
+    assert later[0] == errors[1]
+    assert later[1] == 0.9 if lost else np.isnan(later[1])
