@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import platform
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mpisgd.analysis.tables import Table
+from mpisgd.base.git import commit_of
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job.finish import Outcome
 from mpisgd.records.log.reader import Run
@@ -22,6 +28,7 @@ from mpisgd.simulate import simulate
 
 Job = Mapping[str, Any]
 """A configuration as a job file has it."""
+NOTHING: Mapping[str, Any] = {}
 
 
 def timed(job: Job) -> Outcome:
@@ -75,17 +82,41 @@ def panels(x: str, titles_and_y: Sequence[tuple[str, str]], rows: int = 1) -> tu
 
 
 def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], Figure]]) -> None:
-    """A script: its tables on the terminal, as Markdown; its figure as NAME.png in the folder --out."""
+    """A script: its tables on the terminal, as Markdown; its figure and numbers in the folder --out, as `show` says."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
-    folder = parser.parse_args().out
-    show(name, folder, *draw())
+    folder, begun = parser.parse_args().out, time.monotonic()
+    tables, figure = draw()
+    show(name, folder, tables, figure, {"seconds": round(time.monotonic() - begun)})
 
 
-def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure) -> None:
-    """Tables on the terminal, as Markdown; the figure as NAME.png in the folder."""
+def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure, about: Mapping[str, Any] = NOTHING) -> None:
+    """Tables on the terminal, as Markdown; in the folder the figure as NAME.png and NAME.pdf, and the tables as NAME.json.
+
+    `about`: what else NAME.json is to say, beside when and by which commit and versions it was made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     style.save(figure, folder / name)
+    figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
+    kept = {**made_with(), **about, "tables": [dataclasses.asdict(table) for table in tables]}
+    (folder / f"{name}.json").write_text(f"{json.dumps(_plain(kept), indent=1)}\n", encoding="utf-8")
     for table in tables:
         print(table.markdown())
     print(f"figure: {folder / name}.png")
+
+
+def made_with() -> dict[str, Any]:
+    """Today's date, the commit, and versions."""
+    commit = commit_of(Path(__file__).parent)
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+    return {"date": time.strftime("%Y-%m-%d"), "commit": commit.name, "changed_since": commit.dirty, "versions": versions}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, NaN as none; of tables no more than their title, columns and rows."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items() if not key.startswith("_")}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not np.isfinite(value) else value

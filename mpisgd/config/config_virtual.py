@@ -26,7 +26,8 @@ class VirtualOptions:
     parameters: int = 0
     """Parameters of the model, without gradients; 0 = count those of `model`."""
     layers: dict[str, int] = field(default_factory=dict)
-    """Layers of a model, without gradients, lowest first: name parameters name parameters ...; none = those of `model`."""
+    """Layers of a model, without gradients, lowest first: name parameters name parameters ... As many shards have one each. None =
+    those of `model`."""
     forward_s: dict[str, float] = field(default_factory=dict)
     """Measured seconds of each layer's forward pass: name seconds name seconds ... A mini-batch of exchange = 'layerwise' takes
     what `compute` says, each layer its share of that. None = all layers take the same, a third of it forward."""

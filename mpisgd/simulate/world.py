@@ -271,7 +271,7 @@ class SizedWorld(VirtualWorld):
         self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
         if measured and config.by_layers:
-            self.bounds = cut_by_layers(measured, config.shards, within=True)
+            self.bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
         if config.in_groups and model is not None:
             self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
         # of a model of which only the size is known, each slice is one layer

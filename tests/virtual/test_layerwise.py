@@ -157,7 +157,7 @@ def test_measured_layers_take_their_seconds_and_have_their_sizes(tmp_path: Path)
     virtual = {
         "learners": 1,
         "parameters": 0,
-        "layers": {"low": 300, "mid": 400, "top": 300},
+        "layers": {"low": 100, "mid": 700, "top": 200},
         "forward_s": {"low": 1.0, "mid": 0.0, "top": 3.0},
         "backward_s": {"low": 2.0, "mid": 3.0, "top": 1.0},
     }
