@@ -1,7 +1,7 @@
 """The curves of a figure: each is a job, computed as a course, and a CSV that grows by a row an epoch.
 
-A curve goes on where it was left, in whatever process comes to it next; several processes share a figure's curves. What a curve
-goes on from lies beside its CSV in a hidden folder, until the curve is done.
+A curve goes on where it was left, in whatever process comes to it next; several processes share a figure's curves. Until a curve is
+done, its CSV and what it goes on from lie in a hidden folder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mpisgd.records.lock import Lock
 
 CHANCE = 0.9
 """The error of ten classes by chance."""
+UNDER_WAY = "curve.csv"
 HOPELESS = 5
 """A curve that has been at chance for so many epochs is given up."""
 
@@ -107,6 +108,7 @@ def make(folder: Path, curves: Sequence[Curve], device: str = "cpu") -> None:
         assert found is not None
         print(f"{curve.name}: test error {found.error:.2f} %, {found.about['seconds']} s", file=sys.stderr, flush=True)
         if found.done:
+            write(folder / f"{curve.name}.csv", found)
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -133,7 +135,7 @@ def _compute(folder: Path, curve: Curve, place: Path, device: str) -> None:
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
         trained = Trained(curve, about, np.array(course.state.rows))
-        write(folder, trained)
+        write(place / UNDER_WAY, trained)
         rate = course.train_samples * (len(course.state.rows) - done) / (time.monotonic() - began) if done else 0.0
         done, told_rate = done or 1, f", {rate:.0f} samples/s" if rate else ""
         print(f"{curve.name}: {row[0]:.1f} epochs, test error {100 * row[1]:.2f} %{told_rate}", file=sys.stderr, flush=True)
@@ -155,14 +157,13 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def write(folder: Path, trained: Trained) -> None:
+def write(path: Path, trained: Trained) -> None:
     """Write a curve's CSV: whole or not at all."""
     sink = io.StringIO()
     sink.write(f"# {json.dumps(trained.about)}\n")
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(ROW)
     writer.writerows([f"{value:.6g}" for value in row] for row in trained.rows.tolist())
-    path = folder / f"{trained.curve.name}.csv"
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(sink.getvalue(), encoding="utf-8")
     aside.replace(path)
@@ -170,8 +171,9 @@ def write(folder: Path, trained: Trained) -> None:
 
 def read(folder: Path, curve: Curve) -> Trained | None:
     """Read a curve, as far as it is computed; None where there is none, or one of another job."""
-    path = folder / f"{curve.name}.csv"
-    if not path.is_file():
+    paths = (folder / f"{curve.name}.csv", folder / f".{curve.name}" / UNDER_WAY)
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
         return None
     first, *lines = path.read_text(encoding="utf-8").splitlines()
     about = json.loads(first.removeprefix("# "))
