@@ -118,8 +118,8 @@ def test_the_full_form_is_of_cifar10_and_in_caffes_form(tmp_path: Path, monkeypa
 def test_the_kept_curves_are_those_of_the_table() -> None:
     fig3 = script("zhang16_fig3")
     folder = RESULTS / fig3.FULL.name
-    found = fig3.there(folder, fig3.curves(fig3.FULL))
-    assert len(found) == len(list(folder.glob("*.csv"))) >= 2, "all of the settings that the script has"
+    found = [each for each in fig3.there(folder, fig3.curves(fig3.FULL)) if each.done]
+    assert len(found) == len(list(folder.glob("*.csv"))), "all of the settings that the script has"
     page = {_without_spaces(line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()}
     rows = [line for line in fig3.table(fig3.FULL, found).markdown().splitlines() if line.startswith("|")]
     assert [row for row in rows if not row.startswith("| -") and _without_spaces(row) not in page] == []
