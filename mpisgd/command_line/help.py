@@ -91,6 +91,8 @@ BESIDE: Mapping[str, str] = {
 LEFT: frozenset[str] = frozenset(
     {
         "data.subtract_mean",
+        "data.scale",
+        "data.validation",
         "schedule.warmup_updates",
         "schedule.warmup_samples",
         "memory_format",

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mpisgd.analysis import arrivals
+from mpisgd.base.streams import Domain, stream
 from tests.effort import thinned
 from tests.staged import staged
 
@@ -121,7 +122,7 @@ def test_the_kept_curves_are_those_of_the_table() -> None:
     found = [each for each in fig3.there(folder, fig3.curves(fig3.FULL)) if each.done]
     assert len(found) == len(list(folder.glob("*.csv"))), "all of the settings that the script has"
     page = {_without_spaces(line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()}
-    rows = [line for line in fig3.table(fig3.FULL, found).markdown().splitlines() if line.startswith("|")]
+    rows = [line for line in fig3.table(fig3.FULL, found).markdown().splitlines() if line.startswith("|") and found]
     assert [row for row in rows if not row.startswith("| -") and _without_spaces(row) not in page] == []
 
 
@@ -191,6 +192,54 @@ def test_the_quick_form_of_the_rates_is_drawn(tmp_path: Path) -> None:
     assert len(module.figure_of(scale, found, 1.0, bounds).axes) == 4
     known = [row for row in module.table(scale, found, 1.0, bounds).rows if row[5] is not None]
     assert [row[1] for row in known] == ["hardsync", "1-softsync"]
+
+
+# ------------------------------------------------------------------------------------------------------- [Zhang16 Theorem 1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_gradients_that_are_written_out_are_those_of_the_loss(number: int) -> None:
+    theorem = script("zhang16_theorem1")
+    problem, (inputs, targets) = theorem.PROBLEMS[number], theorem.samples()
+    weights = torch.from_numpy(theorem.start_of(problem, 3)).requires_grad_()
+    problem.loss(weights, inputs[:50], targets[:50]).backward()
+    found = problem.gradient(weights.detach().numpy(), inputs[:50].numpy(), targets[:50].numpy())
+    assert weights.grad is not None
+    np.testing.assert_allclose(found, weights.grad.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_curvature_of_softmax_regression_is_that_of_its_hessian() -> None:
+    theorem = script("zhang16_theorem1")
+    problem, batch = theorem.PROBLEMS[0], theorem.samples()
+    weights = torch.from_numpy(theorem.start_of(problem, 1))
+    hessian = torch.autograd.functional.hessian(lambda at: problem.loss(at, *batch), weights)
+    assert theorem.largest_eigenvalue(problem, weights.numpy()) == pytest.approx(
+        float(torch.linalg.eigvalsh(hessian)[-1]), rel=0.02
+    )
+
+
+def test_a_run_of_the_theorem_goes_by_its_order() -> None:
+    """Two learners: updates of one gradient each, of staleness 0, 1, 2."""
+    theorem = script("zhang16_theorem1")
+    problem, (inputs, targets) = theorem.PROBLEMS[0], (each.numpy() for each in theorem.samples())
+    told = theorem.Order(np.array([0, 1, 2]), np.array([0, 0, 0]))
+    assert told.z.tolist() == [1, 1, 0.5]
+    assert told.unevenness == pytest.approx((3 * 2.25) ** 0.5 / 2.5)
+    *_, last = theorem.way(problem, told, 0.5, 1, 4)
+    drawn = stream(Domain.REPLACEMENT, 1).integers(len(targets), size=(3, 4))
+    first = theorem.start_of(problem, 1)
+    gradients = [problem.gradient(first, inputs[each], targets[each]) for each in drawn]
+    np.testing.assert_allclose(last, first - 0.5 * (gradients[0] + gradients[1] + 0.5 * gradients[2]), rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_the_bound_holds() -> None:
+    theorem = script("zhang16_theorem1")
+    row = theorem.compare(theorem.PROBLEMS[0], 6, 6, 500)
+    assert row.reached < row.bound
+    assert row.gradients >= 500
+    assert row.mean_tau == pytest.approx(5, rel=0.1)
 
 
 def _without_spaces(line: str) -> str:
