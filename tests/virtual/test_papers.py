@@ -242,6 +242,18 @@ def test_the_bound_holds() -> None:
     assert row.mean_tau == pytest.approx(5, rel=0.1)
 
 
+def test_what_was_made_when_is_told_of_each_script() -> None:
+    made = script("made")
+    assert {"zhang16_fig3", "chen16_table1_layers"} <= set(made.experiments())
+    (kept,) = made.files_of("chen16_table1_layers")
+    assert (kept.path.name, len(kept.commit)) == ("chen16-table1-layers.json", 40)
+    assert kept.seconds > 0
+    imported = made.imported_by("chen16_table1_layers")
+    assert {"results/inception_v3.py", "mpisgd/simulate/passes.py"} <= set(imported)
+    assert "mpisgd/launching/function.py" not in imported
+    assert made.row("chen16_table1_layers")[:3] == ("chen16_table1_layers", 1, kept.date)
+
+
 def _without_spaces(line: str) -> str:
     return line.replace(" ", "")
 

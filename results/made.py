@@ -1,0 +1,95 @@
+"""When each experiment here was made: `make results` prints a line for each script, from the files of numbers that it keeps.
+
+A script's files are figures/NAME.json, or those of the folder NAME, NAME being the script's own with hyphens. Changed since: so many
+files of this repository that the script imports are others now than in the commit by which the oldest of its numbers were made.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpisgd.analysis.tables import Column, Table
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SHARED = ("virtual_runs", "course", "curves", "inception_v3", "made")
+"""Modules that are no experiment."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """One file of numbers: what it says of itself. `seconds` is None where it does not say."""
+
+    path: Path
+    date: str
+    commit: str
+    seconds: float | None
+
+
+def experiments() -> list[str]:
+    return [path.stem for path in sorted(HERE.glob("*.py")) if path.stem not in SHARED]
+
+
+def files_of(script: str) -> Iterator[Made]:
+    name = script.replace("_", "-")
+    for path in sorted([*(HERE / "figures").glob(f"{name}.json"), *(HERE / name).glob("*.csv"), *(HERE / name).glob("*.json")]):
+        first = path.read_text("utf-8") if path.suffix == ".json" else path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        try:
+            about: dict[str, Any] = json.loads(first)
+        except ValueError:
+            continue
+        commits = [*about.get("commits", []), *([about["commit"]] if "commit" in about else [])]
+        if commits:
+            yield Made(path, about.get("date", ""), commits[-1], about.get("seconds"))
+
+
+def imported_by(script: str) -> list[str]:
+    """Files of this repository that a script imports, the script too, below the root."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(HERE)!r}); import {script}\n"
+        "print('\\n'.join(str(m.__file__) for m in list(sys.modules.values()) if getattr(m, '__file__', None)))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    paths = (Path(line) for line in told.splitlines())
+    return sorted(str(path.relative_to(ROOT)) for path in paths if path.is_relative_to(ROOT) and ".venv" not in path.parts)
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def row(script: str) -> tuple[str, int, str, str | None, int | None, int | None, float | None]:
+    """One script: its name, files, oldest date and commit, how many commits ago, how many of its imports changed, core-hours."""
+    made = list(files_of(script))
+    if not made:
+        return script, 0, "", None, None, None, None
+    oldest = max(made, key=lambda each: int(_git("rev-list", "--count", f"{each.commit}..HEAD") or 0))
+    ago = _git("rev-list", "--count", f"{oldest.commit}..HEAD")
+    changed = _git("diff", "--name-only", oldest.commit, "HEAD", "--", *imported_by(script)).splitlines()
+    hours = sum(each.seconds or 0.0 for each in made) / 3600
+    return script, len(made), oldest.date, oldest.commit[:8], int(ago) if ago else None, len(changed), hours
+
+
+def table() -> Table:
+    columns = (
+        Column("script"),
+        Column("files"),
+        Column("oldest"),
+        Column("commit"),
+        Column("commits ago"),
+        Column("of its files changed since"),
+        Column("made in", "h", ".2f"),
+    )
+    note = "A script without files of numbers has its numbers in README.md alone, or in files of another kind."
+    return Table("made", "When the results were made", columns, tuple(row(script) for script in experiments()), note)
+
+
+if __name__ == "__main__":
+    print(table().text(width=140))
