@@ -1,12 +1,14 @@
-"""When each experiment here was made: `make results` prints a line for each script, from the files of numbers that it keeps.
+"""When each experiment here was made: `make results` prints a line for each script, from the files of numbers that it keeps, and
+writes the tables of README.md anew that stand below a comment <!-- FILE: TABLE -->, from figures/FILE.json.
 
-A script's files are figures/NAME.json, or those of the folder NAME, NAME being the script's own with hyphens. Changed since: so many
-files of this repository that the script imports are others now than in the commit by which the oldest of its numbers were made.
+A script has the files figures/NAME.json, or those of the folder NAME: its own name with hyphens. Changed since: so many of the
+files of this repository that it imports are others now than in the commit by which the oldest of its numbers were made.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,5 +93,18 @@ def table() -> Table:
     return Table("made", "When the results were made", columns, tuple(row(script) for script in experiments()), note)
 
 
+def page(text: str) -> str:
+    """A page whose tables below <!-- FILE: TABLE --> are those of the files."""
+    return re.sub(r"(<!-- ([\w-]+): (\w+) -->\n)(?:\|.*\n)*", lambda found: found[1] + _kept(found[2], found[3]), text)
+
+
+def _kept(file: str, key: str) -> str:
+    (kept,) = (each for each in json.loads((HERE / "figures" / f"{file}.json").read_text("utf-8"))["tables"] if each["key"] == key)
+    columns = tuple(Column(**each) for each in kept["columns"])
+    lines = Table(key, "", columns, tuple(map(tuple, kept["rows"]))).markdown().splitlines()
+    return "".join(f"{line}\n" for line in lines if line.startswith("|"))
+
+
 if __name__ == "__main__":
+    (HERE / "README.md").write_text(page((HERE / "README.md").read_text("utf-8")), "utf-8")
     print(table().text(width=140))

@@ -242,6 +242,13 @@ def test_the_bound_holds() -> None:
     assert row.mean_tau == pytest.approx(5, rel=0.1)
 
 
+def test_tables_of_the_page_are_those_of_the_kept_numbers() -> None:
+    made, text = script("made"), (RESULTS / "README.md").read_text(encoding="utf-8")
+    assert made.page(text) == text, "make results"
+    changed = text.replace(" 38.67 ", " 38.68 ")
+    assert changed != text == made.page(changed)
+
+
 def test_what_was_made_when_is_told_of_each_script() -> None:
     made = script("made")
     assert {"zhang16_fig3", "chen16_table1_layers"} <= set(made.experiments())
