@@ -102,7 +102,12 @@ def draw() -> tuple[list[Table], Figure]:
         names = ("mean time to collect N", "backup protocol itself")
         for at, (name, each) in enumerate(zip(names, seconds, strict=True)):
             axes.plot(ns, between * each, label=f"{name}: best N = {best(ns, between * each)}", **style.line(at))
-        axes.set_ylim(0, 3 * min(float((between * each).min()) for each in seconds))
+        highest = 3 * min(float((between * each).min()) for each in seconds)
+        axes.set_ylim(0, highest)
+        beyond = [(int(n), float(max(k * each for each in both))) for n, k, *both in zip(ns, between, *seconds, strict=True)]
+        for n, most in beyond:
+            if most > highest:
+                axes.annotate(f"{most:.0f} s ↑", (n, 0.985 * highest), ha="right", va="top", fontsize=8.5)
         axes.legend(fontsize=8.5, frameon=False)
         columns = (
             Column("N"),
