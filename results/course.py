@@ -40,6 +40,8 @@ TRAINING = 10_000
 """So many of the training samples, the first ones, are evaluated beside the test data."""
 ROW = ("epochs", "test_error", "test_loss", "training_error", "training_loss")
 """What is known of each epoch; training: at the same weights, of the first `TRAINING` samples."""
+AVERAGED = ("averaged_error", "averaged_loss")
+"""More, where weights are averaged: of their average, on the test data."""
 _COLUMNS = ("clock", "timestamp", "learner_id", "seq", "samples", "gradients", "weight")
 
 
@@ -106,7 +108,7 @@ class Course:
     @property
     def staleness(self) -> np.ndarray:
         """Of each gradient applied."""
-        return self.order["clock"] - self.order["timestamp"]
+        return np.asarray(self.order["clock"] - self.order["timestamp"])
 
     def run(self) -> Iterator[list[float]]:
         """Go on to the end; yield the row of each epoch once all is kept."""
@@ -158,9 +160,10 @@ class Course:
             self.state.kept[clock] = self.update.weights.clone()
 
     def _evaluate(self, epochs: float) -> list[float]:
-        self.model.weights.copy_(self.update.weights)
+        averaged = [] if self.update.averaged is None else [(self.update.averaged, self.measures[0])]
         row = [epochs]
-        for measure in self.measures:
+        for weights, measure in [*((self.update.weights, measure) for measure in self.measures), *averaged]:
+            self.model.weights.copy_(weights)
             measure.prepare()
             found = measure.of(Part.TEST)
             row += [found.error, found.loss]
@@ -200,4 +203,4 @@ def _order(config: Config, path: Path, train_samples: int) -> np.ndarray:
         aside = path.with_name(f".{path.name}.{os.getpid()}.npy")
         np.save(aside, repack_fields(order))
         aside.replace(path)
-    return np.load(path)
+    return np.asarray(np.load(path))

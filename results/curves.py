@@ -14,14 +14,15 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from course import ROW, Course
+from course import AVERAGED, ROW, Course
 from virtual_runs import Job
 
 from mpisgd.base.errors import ConfigError
@@ -49,7 +50,7 @@ class Trained:
 
     Attributes:
         about: the job, the staleness, and what it was computed with.
-        rows: (epochs evaluated, 5), as `course.ROW`.
+        rows: (epochs evaluated, columns), as `course.ROW`, and `course.AVERAGED` where there is more.
     """
 
     curve: Curve
@@ -73,7 +74,7 @@ class Trained:
         for at, epoch in enumerate(epochs):
             same = np.flatnonzero(numbers == epoch)
             if len(same) and np.isfinite(self.rows[same[0], 2]):
-                found[at] = self.rows[same[0], ROW.index(column)]
+                found[at] = self.rows[same[0], (*ROW, *AVERAGED).index(column)]
             elif self.lost and column.endswith("error"):
                 found[at] = CHANCE
         return found
@@ -93,23 +94,33 @@ def make(folder: Path, curves: Sequence[Curve], device: str = "cpu") -> None:
         found = read(folder, curve)
         if found is not None and found.done:
             continue
-        place = folder / f".{curve.name}"
-        place.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = Lock(place)
-        except ConfigError:
-            print(f"{curve.name}: another process computes it", file=sys.stderr, flush=True)
-            continue
-        try:
-            _compute(folder, curve, place, device)
-        finally:
-            lock.release()
-        found = read(folder, curve)
-        assert found is not None
-        print(f"{curve.name}: test error {found.error:.2f} %, {found.about['seconds']} s", file=sys.stderr, flush=True)
-        if found.done:
-            write(folder / f"{curve.name}.csv", found)
-            shutil.rmtree(place, ignore_errors=True)
+        with claimed(folder, curve.name) as place:
+            if place is not None:
+                _compute(folder, curve, place, device)
+                found = read(folder, curve)
+                assert found is not None
+                print(f"{curve.name}: test error {found.error:.2f} %, {found.about['seconds']} s", file=sys.stderr, flush=True)
+                if found.done:
+                    write(folder / f"{curve.name}.csv", found)
+        if found is not None and found.done:
+            shutil.rmtree(folder / f".{curve.name}", ignore_errors=True)
+
+
+@contextmanager
+def claimed(folder: Path, name: str) -> Iterator[Path | None]:
+    """The hidden folder of what is computed under this name, for this process alone; None: another process has it."""
+    place = folder / f".{name}"
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = Lock(place)
+    except ConfigError:
+        print(f"{name}: another process computes it", file=sys.stderr, flush=True)
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        lock.release()
 
 
 def _compute(folder: Path, curve: Curve, place: Path, device: str) -> None:
@@ -162,7 +173,7 @@ def write(path: Path, trained: Trained) -> None:
     sink = io.StringIO()
     sink.write(f"# {json.dumps(trained.about)}\n")
     writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow(ROW)
+    writer.writerow((*ROW, *AVERAGED)[: trained.rows.shape[1]])
     writer.writerows([f"{value:.6g}" for value in row] for row in trained.rows.tolist())
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(sink.getvalue(), encoding="utf-8")

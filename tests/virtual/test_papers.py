@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -240,6 +241,58 @@ def test_the_bound_holds() -> None:
     assert row.reached < row.bound
     assert row.gradients >= 500
     assert row.mean_tau == pytest.approx(5, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_more_staleness_wants_a_lower_rate(tmp_path: Path) -> None:
+    """The quick form of chen16_fig2.py, one seed."""
+    fig2 = script("chen16_fig2")
+    curves = [fig2.curve(fig2.QUICK, kind, 1) for kind in fig2.kinds(fig2.QUICK)]
+    fig2.make(tmp_path, curves)
+    found = fig2.there(tmp_path, curves)
+    fresh, stale, lower, _ = (fig2.averaged(each) for each in found)
+    assert fresh < 6
+    assert stale > 80
+    assert lower < 20
+    assert found[1].about["mean_staleness"] == pytest.approx(20, rel=0.35), "it is reached slowly"
+    assert found[1].about["max_staleness"] == 20
+    assert fig2.best(fig2.QUICK, found, 20)[0].rate < 0.1
+    assert len(fig2.figure_of(fig2.QUICK, found).axes) == 2
+    assert len(fig2.table(fig2.QUICK, found).rows) == 4
+
+
+def test_images_are_rotated_and_zoomed_in_training_alone() -> None:
+    moved = script("chen16_fig2").Moved(10.0, 0.1)
+    image = torch.zeros(64, 1, 28, 28)
+    image[:, :, 10:18, 4:24] = 1.0
+    assert torch.equal(moved.eval()(image), image)
+    changed = moved.train()(image)
+    areas = changed.sum(dim=(1, 2, 3)) / 160
+    assert 0.8 < float(areas.min()) < 0.95, "zooms of up to 10 %"
+    assert 1.05 < float(areas.max()) < 1.25
+    upper = changed[:, 0, :10].sum(dim=(1, 2))
+    assert float(upper.max()) > 2, "turned"
+    assert len({float(each) for each in areas}) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.rare
+def test_protocols_are_tuned_by_samples_set_aside(tmp_path: Path) -> None:
+    tuned = script("protocols_tuned")
+    scale = tuned.QUICK
+    setting = tuned.tune(tmp_path, scale, "hardsync", make=True)
+    tried = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("tuning-*.json")}
+    assert len(tried) == 4
+    least = min(tried.values(), key=lambda each: each["run"]["validation"][-1])["run"]["job"]
+    assert (setting.rate, setting.momentum) == (least["alpha0"], least["optimizer"]["momentum"])
+    assert least["seed"] not in scale.seeds
+    wanted = tuned.job(scale, "hardsync", setting, "one slow", 1, 2.0)
+    slow = tuned.run(tmp_path, "slow", wanted)
+    equal = tuned.run(tmp_path, "equal", {**wanted, **tuned.SCENES["equal"], "virtual": {"learners": tuned.LAMBDA}})
+    assert slow.error == equal.error, "hardsync waits, and computes the same"
+    assert slow.seconds[-1] == pytest.approx(3 * equal.seconds[-1], rel=0.2)
+    assert tuned.kept(tmp_path, "slow", {**wanted, "seed": 2}) is None
 
 
 def test_tables_of_the_page_are_those_of_the_kept_numbers() -> None:
