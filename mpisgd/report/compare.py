@@ -156,7 +156,7 @@ def _row(run: Run, name: str, more: Sequence[str]) -> tuple[Cell, ...]:
 def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequence[int]]) -> tuple[Drawing, ...]:
     from mpisgd.report import figures, figures_time
 
-    title = "Comparison of " + (names[0] if len(names) == 1 else f"{len(names)} runs")
+    title = _title(names)
     named = [([runs[at] for at in places], [names[at] for at in places]) for places in groups]
     some = [(_legend(alike, own), alike) for alike, own in named]
     means = [(name, seeds.curves([training.curves(run) for run in alike])) for name, alike in some]
@@ -164,6 +164,7 @@ def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequen
     taus = [(name, seeds.histogram([staleness.histogram(run) for run in alike])) for name, alike in some]
     whole = [(name, alike) for name, alike in some if not any(run.left_out for run in alike)]
     collected = [(name, seeds.collected([arrivals.collected(run) for run in alike])) for name, alike in whole]
+    synchronous = _title([name for alike, own in named for name in own if arrivals.synchronous(alike[0])])
     return (
         *figures.errors("Test error", f"{title}\ntest error", curves, "no run was evaluated"),
         Drawing(
@@ -175,10 +176,15 @@ def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequen
         Drawing(
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
-            figures_time.collect(title, collected, int(np.max([run.lambda_ for run in runs])), None),
+            figures_time.collect(synchronous, collected, int(np.max([run.lambda_ for run in runs])), None),
             "no run with a synchronous protocol, and all rows in its log",
         ),
     )
+
+
+def _title(names: Sequence[str]) -> str:
+    """Of a figure that shows runs of these names."""
+    return "Comparison of " + (names[0] if len(names) == 1 else f"{len(names)} runs")
 
 
 def _legend(alike: Sequence[Run], names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from mpisgd.base.errors import ConfigError, DataError
@@ -47,6 +48,18 @@ def test_one_row_per_run(paths: list[Path], tmp_path: Path) -> None:
         "runs.csv",
         "staleness_distribution.png",
     ]
+
+
+def test_a_figure_is_named_after_the_runs_that_it_shows(paths: list[Path], tmp_path: Path) -> None:
+    """Of these two one alone is synchronous."""
+    found = compare(paths, tmp_path / "out", Console(file=io.StringIO()))
+    titles = {each.key: title_of(each.figure) for each in found.drawings if each.figure is not None}
+    assert titles["collect"] == "Comparison of back"
+    assert titles["staleness_distribution"].startswith("Comparison of 2 runs")
+
+
+def title_of(figure: Figure) -> str:
+    return " ".join([figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]).strip()
 
 
 def test_nothing_in_common(tmp_path: Path) -> None:
