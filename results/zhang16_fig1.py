@@ -93,7 +93,7 @@ def draw() -> tuple[list[Table], Figure]:
         histogram, wide = found[n][1], others["log-normal, σ = 0.5"][n][1]
         share, wider = 100 * histogram / histogram.sum(), 100 * wide / wide.sum()
         axes.bar(np.arange(len(share)), share, width=0.85, color=style.COLOURS[0], label="normal, 20 %")
-        axes.plot(np.arange(len(wider)), wider, color=style.COLOURS[1], marker=".", label="log-normal, σ = 0.5")
+        axes.stairs(wider, np.arange(len(wider) + 1) - 0.5, color=style.COLOURS[1], linewidth=1.5, label="log-normal, σ = 0.5")
         axes.axvline(2 * n + 0.5, color=style.GREY, linestyle=":", label="2n")
         axes.set_xlim(-0.6, max(4.6, 2.6 * n))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

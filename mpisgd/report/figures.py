@@ -20,7 +20,7 @@ from mpisgd.report.writing import Drawing
 
 
 def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarray]], n: int | None) -> Figure | None:
-    """Share of gradients per staleness [Zhang16 Fig. 1]; bars for one run, lines for several.
+    """Share of gradients per staleness [Zhang16 Fig. 1]; bars for one run, steps for several.
 
     `histograms` are (label, gradients of staleness 0, 1, 2 ...); `n` of n-softsync marks 2n [Zhang16 2.4]. The x-axis ends
     where a long tail would crush the rest.
@@ -42,7 +42,7 @@ def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarra
             axes.axvline(mean, color=style.COLOURS[1], linestyle="--", label=f"mean = {mean:.2f}")
         else:
             look = {**style.line(at), "markersize": max(4.0, 10.0 - 1.5 * at)}  # equal shares are seen around one another
-            axes.plot(tau, share, label=style.plain(name), markevery=style.sparse(round(end) + 1), **look)
+            axes.plot(tau, share, label=style.plain(name), markevery=style.sparse(round(end) + 1), drawstyle="steps-mid", **look)
     if n is not None:
         axes.axvline(2 * n, color=style.GREY, linestyle=":", label=f"2n = {2 * n}")
     axes.set_xlim(-0.7, max(end, 2.0, 2.0 * (n or 0)) + 0.7)
