@@ -14,12 +14,14 @@ there are made, also by several processes at once: six minutes of one core, `--r
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from virtual_runs import logged, panels, show
+from virtual_runs import logged, made_with, panels, show
 
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.base.errors import DivergenceError
@@ -53,15 +55,19 @@ Curve = tuple[np.ndarray, np.ndarray]
 """Seconds and test error of each snapshot."""
 
 
+def job(name: str, learners: int) -> dict[str, Any]:
+    found: dict[str, Any] = {**COMMON, **WAYS[name], "shards": math.ceil(learners / 16), "virtual": {"learners": learners}}
+    found["compute"] = {"name": "lognormal", "mean_s": SAMPLE_S * found["mu"], "sigma": 0.2}
+    found["evaluation"] = {"every_epochs": 0.1 if name in RATE else 1.0}
+    if name in RATE:
+        found |= {"alpha0": RATE[name][learners], "epochs": 10.0 if learners < SHOWN else 20.0}
+    return found
+
+
 def curve(name: str, learners: int, **changes: Any) -> Curve:
     """What comes after weights that are not finite is left out."""
-    job: dict[str, Any] = {**COMMON, **WAYS[name], "shards": math.ceil(learners / 16), "virtual": {"learners": learners}}
-    job["compute"] = {"name": "lognormal", "mean_s": SAMPLE_S * job["mu"], "sigma": 0.2}
-    job["evaluation"] = {"every_epochs": 0.1 if name in RATE else 1.0}
-    if name in RATE:
-        job |= {"alpha0": RATE[name][learners], "epochs": 10.0 if learners < SHOWN else 20.0}
     try:
-        own = logged({**job, **changes}).evaluations
+        own = logged({**job(name, learners), **changes}).evaluations
     except DivergenceError:
         return np.array([0.0]), np.array([1.0])
     finite = np.isfinite(own["loss"])
@@ -73,8 +79,11 @@ def kept(name: str, learners: int) -> Curve:
     path = Path(__file__).parent / "dean12-sandblaster" / f"{name.lower().replace(', ', '-').replace(' ', '-')}-{learners}.csv"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        np.savetxt(path, np.column_stack(curve(name, learners)), "%.6g", ",", header="virtual seconds,test error", comments="")
-    seconds, error = np.loadtxt(path, delimiter=",", skiprows=1).T
+        began, rows = time.monotonic(), np.column_stack(curve(name, learners))
+        about = {**made_with(), "seconds": round(time.monotonic() - began), "job": job(name, learners)}
+        header = f"# {json.dumps(about)}\nvirtual seconds,test error"
+        np.savetxt(path, rows, "%.6g", ",", header=header, comments="")
+    seconds, error = np.loadtxt(path, delimiter=",", skiprows=2).T
     return seconds, error
 
 
@@ -122,7 +131,11 @@ def main() -> None:
         over_ranks.plot(list(times), list(times.values()), label=name, **look)
     over_s.set(xlabel="virtual seconds", xscale="log", yscale="log")
     over_ranks.set(xlabel="ranks", xscale="log", yscale="log")
-    over_s.legend(fontsize=7)
+    over_s.legend(fontsize=7, loc="lower left")
+    numbers = (1, 2, 5, 10, 20, 50, 100, 200)
+    for axis, ticks in ((over_s.yaxis, (3, 5, 10, 20, 50)), (over_ranks.yaxis, numbers), (over_ranks.xaxis, numbers[1:])):
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
     columns = (
         Column("way"),
         Column("learners"),

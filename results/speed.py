@@ -117,13 +117,15 @@ def table(found: list[Ratio]) -> Table:
 
 def draw() -> tuple[list[Table], Figure]:
     found = list(ratios())
-    figure, axes = style.new("Ratios measured side by side: median and range; the bar is what was aimed at", "ratio", "")
+    title = "Ratios measured side by side: median and range\n◀ at most, ▶ at least what was aimed at"
+    figure, axes = style.new(title, "ratio", "")
     figure.set_size_inches(9.0, 0.6 + 0.24 * len(found))
     for at, each in enumerate(found):
         middle, low, high = (each.found[key] for key in ("median", "min", "max"))
         colour = style.COLOURS[2] if each.reached else style.COLOURS[1]
         axes.errorbar(middle, at, xerr=[[middle - low], [high - middle]], fmt="o" if each.reached else "s", color=colour, capsize=2)
         axes.plot([each.aim, each.aim], [at - 0.35, at + 0.35], color="black", linewidth=1.5)
+        axes.plot([each.aim * (0.985 if each.at_most else 1.015)], [at], "<" if each.at_most else ">", color="black", markersize=4)
     axes.set_yticks(range(len(found)), [f"{each.what}, {each.case}" for each in found], fontsize=7)
     axes.set_xscale("log")
     ticks = (0.5, 0.7, 1, 1.5, 2, 3, 5)
