@@ -146,4 +146,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("links", __doc__, draw)
+    main("links", __doc__, draw, numbers=False)

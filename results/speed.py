@@ -136,4 +136,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("speed", __doc__, draw)
+    main("speed", __doc__, draw, numbers=False)

@@ -81,25 +81,29 @@ def panels(x: str, titles_and_y: Sequence[tuple[str, str]], rows: int = 1) -> tu
     return figure, beside
 
 
-def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], Figure]]) -> None:
-    """A script: its tables on the terminal, as Markdown; its figure and numbers in the folder --out, as `show` says."""
+def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], Figure]], *, numbers: bool = True) -> None:
+    """A script: its tables on the terminal, as Markdown; its figure and numbers in the folder --out, as `show` says.
+
+    `numbers`: False where other files have them.
+    """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
     folder, begun = parser.parse_args().out, time.monotonic()
     tables, figure = draw()
-    show(name, folder, tables, figure, {"seconds": round(time.monotonic() - begun)})
+    show(name, folder, tables, figure, {"seconds": round(time.monotonic() - begun)} if numbers else None)
 
 
-def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure, about: Mapping[str, Any] = NOTHING) -> None:
+def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure, about: Mapping[str, Any] | None = NOTHING) -> None:
     """Tables on the terminal, as Markdown; in the folder the figure as NAME.png and NAME.pdf, and the tables as NAME.json.
 
-    `about`: what else NAME.json is to say, beside when and by which commit and versions it was made.
+    `about`: what else NAME.json is to say, beside when and by which commit and versions it was made; None: there is none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     style.save(figure, folder / name)
     figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
-    kept = {**made_with(), **about, "tables": [dataclasses.asdict(table) for table in tables]}
-    (folder / f"{name}.json").write_text(f"{json.dumps(_plain(kept), indent=1)}\n", encoding="utf-8")
+    if about is not None:
+        kept = {**made_with(), **about, "tables": [dataclasses.asdict(table) for table in tables]}
+        (folder / f"{name}.json").write_text(f"{json.dumps(_plain(kept), indent=1)}\n", encoding="utf-8")
     for table in tables:
         print(table.markdown())
     print(f"figure: {folder / name}.png")
