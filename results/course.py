@@ -27,7 +27,7 @@ from virtual_runs import Job
 
 from mpisgd.config import Config, Part
 from mpisgd.config.config_file import from_mapping
-from mpisgd.data import DataSet, Split
+from mpisgd.data import DataSet
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.tensors import Tensors
@@ -185,9 +185,7 @@ class Course:
 
 
 def _on_training(data: DataSet) -> DataSet:
-    assert isinstance(data.train, Split)
-    first = dataclasses.replace(data.train, inputs=data.train.inputs[:TRAINING], targets=data.train.targets[:TRAINING])
-    return dataclasses.replace(data, test=first)
+    return dataclasses.replace(data, test=data.train.part(np.arange(min(TRAINING, len(data.train)))))
 
 
 def _order(config: Config, path: Path, train_samples: int) -> np.ndarray:

@@ -53,7 +53,7 @@ class Split:
 
     def part(self, chosen: npt.NDArray[np.int64]) -> Split:
         """These samples alone, where they are."""
-        return replace(self, chosen=chosen)
+        return replace(self, chosen=chosen if self.chosen is None else self.chosen[chosen])
 
     def on(self, device: torch.device) -> Split:
         """The same on a GPU, all of it, unless it is too large for that."""

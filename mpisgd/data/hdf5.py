@@ -182,7 +182,7 @@ class Hdf5Split(Split):
 
     def part(self, chosen: npt.NDArray[np.int64]) -> Hdf5Split:
         part = copy(self)
-        part.own = chosen
+        part.own = chosen if self.own is None else self.own[chosen]
         return part
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:

@@ -89,6 +89,7 @@ def test_each_sample_is_in_one_part(kind: str, tmp_path: Path) -> None:
     again, other = (set_aside(whole, ASIDE, seed).validation for seed in (1, 2))
     assert again is not None and numbers(again) == aside
     assert other is not None and numbers(other) != aside, "drawn by the seed"
+    assert numbers(data.train.part(np.arange(3))) == trained[:3], "a part of a part"
     assert (data.classes, data.input_shape) == (whole.classes, whole.input_shape)
     assert data.train.loaded_in == whole.train.loaded_in
     assert getattr(data.train, "workers", None) is getattr(whole.train, "workers", None)
