@@ -25,6 +25,7 @@ from numpy.lib.recfunctions import repack_fields
 from torch import Tensor
 from virtual_runs import Job
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, Part
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data import DataSet
@@ -35,6 +36,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.rules.verdict import Kind
 from mpisgd.simulate import simulate
 from mpisgd.simulate.batch import Batch
+from mpisgd.update.slice_update import SliceUpdate
 
 TRAINING = 10_000
 """So many of the training samples, the first ones, are evaluated beside the test data."""
@@ -72,7 +74,8 @@ class Course:
 
     Args:
         folder: where the state is kept; it must be of this job.
-        at_once: compute the gradients of many learners at once: to float tolerance, and not to the bit, those of one by one.
+        at_once: compute the gradients of many learners at once, if the model allows it: to float tolerance, and not to the bit,
+            those of one by one.
 
     Raises ConfigError, DataError where the job or its data cannot be had.
     """
@@ -89,18 +92,18 @@ class Course:
         self.tensors.check()
         learners = range(config.virtual.learners)
         self.gradients = [self.tensors.gradient(learner_id) for learner_id in learners]
-        self.batch = Batch(config, self.tensors.model, self.tensors.loss, data, self.tensors.sampling) if at_once else None
-        self.rooms = [torch.empty_like(self.tensors.model.weights) for _ in learners] if at_once else []
+        self.batch = _batch(config, self.tensors) if at_once else None
+        self.rooms = [torch.empty_like(self.tensors.model.weights) for _ in learners] if self.batch else []
         self.model, protocol = self.tensors.model, config.protocol.make(config.virtual.learners)
         per_update = parts.gradients_per_update(protocol, config.virtual.learners, config.virtual.learners)
-        self.update = self.tensors.update((0, self.model.size), per_update, virtual=True)
+        self.update = self.tensors.update((0, self.model.size), per_update, kind=SliceUpdate)
         self.measures = [parts.make_measure(config, self.model, self.tensors.loss, each) for each in (data, _on_training(data))]
         self.uses = np.bincount(self.order["timestamp"])
         self.state = State(kept={0: self.update.weights.clone()})
         self._resume()
         by_learner = np.argsort(self.order["learner_id"], kind="stable")[::-1]
         left = by_learner[by_learner >= self.state.row]
-        self.coming = [left[self.order["learner_id"][left] == each].tolist() for each in learners] if at_once else []
+        self.coming = [left[self.order["learner_id"][left] == each].tolist() for each in learners] if self.batch else []
         """Of each learner the rows that are not yet taken, the next one last."""
         self.begun: set[int] = set()
         """Learners whose next gradient is computed, or about to be."""
@@ -182,6 +185,16 @@ class Course:
         aside = self.folder / f".state.{os.getpid()}"
         torch.save({item.name: getattr(self.state, item.name) for item in dataclasses.fields(State)}, aside)
         aside.replace(self.folder / "state.pt")
+
+
+def _batch(config: Config, tensors: Tensors) -> Batch | None:
+    assert tensors.data is not None
+    batch = Batch(config, tensors.model, tensors.loss, tensors.data, tensors.sampling)
+    try:
+        batch.check()
+    except ConfigError:
+        return None
+    return batch
 
 
 def _on_training(data: DataSet) -> DataSet:

@@ -91,7 +91,6 @@ BESIDE: Mapping[str, str] = {
 LEFT: frozenset[str] = frozenset(
     {
         "data.subtract_mean",
-        "data.scale",
         "data.validation",
         "schedule.warmup_updates",
         "schedule.warmup_samples",

@@ -227,7 +227,7 @@ class TensorWorld(VirtualWorld):
         shard = self.roles.index(rank)
         timed = TimedStreamedUpdate if self.config.exchange == "streamed" else TimedUpdate
         kind = functools.partial(timed, self.wires[rank], self._service_ns(shard))
-        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind, virtual=True)
+        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind)
 
 
 def _device(config: Config) -> str:

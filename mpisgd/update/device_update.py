@@ -178,7 +178,7 @@ class StagedUpdate(DeviceUpdate):
             yield host_view(self._out[cut])
 
 
-def make_update(  # noqa: PLR0913 - each by name
+def make_update(
     config: Config,
     weights: Tensor,
     *,
@@ -187,21 +187,19 @@ def make_update(  # noqa: PLR0913 - each by name
     device: str = "cpu",
     direct: bool = False,
     segments: Sequence[Segment] = (),
-    kind: Callable[..., SliceUpdate] = SliceUpdate,
-    virtual: bool = False,
+    kind: Callable[..., SliceUpdate] | None = None,
 ) -> SliceUpdate:
     """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
 
     Args:
         direct: MPI takes a GPU's memory.
         segments: of this slice, as in `SliceUpdate`.
-        kind: makes it on the CPU; on a GPU, too, where ranks are `virtual`: the GPU itself copies what they exchange, in its order.
+        kind: makes it, wherever it is; None: as MPI needs it there.
     """
     own = vector_like(weights.detach().to(device))
     own.copy_(weights)
-    if device != "cpu" and not virtual:
-        kind = DeviceUpdate if direct else StagedUpdate
-    return kind(
+    made = kind or (SliceUpdate if device == "cpu" else DeviceUpdate if direct else StagedUpdate)
+    return made(
         own,
         config.optimizer,
         learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),

@@ -36,7 +36,9 @@ from mpisgd.records import directory
 JOBS = Path(__file__).parents[2] / "jobs"
 
 #: Changed together with all the others, it would be refused; it is written and read below.
-UNCHANGED = {"abort", "batched", "warmup_updates", "warmup_samples"}
+OWN = {"max_bytes": 2**20, "micro_batches": 1 + Config.mu, "field": 5, "layers": {"*.bias": 2}}
+"""A divisor of mu as it is changed, an odd number, the names that seconds are changed to."""
+UNCHANGED = {"parameters", "abort", "batched", "warmup_updates", "warmup_samples"}
 
 
 def changed(cls: type) -> Any:
@@ -48,8 +50,8 @@ def changed(cls: type) -> Any:
 def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
     if item.name in UNCHANGED:
         return item.default
-    if item.name in ("max_bytes", "micro_batches", "field"):  # a divisor of mu as it is changed, an odd number
-        return {"max_bytes": 2**20, "micro_batches": 1 + Config.mu, "field": 5}[item.name]
+    if item.name in OWN:
+        return OWN[item.name]
     if item.name == "modulation":
         return "inverse_plus_one"
     if item.name == "scheduler":

@@ -63,6 +63,14 @@ def test_a_course_has_the_weights_of_the_run_also_when_it_was_interrupted(name: 
         torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_draws_is_computed_one_by_one(tmp_path: Path) -> None:
+    """Together it would draw otherwise."""
+    job = {**JOB, **PROTOCOLS["softsync"], "data": {"name": "digits"}, "epochs": 0.1, "model": {"name": "chen16_fig2:small"}}
+    course = script("course").Course(job, tmp_path, at_once=True)
+    assert course.batch is None
+    assert len(list(course.run())) == 2
+
+
 def test_a_curve_grows_by_a_row_an_epoch_and_goes_on_where_it_was_left(tmp_path: Path) -> None:
     curves = script("curves")
     curve = curves.Curve("one", {**JOB, **PROTOCOLS["softsync"]})

@@ -291,7 +291,7 @@ REFUSED = [
     ("--virtual.pause-mean-s -1", ["virtual.pause_mean_s", "-1", ">= 0"]),
     ("--virtual.ranks-per-node 0", ["virtual.ranks_per_node", "0", ">= 1"]),
     ("--virtual.batched", ["virtual.batched", "True", "virtual.gradients = true beside it"]),
-    ("--device cuda", ["device", "'cuda'", "'cpu'"]),
+    ("--shard-device cuda", ["shard_device", "'cuda'", "'cpu'"]),
     ("--protocol softsync --protocol.n 5", ["protocol.n", "5", "1 <= n <= lambda = 4"]),
     ("--protocol backup --protocol.b 4", ["protocol.b", "4", "N = lambda - b = 4 - 4 >= 1"]),
     ("--straggler.slowdown 7 2.0", ["straggler.slowdown[7]", "there is no learner 7", "0 ... 3"]),

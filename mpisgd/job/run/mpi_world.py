@@ -117,7 +117,7 @@ class MpiWorld(World):
         """A rank that is nothing but a shard has no further use for the model."""
         setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
-        kind = StreamedUpdate if setup.config.exchange == "streamed" else SliceUpdate
+        kind = StreamedUpdate if setup.config.exchange == "streamed" else None
         update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct, kind=kind)
         if alone:
             del self.tensors.model
