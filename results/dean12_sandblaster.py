@@ -146,7 +146,7 @@ def main() -> None:
         Column("all of it", "s", ".1f"),
     )
     title = f"MNIST: seconds to a test error of {100 * TARGET:g} %; one learner of Downpour is one replica's SGD"
-    show("dean12-sandblaster", options.out, [Table("dean12-sandblaster", title, columns, tuple(rows))], figure)
+    show("dean12-sandblaster", options.out, [Table("dean12-sandblaster", title, columns, tuple(rows))], figure, about=None)
 
 
 if __name__ == "__main__":
