@@ -23,10 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 from course import AVERAGED, ROW, Course
-from virtual_runs import Job
+from virtual_runs import BEGUN, Job
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.base.git import commit_of
 from mpisgd.records.lock import Lock
 
 CHANCE = 0.9
@@ -130,7 +129,7 @@ def _compute(folder: Path, curve: Curve, place: Path, device: str) -> None:
     told.write_text(json.dumps(curve.job), "utf-8")
     course, found = Course(curve.job, place, device, at_once=device != "cpu"), read(folder, curve)
     staleness, began, done = course.staleness, time.monotonic(), len(course.state.rows)
-    commits = list(dict.fromkeys([*(found.about["commits"] if found is not None else []), commit_of(Path(__file__).parent).name]))
+    commits = list(dict.fromkeys([*(found.about["commits"] if found is not None else []), BEGUN.name]))
     for row in course.run():
         about = {
             "job": curve.job,

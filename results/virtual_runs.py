@@ -29,6 +29,8 @@ from mpisgd.simulate import simulate
 Job = Mapping[str, Any]
 """A configuration as a job file has it."""
 NOTHING: Mapping[str, Any] = {}
+BEGUN = commit_of(Path(__file__).parent)
+"""The commit when this process began: whatever is committed while it computes is not what it computes with."""
 
 
 def timed(job: Job) -> Outcome:
@@ -110,10 +112,9 @@ def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure, about
 
 
 def made_with() -> dict[str, Any]:
-    """Today's date, the commit, and versions."""
-    commit = commit_of(Path(__file__).parent)
+    """Tell today's date, the commit that this process began with, whether files were edited then, and versions."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
-    return {"date": time.strftime("%Y-%m-%d"), "commit": commit.name, "changed_since": commit.dirty, "versions": versions}
+    return {"date": time.strftime("%Y-%m-%d"), "commit": BEGUN.name, "edited": BEGUN.dirty, "versions": versions}
 
 
 def _plain(value: Any) -> Any:

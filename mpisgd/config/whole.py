@@ -267,7 +267,7 @@ class Config:
 
     @property
     def evaluated(self) -> tuple[Part, ...]:
-        """What weights are evaluated on, in order."""
+        """List the parts of the data that weights are evaluated on, in order."""
         trained, aside = self.evaluation.train, self.data.validation > 0
         return (Part.TEST, *[Part.TRAINING] * trained, *[Part.VALIDATION] * aside)
 

@@ -128,9 +128,9 @@ def pushes_what_it_computes(config: Config) -> bool:
 
 
 def stays_on_gpu(config: Config) -> bool:
-    """Whether what virtual ranks exchange stays on the GPU that they compute on.
+    """Tell whether virtual ranks exchange vectors in the memory of the GPU that they compute on, and not on the host.
 
-    Sums of a team, formats of their own, and more than one message at a time of a rank are made and kept on the host.
+    Sums of teams, rounded or sparse vectors, and vectors of which a rank sends and receives several at a time lie on the host.
     """
     one_by_one = config.exchange == "whole" and config.receive == "in-turn"
     return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"

@@ -29,7 +29,7 @@ class Works(Protocol):
 
 
 class Shares(NamedTuple):
-    """What each layer takes of a mini-batch, in whole numbers of any unit: forward, and backward."""
+    """Shares of a mini-batch's seconds that each layer takes, forward and backward; whole numbers of any unit."""
 
     forward: Sequence[int]
     backward: Sequence[int]
@@ -80,10 +80,10 @@ class Passes(Computes):
         self._exchange = exchange
         self._firsts = list(firsts)
         self._reached = list(accumulate(shares.forward, initial=0))
-        """What has passed of a mini-batch when the forward pass comes to each layer, and to its end."""
+        """Share of a mini-batch that is over when the forward pass comes to each layer, and to its end."""
         whole = self._reached[-1] + sum(shares.backward)
         self._left = [whole - each for each in accumulate(shares.backward, initial=0)]
-        """What has passed when the backward pass leaves each layer; the last: when it begins."""
+        """Share that is over when the backward pass leaves each layer; the last: when it begins."""
         self._held = held
         self._count = count
 

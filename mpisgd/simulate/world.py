@@ -231,7 +231,7 @@ class TensorWorld(VirtualWorld):
 
 
 def _device(config: Config) -> str:
-    """Where gradients are computed. Raises ConfigError where there is no GPU."""
+    """Choose the device that gradients are computed on. Raises ConfigError where there is no GPU."""
     if config.device == "cpu":
         return "cpu"
     if not torch.cuda.is_available():
@@ -240,7 +240,7 @@ def _device(config: Config) -> str:
 
 
 def _batch(config: Config, tensors: Tensors, data: DataSet) -> Batch | None:
-    """What computes the gradients of many learners at once: where that is asked for, and on a GPU where the model allows it.
+    """Make the batch of many learners' gradients, where that is asked for, and on a GPU where the model allows it; else None.
 
     Raises ConfigError where it is asked for, and cannot be.
     """
