@@ -78,7 +78,7 @@ def _over_seeds(groups: Sequence[Sequence[int]], names: Sequence[str], each: Tab
 
 
 def _target_table(target: Target, runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequence[int]]) -> Table:
-    """Tabulate epochs, updates, seconds and bytes until a target; runs that differ in the seed alone are one row for each weights."""
+    """Tabulate epochs, updates, seconds and bytes until a target; runs that differ in the seed alone share a row."""
     columns = columns_of("run | weights | reached by | epochs :.2f | updates :.0f | training [s] | exchanged [GB]")
     rows: list[tuple[Cell, ...]] = []
     for places in groups:
