@@ -16,22 +16,19 @@ Needs the four IDX files of MNIST below $MPISGD_DATA/mnist. Every curve is kept 
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from curves import Curve, Trained, make, there
+from curves import Curve, Trained, script
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from virtual_runs import Job, panels, show
+from virtual_runs import Job, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.base.errors import DataError
 from mpisgd.config import MnistCnnOptions, SmallCnnOptions
 from mpisgd.models import make as make_model
 from mpisgd.report import style
@@ -207,27 +204,5 @@ def figure_of(scale: Scale, found: Sequence[Trained]) -> Figure:
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="digits and a small CNN, three epochs")
-    parser.add_argument("--device", default="cpu", help="cuda: a GPU, where gradients of many learners are computed at once")
-    parser.add_argument("--draw", action="store_true", help="compute nothing, draw what there is")
-    parser.add_argument("--curves", type=Path, help="folder of the CSVs; default: beside this file")
-    parser.add_argument("--out", type=Path, help="folder of the figure; default: figures/, with --quick that of the CSVs")
-    options = parser.parse_args()
-    scale: Any = QUICK if options.quick else FULL
-    folder, wanted = options.curves or HERE / scale.name, curves(scale)
-    if not options.draw:
-        try:
-            make(folder, wanted, options.device)
-        except DataError as error:
-            raise SystemExit(f"this script trains on {scale.settings['data']['name']}: {error}") from error
-    found = there(folder, wanted)
-    if not found:
-        raise SystemExit(f"{folder} has no curve of these settings")
-    show(scale.name, options.out or (folder if options.quick else HERE / "figures"), [table(scale, found)], figure_of(scale, found))
-    print(f"curves: {sum(each.done for each in found)} of {len(wanted)} are done")
-
-
 if __name__ == "__main__":
-    main()
+    script(__doc__, (FULL, QUICK), curves, lambda scale, found, _: ([table(scale, found)], figure_of(scale, found)))

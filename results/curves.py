@@ -6,6 +6,7 @@ done, its CSV and what it goes on from lie in a hidden folder.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import json
@@ -14,18 +15,20 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from course import AVERAGED, ROW, Course
-from virtual_runs import BEGUN, Job
+from matplotlib.figure import Figure
+from virtual_runs import BEGUN, Job, show
 
-from mpisgd.base.errors import ConfigError
+from mpisgd.analysis.tables import Table
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.lock import Lock
 
 CHANCE = 0.9
@@ -196,3 +199,50 @@ def there(folder: Path, curves: Sequence[Curve]) -> list[Trained]:
     """Those curves of which a row is there."""
     found = (read(folder, curve) for curve in curves)
     return [each for each in found if each is not None]
+
+
+class Named(Protocol):
+    """What a script trains; `settings`: parts of a job."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> Job: ...
+
+
+S = TypeVar("S", bound=Named)
+
+
+def script(
+    text: str | None,
+    scales: tuple[S, S],
+    curves: Callable[[S], list[Curve]],
+    draw: Callable[[S, list[Trained], Path], tuple[Sequence[Table], Figure]],
+) -> None:
+    """Run a script: compute the curves, and draw what there is of them.
+
+    Args:
+        scales: what is trained, and in the quick form.
+        draw: makes tables and the figure; the path is that of the folder of the curves.
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the 8x8 digits and a small CNN, in a minute")
+    parser.add_argument("--device", default="cpu", help="cuda: a GPU, where gradients of many learners are computed at once")
+    parser.add_argument("--draw", action="store_true", help="compute no curve, draw what there is")
+    parser.add_argument("--curves", type=Path, help="folder of the CSVs; default: beside this file")
+    parser.add_argument("--out", type=Path, help="folder of the figure; default: figures/, with --quick that of the CSVs")
+    options = parser.parse_args()
+    scale, here = scales[options.quick], Path(__file__).parent
+    folder, wanted = options.curves or here / scale.name, curves(scale)
+    try:
+        if not options.draw:
+            make(folder, wanted, options.device)
+        found = there(folder, wanted)
+        if not found:
+            raise SystemExit(f"{folder} has no curve of these settings")
+        tables, figure = draw(scale, found, folder)
+    except DataError as error:
+        raise SystemExit(f"this script trains on {scale.settings['data']['name']}: {error}") from error
+    show(scale.name, options.out or (folder if options.quick else here / "figures"), tables, figure)
+    print(f"curves: {sum(each.done for each in found)} of {len(wanted)} are done")

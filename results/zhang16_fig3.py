@@ -17,7 +17,6 @@ hours of one core. `--quick` is the same with the 8x8 digits and a small CNN, on
 
 from __future__ import annotations
 
-import argparse
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,13 +25,12 @@ from typing import Any
 
 import numpy as np
 import zhang16_fig1 as fig1
-from curves import CHANCE, Curve, Trained, make, there
+from curves import CHANCE, Curve, Trained, script
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from virtual_runs import Job, panels, show
+from virtual_runs import Job, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.base.errors import DataError
 from mpisgd.report import style
 
 HERE = Path(__file__).parent
@@ -200,27 +198,5 @@ def _draw(axes: Axes, kind: Kind, seeds: Sequence[Trained], epochs: int, look: d
             axes.fill_between(at[known], low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="digits and a small CNN, in half a minute")
-    parser.add_argument("--device", default="cpu", help="cuda: a GPU, where gradients of many learners are computed at once")
-    parser.add_argument("--draw", action="store_true", help="compute nothing, draw what there is")
-    parser.add_argument("--curves", type=Path, help="folder of the CSVs; default: beside this file")
-    parser.add_argument("--out", type=Path, help="folder of the figure; default: figures/, with --quick that of the CSVs")
-    options = parser.parse_args()
-    scale = QUICK if options.quick else FULL
-    folder, wanted = options.curves or HERE / scale.name, curves(scale)
-    if not options.draw:
-        try:
-            make(folder, wanted, options.device)
-        except DataError as error:
-            raise SystemExit(f"this script trains on {scale.settings['data']['name']}: {error}") from error
-    found = there(folder, wanted)
-    if not found:
-        raise SystemExit(f"{folder} has no curve of these settings")
-    show(scale.name, options.out or (folder if options.quick else HERE / "figures"), [table(scale, found)], figure_of(scale, found))
-    print(f"curves: {sum(each.done for each in found)} of {len(wanted)} are done")
-
-
 if __name__ == "__main__":
-    main()
+    script(__doc__, (FULL, QUICK), curves, lambda scale, found, _: ([table(scale, found)], figure_of(scale, found)))

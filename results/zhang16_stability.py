@@ -17,7 +17,6 @@ take eight to ten hours of one core. `--quick` is the same with the 8x8 digits a
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import time
@@ -27,15 +26,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import zhang16_fig1 as fig1
 import zhang16_fig3 as fig3
 from course import Course
-from curves import CHANCE, Curve, Trained, make, there
+from curves import CHANCE, Curve, Trained, script
 from matplotlib.figure import Figure
-from virtual_runs import Job, panels, show
+from virtual_runs import Job, panels
 from zhang16_fig3 import Kind, Scale
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.base.errors import DataError
 from mpisgd.base.git import commit_of
 from mpisgd.report import style
 from mpisgd.vectors.flat import FlatModel
@@ -146,7 +145,7 @@ def _hessian_times(model: FlatModel, loss: Any, inputs: torch.Tensor, targets: t
         some = slice(start, start + 250)
         value = loss(model.module(model.inputs(inputs[some])), targets[some]) * len(targets[some]) / len(inputs)
         gradients = torch.autograd.grad(value, parameters, create_graph=True)
-        along = sum((one * other).sum() for one, other in zip(gradients, views, strict=True))
+        along = torch.stack([(one * other).sum() for one, other in zip(gradients, views, strict=True)]).sum()
         again = torch.autograd.grad(along, parameters)
         for into, each in zip(model.views(total).values(), again, strict=True):
             into.add_(each)
@@ -160,7 +159,7 @@ def staleness_of(kind: Kind) -> np.ndarray:
     """How many gradients have tau = 0, 1, 2 ..., at lambda = 30."""
     if not kind.n:
         return np.ones(1)
-    return np.asarray(fig3.fig1.measured(kind.n, fig3.fig1.SPREAD, 20_000)[1])
+    return np.asarray(fig1.measured(kind.n, fig1.SPREAD, 20_000)[1])
 
 
 def limits() -> dict[tuple[Kind, float], float]:
@@ -227,27 +226,10 @@ def figure_of(scale: Scale, found: Sequence[Trained], h: float, bounds: dict[tup
     return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="digits and a small CNN, in a minute")
-    parser.add_argument("--device", default="cpu", help="cuda: a GPU, where gradients of many learners are computed at once")
-    parser.add_argument("--draw", action="store_true", help="compute no curve, draw what there is")
-    parser.add_argument("--curves", type=Path, help="folder of the CSVs; default: beside this file")
-    parser.add_argument("--out", type=Path, help="folder of the figure; default: figures/, with --quick that of the CSVs")
-    options = parser.parse_args()
-    scale = QUICK if options.quick else FULL
-    folder, wanted = options.curves or HERE / scale.name, curves(scale)
-    try:
-        if not options.draw:
-            make(folder, wanted, options.device)
-        h = curvature(scale, folder)["h"]
-    except DataError as error:
-        raise SystemExit(f"this script trains on {scale.settings['data']['name']}: {error}") from error
-    found, bounds = there(folder, wanted), limits()
-    told = [table(scale, found, h, bounds)]
-    show(scale.name, options.out or (folder if options.quick else HERE / "figures"), told, figure_of(scale, found, h, bounds))
-    print(f"curves: {sum(each.done for each in found)} of {len(wanted)} are done")
+def draw(scale: Scale, found: Sequence[Trained], folder: Path) -> tuple[list[Table], Figure]:
+    h, bounds = curvature(scale, folder)["h"], limits()
+    return [table(scale, found, h, bounds)], figure_of(scale, found, h, bounds)
 
 
 if __name__ == "__main__":
-    main()
+    script(__doc__, (FULL, QUICK), curves, draw)

@@ -106,7 +106,7 @@ class Order:
 
     @property
     def z(self) -> np.ndarray:
-        return 1 / np.maximum(1, self.clock - self.timestamp)
+        return np.asarray(1 / np.maximum(1, self.clock - self.timestamp))
 
     @property
     def unevenness(self) -> float:

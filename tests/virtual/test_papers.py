@@ -87,8 +87,8 @@ def test_stale_gradients_do_not_learn_at_a_rate_at_which_hardsync_does_unless_we
     scale = dataclasses.replace(fig3.QUICK, long=4, short=2)
     kinds = [fig3.Kind(0), fig3.Kind(30, "none"), fig3.Kind(30)]
     curves = [fig3.curve(scale, kind, scale.long, 1) for kind in kinds]
-    fig3.make(tmp_path, curves)
-    hardsync, stale, weighted = found = fig3.there(tmp_path, curves)
+    script("curves").make(tmp_path, curves)
+    hardsync, stale, weighted = found = script("curves").there(tmp_path, curves)
     assert hardsync.error < 40
     assert stale.error > 80
     assert weighted.error < 40
@@ -120,7 +120,7 @@ def test_the_full_form_is_of_cifar10_and_in_caffes_form(tmp_path: Path, monkeypa
 def test_the_kept_curves_are_those_of_the_table() -> None:
     fig3 = script("zhang16_fig3")
     folder = RESULTS / fig3.FULL.name
-    found = [each for each in fig3.there(folder, fig3.curves(fig3.FULL)) if each.done]
+    found = [each for each in script("curves").there(folder, fig3.curves(fig3.FULL)) if each.done]
     assert len(found) == len(list(folder.glob("*.csv"))), "all of the settings that the script has"
     page = {_without_spaces(line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()}
     rows = [line for line in fig3.table(fig3.FULL, found).markdown().splitlines() if line.startswith("|") and found]
@@ -188,8 +188,8 @@ def test_the_quick_form_of_the_rates_is_drawn(tmp_path: Path) -> None:
     module = script("zhang16_stability")
     scale = dataclasses.replace(module.QUICK, long=1)
     few = [module.named(scale, kind, 0.9, 0.03) for kind in module.KINDS[:2]]
-    module.make(tmp_path, few)
-    found, bounds = module.there(tmp_path, few), module.limits()
+    script("curves").make(tmp_path, few)
+    found, bounds = script("curves").there(tmp_path, few), module.limits()
     assert len(module.figure_of(scale, found, 1.0, bounds).axes) == 4
     known = [row for row in module.table(scale, found, 1.0, bounds).rows if row[5] is not None]
     assert [row[1] for row in known] == ["hardsync", "1-softsync"]
@@ -249,8 +249,8 @@ def test_more_staleness_wants_a_lower_rate(tmp_path: Path) -> None:
     """The quick form of chen16_fig2.py, one seed."""
     fig2 = script("chen16_fig2")
     curves = [fig2.curve(fig2.QUICK, kind, 1) for kind in fig2.kinds(fig2.QUICK)]
-    fig2.make(tmp_path, curves)
-    found = fig2.there(tmp_path, curves)
+    script("curves").make(tmp_path, curves)
+    found = script("curves").there(tmp_path, curves)
     fresh, stale, lower, _ = (fig2.averaged(each) for each in found)
     assert fresh < 6
     assert stale > 80
