@@ -16,7 +16,7 @@ from mpisgd.analysis import about, books
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.config import footprint
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import LogRows, Outcome
+from mpisgd.records.log.schema import Event, LogRows, Outcome
 
 #: What learners spend time on, as columns of `pushes`, in the order of one cycle.
 ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
@@ -67,7 +67,7 @@ def rates(run: Run) -> list[Rates]:
 
 
 def exchanged_until(run: Run, second: float) -> float | None:
-    """Bytes that learners have pushed and pulled by then, the first weights too; None: the log does not tell.
+    """Bytes that learners have pushed and pulled by then, with the first weights of each attempt; None: the log does not tell.
 
     Also those of shards on the learner's own node; but in an allreduce no learner sends its own slice to itself.
     """
@@ -77,7 +77,9 @@ def exchanged_until(run: Run, second: float) -> float | None:
     push, pull = (nbytes / 4 * each for each in footprint.of_exchange(run.config))
     pushes, pulls = ((run.pushes[name] <= second).sum() / run.shards for name in ("arrival_s", "answer_s"))
     others = 1 - 1 / run.lambda_ if run.config["protocol"].get("name") == "allreduce" else 1.0
-    return float(others * (pushes * push + pulls * pull + nbytes * run.lambda_))
+    events = run.events[(run.events["shard"] == 0) & (run.events["time_s"] <= second)]
+    begun = 1 + np.count_nonzero(events["kind"] == Event.RESUMED)
+    return float(others * (pushes * push + pulls * pull + begun * nbytes * run.lambda_))
 
 
 @dataclass(frozen=True)

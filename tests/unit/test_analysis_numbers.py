@@ -363,3 +363,14 @@ def test_diverged(tmp_path: Path, how: str) -> None:
     state = about.status(Run(path))
     assert state.diverged
     assert "DIVERGED" in state.text
+
+
+def test_first_weights_are_pulled_once_more_where_a_run_goes_on(tmp_path: Path) -> None:
+    """Three learners, vectors of 800 bytes."""
+    log = logs_by_hand.backup()
+    log.events = fabricate.rows("events", [fabricate.row("events", kind=Event.RESUMED, learner_id=-1, time_s=2.0)])
+    run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3, environment={"parameter_nbytes": 800}))
+    rows = run.pushes[["arrival_s", "answer_s"]]
+    for second, begun in ((1.9, 1), (2.0, 2)):
+        moved = sum(int((rows[name] <= second).sum()) for name in ("arrival_s", "answer_s"))
+        assert throughput.exchanged_until(run, second) == 800 * (moved + 3 * begun)
