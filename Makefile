@@ -27,7 +27,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 # Where this is set, each rank compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test bring test-all aside check lint types test-unit coverage test-mpi bench gpu-check results faults faults-virtual faults-slurm docs docs-check audit release containers clean
+.PHONY: help demo test bring test-all aside check lint types test-unit coverage test-mpi bench gpu-check results results-quick faults faults-virtual faults-slurm docs docs-check audit release containers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 
 results: $(READY)  ## when each of the results was made, and how much of what it rests on has changed since
 	$(IN_VENV) python results/made.py
+
+results-quick: $(READY)  ## draw all figures of results/ from kept numbers
+	$(IN_VENV) python results/made.py --draw
 
 # Within two hours on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)

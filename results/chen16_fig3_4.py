@@ -14,13 +14,14 @@ on a few stragglers, and differs by half between seeds; the median does not.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main, panels
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.records.log.reader import Run
 from mpisgd.report import style
 
 LAMBDA = 100
@@ -42,14 +43,22 @@ def job(lambda_: int, clocks: int, seed: int = 1) -> Job:
     }
 
 
-def within(run: Run, k: int, seconds: float = WITHIN_S) -> float:
-    """Share of the clock values that have k gradients by then."""
-    return float(np.mean(arrivals.times_to(run, k) < seconds))
+def within(times: np.ndarray, seconds: float = WITHIN_S) -> float:
+    """Share of the clock values that have their gradients by then."""
+    return float(np.mean(times < seconds))
 
 
-def draw() -> tuple[list[Table], Figure]:
+def compute() -> dict[str, Any]:
+    """Seconds to collect k gradients: over all k their mean, median and largest; of KS each clock value's, to the millisecond."""
     run = logged(job(LAMBDA, CLOCKS))
     found = arrivals.collected(run)
+    times = {str(k): np.sort(arrivals.times_to(run, k)).round(3) for k in KS}
+    return {"mean": found.mean, "median": found.median, "longest": found.longest, "times": times}
+
+
+def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
+    mean, median, longest = (np.array(numbers[name]) for name in ("mean", "median", "longest"))
+    times_to = {int(k): np.array(times) for k, times in numbers["times"].items()}
     figure, (left, right) = panels(
         "",
         [
@@ -58,18 +67,16 @@ def draw() -> tuple[list[Table], Figure]:
         ],
     )
     for at, k in enumerate((50, 90, 97, 98, 99, 100)):
-        times = arrivals.times_to(run, k)
+        times = times_to[k]
         look = {**style.line(at), "markevery": (0.02 * at, 0.2)}
         left.plot(times, np.arange(1, len(times) + 1) / len(times), drawstyle="steps-post", label=f"k = {k}", **look)
-    left.set(xlim=(1, 6), ylim=(0, 1.02), xlabel=f"time since the update [s]; longest, not shown: {found.longest[-1]:.0f} s")
-    for at, (name, seconds) in enumerate({"mean": found.mean, "median": found.median}.items()):
-        right.plot(found.k, seconds, label=name, **{**style.line(at), "markevery": (10 * at, 20)})
-    right.set(xlim=(0, LAMBDA + 1), ylim=(0, 1.08 * found.mean.max()), xlabel="gradients collected, k")
+    left.set(xlim=(1, 6), ylim=(0, 1.02), xlabel=f"time since the update [s]; longest, not shown: {longest[-1]:.0f} s")
+    for at, (name, seconds) in enumerate({"mean": mean, "median": median}.items()):
+        right.plot(np.arange(LAMBDA) + 1, seconds, label=name, **{**style.line(at), "markevery": (10 * at, 20)})
+    right.set(xlim=(0, LAMBDA + 1), ylim=(0, 1.08 * mean.max()), xlabel="gradients collected, k")
     for axes in (left, right):
         axes.legend(fontsize=8.5, frameon=False)
-    rows = tuple(
-        (k, *(float(column[k - 1]) for column in (found.mean, found.median, found.longest)), 100 * within(run, k)) for k in KS
-    )
+    rows = tuple((k, *(float(column[k - 1]) for column in (mean, median, longest)), 100 * within(times_to[k])) for k in KS)
     columns = (
         Column("k"),
         Column("mean", "s", ".2f"),
@@ -81,4 +88,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("chen16-fig3-4", __doc__, draw)
+    main("chen16-fig3-4", __doc__, compute, draw)

@@ -19,6 +19,7 @@ known to a few learners only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from chen16_fig3_4 import job as straggling
@@ -62,11 +63,6 @@ def iterations(wanted: int, seed: int = 1, target: float = TARGET, epochs: float
     return float(np.interp(-target, -rows["loss"][there - 1 : there + 1], rows["clock_min"][there - 1 : there + 1]))
 
 
-def mean_iterations(ns: Sequence[int] = MEASURED, seeds: Sequence[int] = SEEDS) -> np.ndarray:
-    """Over seeds: float64, shape (ns,)."""
-    return np.array([np.mean([iterations(wanted, seed) for seed in seeds]) for wanted in ns])
-
-
 def collecting_s(lambda_: int, ns: Sequence[int], clocks: int = CLOCKS) -> np.ndarray:
     """Mean seconds to collect N gradients while all learners start together, as in Fig. 4: float64, shape (ns,)."""
     return np.asarray(arrivals.collected(logged(straggling(lambda_, clocks))).mean[np.array(ns) - 1])
@@ -87,18 +83,27 @@ def best(ns: Sequence[int], seconds: np.ndarray) -> int:
     return ns[int(np.argmin(seconds))]
 
 
-def draw() -> tuple[list[Table], Figure]:
-    count = mean_iterations()
+def compute() -> dict[str, Any]:
+    """Updates of each measured N and seed; of each N + b the seconds to collect N, and those of the protocol, over NS."""
+    found = [[iterations(wanted, seed) for seed in SEEDS] for wanted in MEASURED]
+    return {"updates": found, **{str(all_): [collecting_s(all_, ns), updating_s(all_, ns)] for all_, ns in NS.items()}}
+
+
+def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
+    updates = np.array(numbers["updates"])
+    count = updates.mean(axis=1)
     titles = [("Updates to converge [Chen16 Fig. 5]", f"updates to a training loss of {TARGET}")]
     titles += [(f"Time to converge, N + b = {lambda_} [Chen16 Fig. 6]", "estimated time [s]") for lambda_ in NS]
     figure, (first, *others) = panels("gradients per update, N", titles)
-    first.plot(MEASURED, count, **style.line(0))
+    first.plot(MEASURED, count, label="mean of two seeds", **style.line(0))
+    first.plot(MEASURED, updates, ".", color="black", markersize=4)
+    first.legend(fontsize=8.5, frameon=False)
     first.set_ylim(bottom=0)
     measured = tuple(Column(f"N = {n}", spec=".0f") for n in MEASURED)
     tables = [Table("fig5", f"Updates to a training loss of {TARGET}", measured, (tuple(count),))]
     for (lambda_, ns), axes in zip(NS.items(), others, strict=True):
         between = np.interp(ns, MEASURED, count)
-        seconds = (collecting_s(lambda_, ns), updating_s(lambda_, ns))
+        seconds = np.array(numbers[str(lambda_)])
         names = ("mean time to collect N", "backup protocol itself")
         for at, (name, each) in enumerate(zip(names, seconds, strict=True)):
             axes.plot(ns, between * each, label=f"{name}: best N = {best(ns, between * each)}", **style.line(at))
@@ -127,4 +132,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("chen16-fig5-6", __doc__, draw)
+    main("chen16-fig5-6", __doc__, compute, draw)

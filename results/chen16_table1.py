@@ -15,7 +15,9 @@ The mean over all gradients is a little below lambda - 1: the first ones of all 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -65,15 +67,22 @@ def trained(lambda_: int, alpha0: float, seed: int = 1, epochs: float = 6) -> Tr
     return Trained(float(tau.mean()), int(tau.max()), last["theta test"].final, float(last["theta training"].loss[-1]))
 
 
-def draw() -> tuple[list[Table], Figure]:
+def compute() -> list[list[list[tuple[Any, ...]]]]:
+    """Runs of each rate, number of learners and seed."""
+    return [[[dataclasses.astuple(trained(lambda_, alpha0, seed)) for seed in SEEDS] for lambda_ in LAMBDAS] for alpha0 in ALPHAS]
+
+
+def draw(numbers: list[list[list[list[Any]]]]) -> tuple[list[Table], Figure]:
     title = "Error against staleness, Async-Opt with 1, 10, 20, 40 learners [Chen16 Fig. 2, Table 1]"
     figure, axes = style.new(f"{title}\nin kind: a small CNN on 8x8 digits", "mean staleness τ [updates]", "test error [%]")
     rows = []
-    for at, alpha0 in enumerate(ALPHAS):
-        runs = {lambda_: [trained(lambda_, alpha0, seed) for seed in SEEDS] for lambda_ in LAMBDAS}
+    for at, (alpha0, found) in enumerate(zip(ALPHAS, numbers, strict=True)):
+        runs = {lambda_: [Trained(*one) for one in each] for lambda_, each in zip(LAMBDAS, found, strict=True)}
         mean = {lambda_: np.mean([(one.mean, 100 * one.error, one.loss) for one in each], 0) for lambda_, each in runs.items()}
         points = np.array(list(mean.values()))
         axes.plot(points[:, 0], points[:, 1], label=f"α₀ = {alpha0:g}", **style.line(at))
+        seeds = np.array([(one.mean, 100 * one.error) for each in runs.values() for one in each])
+        axes.plot(*seeds.T, ".", color="black", markersize=4, label="each of two seeds" if at == 0 else None)
         for lambda_, (tau, error, loss) in mean.items():
             largest = max(one.largest for one in runs[lambda_])
             rows.append((alpha0, lambda_, float(tau), largest, float(error), float(loss)))
@@ -91,4 +100,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("chen16-table1", __doc__, draw)
+    main("chen16-table1", __doc__, compute, draw)

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main
 
-from mpisgd.analysis.staleness import Staleness, of_histogram
+from mpisgd.analysis.staleness import of_histogram
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.report import style
 
@@ -46,10 +46,10 @@ def job(exchange: str, bandwidth: float, pushes: int) -> Job:
     }
 
 
-def by_layer(exchange: str, bandwidth: float, pushes: int = PUSHES) -> list[Staleness]:
-    """Of each layer, the lowest first, once all learners have settled."""
+def by_layer(exchange: str, bandwidth: float, pushes: int = PUSHES) -> list[list[int]]:
+    """Of each layer, the lowest first, how many gradients had tau = 0, 1, 2 ... once all learners have settled."""
     rows = logged(job(exchange, bandwidth, pushes)).pushes
-    return [of_histogram(np.bincount(rows["staleness"][rows["shard"] == at][2 * LAMBDA :]), 0) for at in range(len(LAYERS))]
+    return [np.bincount(rows["staleness"][rows["shard"] == at][2 * LAMBDA :]).tolist() for at in range(len(LAYERS))]
 
 
 def in_use() -> list[float]:
@@ -59,18 +59,23 @@ def in_use() -> list[float]:
     return [(LAMBDA - 1) * (sum(forward[at:]) + sum(backward[at:])) / whole for at in range(len(LAYERS))]
 
 
-def draw() -> tuple[list[Table], Figure]:
+def compute() -> dict[str, list[list[int]]]:
+    """Histograms of staleness of each layer, the lowest first, once all learners have settled."""
+    found = {wire: by_layer("layerwise", bandwidth) for wire, bandwidth in WIRES.items()}
+    return {**found, "whole vectors": by_layer("whole", WIRES["5 GB/s"])}
+
+
+def draw(numbers: dict[str, list[list[int]]]) -> tuple[list[Table], Figure]:
     title = f"Staleness by layer, Async-Opt with {LAMBDA} learners [Chen16 Table 1]"
     title += "\nsizes and seconds of Inception-v3, virtual learners"
     figure, axes = style.new(title, "", "staleness τ [updates]")
     layers = np.arange(len(LAYERS))
-    found = {wire: by_layer("layerwise", bandwidth) for wire, bandwidth in WIRES.items()}
-    whole = by_layer("whole", WIRES["5 GB/s"])
+    found = {name: [of_histogram(np.array(layer), 0) for layer in each] for name, each in numbers.items()}
     first = found["5 GB/s"]
     least, most = ([float(getattr(layer, name) or 0) for layer in first] for name in ("minimum", "maximum"))
     shade = {"color": style.COLOURS[5], "alpha": 0.3, "linewidth": 0}
     axes.fill_between(layers, least, most, step="mid", label="5 GB/s, least to largest", **shade)
-    for at, (name, each) in enumerate({**found, "whole vectors": whole}.items()):
+    for at, (name, each) in enumerate(found.items()):
         axes.plot(layers, [layer.mean or 0.0 for layer in each], label=f"{name}, mean", drawstyle="steps-mid", **style.line(at))
     axes.set(xlim=(-0.5, len(LAYERS) - 0.5), ylim=(0, None))
     axes.set_xticks(layers, [name.removeprefix("Conv2d_").removesuffix("_3x3") for name in LAYERS], rotation=60, ha="right")
@@ -91,11 +96,11 @@ def draw() -> tuple[list[Table], Figure]:
     for at in reversed(range(len(LAYERS))):
         s = first[at]
         numbers = (s.minimum, s.mean, s.median, s.maximum, s.deviation, in_use()[at])
-        rows.append((LAYERS[at], KEPT["layers"][LAYERS[at]], *numbers, found["1 Gbit/s"][at].mean, whole[at].mean))
+        rows.append((LAYERS[at], KEPT["layers"][LAYERS[at]], *numbers, found["1 Gbit/s"][at].mean, found["whole vectors"][at].mean))
     return [
         Table("chen16_table1_layers", f"Staleness by layer, {LAMBDA} learners, the top layer first", columns, tuple(rows))
     ], figure
 
 
 if __name__ == "__main__":
-    main("chen16-table1-layers", __doc__, draw)
+    main("chen16-table1-layers", __doc__, compute, draw)

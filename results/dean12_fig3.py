@@ -12,25 +12,23 @@ Assumed, for all: mini-batches of 100; a machine makes 50 Gflop/s of matrix prod
 where they are needed: there are no shards. Mean of 160 / machines mini-batches, at least five. Also computed: the same without
 variance, and with links of 10 Gbit/s.
 
-`python results/dean12_fig3.py`: two minutes of one core. Its table is dean12-fig3/speedup.csv.
+`python results/dean12_fig3.py`: two minutes of one core.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from virtual_runs import panels, show
+from virtual_runs import main, panels
 
 from mpisgd import models
 from mpisgd.analysis.tables import Cell, Column, Table
@@ -138,45 +136,43 @@ def seconds(totals: Sequence[int], steps: Sequence[Sequence[Step]], sigma: float
     for _ in range(machines):
         VirtualWire(cluster, network, wires)
 
-    def main(rank: int) -> None:
+    def at_work(rank: int) -> None:
         factors = stream(Domain.COMPUTE, 1, rank).lognormal(-(sigma**2) / 2, sigma, batches)
         costs = iter(np.rint(1e9 * totals[rank] / FLOPS * factors).astype(int).tolist())
         piece = PieceSeconds(wires[rank], range(machines), memory, costs.__next__, config, steps[rank], group)
         for seq in range(batches):
             piece.compute(seq)
 
-    cluster.run(wires, [partial(main, rank) for rank in range(machines)])
+    cluster.run(wires, [partial(at_work, rank) for rank in range(machines)])
     return max(wire.clock.now_ns() for wire in wires) / 1e9 / batches
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
-    options = parser.parse_args()
-    figure, beside = panels("machines per replica", [(name, "speed-up of a mini-batch") for name in ("as assumed", "10 Gbit/s")])
-    rows: list[tuple[Cell, ...]] = []
-    for number, (name, shape) in enumerate(SHAPES.items()):
-        found: dict[str, dict[int, float]] = {way: {} for way in ASSUMED}
+def compute() -> list[dict[str, Any]]:
+    """Of each model and number of machines: Gflop, MB sent by the busiest, seconds by assumption."""
+    found = []
+    for name, shape in SHAPES.items():
         for machines in (each for each in MACHINES if each <= shape.most):
             totals, steps, parameters = programs(shape, machines)
-            for way, (sigma, link) in ASSUMED.items():
-                found[way][machines] = seconds(totals, steps, sigma, link)
             sent = max(sum(sum(each.dealt.nbytes[j] or 0 for j in range(machines)) for each in own if each.dealt) for own in steps)
-            speedups = [found[way][1] / found[way][machines] for way in ASSUMED]
-            rows.append(
-                (
-                    f"{name}, {parameters / 1e6:,.0f} M",
-                    machines,
-                    sum(totals) / 1e9,
-                    sent / 1e6,
-                    found["as assumed"][machines],
-                    *speedups,
-                )
-            )
+            taken = {way: seconds(totals, steps, sigma, link) for way, (sigma, link) in ASSUMED.items()}
+            own = {"model": name, "parameters": parameters, "machines": machines}
+            found.append({**own, "gflop": sum(totals) / 1e9, "sent": sent / 1e6, "seconds": taken})
+    return found
+
+
+def draw(numbers: list[dict[str, Any]]) -> tuple[list[Table], Figure]:
+    figure, beside = panels("machines per replica", [(name, "speed-up of a mini-batch") for name in ("as assumed", "10 Gbit/s")])
+    rows: list[tuple[Cell, ...]] = []
+    for number, name in enumerate(SHAPES):
+        own = [each for each in numbers if each["model"] == name]
+        size, machines = f"{own[0]['parameters'] / 1e6:,.0f} M", [each["machines"] for each in own]
+        gained = {way: [own[0]["seconds"][way] / each["seconds"][way] for each in own] for way in ASSUMED}
+        for at, each in enumerate(own):
+            cells = (each["machines"], each["gflop"], each["sent"], each["seconds"]["as assumed"])
+            rows.append((f"{name}, {size}", *cells, *(gained[way][at] for way in ASSUMED)))
         for axes, way in zip(beside, ("as assumed", "10 Gbit/s"), strict=True):
-            gained = [found[way][1] / each for each in found[way].values()]
-            label = f"{name}: {parameters / 1e6:,.0f} M parameters"
-            axes.plot(list(found[way]), gained, label=label, color=style.COLOURS[number], marker=".", markersize=4)
+            label = f"{name}: {size} parameters"
+            axes.plot(machines, gained[way], label=label, color=style.COLOURS[number], marker=".", markersize=4)
     for axes in beside:
         axes.plot(MACHINES, MACHINES, color=style.GREY, linewidth=0.8, linestyle="--")
         axes.set(xscale="log", yscale="log", xticks=MACHINES, xticklabels=MACHINES, yticks=MACHINES, yticklabels=MACHINES)
@@ -194,17 +190,8 @@ def main() -> None:
         Column("no variance", "", ".2f"),
         Column("10 Gbit/s", "", ".2f"),
     )
-    table = Table("dean12-fig3", "Machines per replica; times as fast as one", columns, tuple(rows))
-    path = Path(__file__).parent / "dean12-fig3" / "speedup.csv"
-    path.parent.mkdir(exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["model", "machines", "Gflop", "MB sent by the busiest", "seconds", *(f"speed-up, {way}" for way in ASSUMED)]
-        )
-        writer.writerows([[f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows])
-    show("dean12-fig3", options.out, [table], figure)
+    return [Table("dean12-fig3", "Machines per replica; times as fast as one", columns, tuple(rows))], figure
 
 
 if __name__ == "__main__":
-    main()
+    main("dean12-fig3", __doc__, compute, draw)

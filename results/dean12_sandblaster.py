@@ -7,21 +7,17 @@ the paper; no momentum, constant rates, 10 epochs, 20 of 64 and more learners. R
 learners, by the seconds to the target, another seed, three epochs (`--rates`). Sandblaster has no rate: its line search chooses
 each step; it makes 45, with the default history.
 
-`MPISGD_DATA=... python results/dean12_sandblaster.py`; needs MNIST. Each curve is a CSV in dean12-sandblaster/; those that are not
-there are made, also by several processes at once: six minutes of one core, `--rates` four.
+`MPISGD_DATA=... python results/dean12_sandblaster.py`; needs MNIST: 17 minutes of one core, `--rates` four.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from virtual_runs import logged, made_with, panels, show
+from matplotlib.figure import Figure
+from virtual_runs import logged, main, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.base.errors import DivergenceError
@@ -74,17 +70,14 @@ def curve(name: str, learners: int, **changes: Any) -> Curve:
     return own["taken_s"][finite], own["error"][finite]
 
 
-def kept(name: str, learners: int) -> Curve:
-    """The curve's CSV; it is made where it is not there."""
-    path = Path(__file__).parent / "dean12-sandblaster" / f"{name.lower().replace(', ', '-').replace(' ', '-')}-{learners}.csv"
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        began, rows = time.monotonic(), np.column_stack(curve(name, learners))
-        about = {**made_with(), "seconds": round(time.monotonic() - began), "job": job(name, learners)}
-        header = f"# {json.dumps(about)}\nvirtual seconds,test error"
-        np.savetxt(path, rows, "%.6g", ",", header=header, comments="")
-    seconds, error = np.loadtxt(path, delimiter=",", skiprows=2).T
-    return seconds, error
+def compute() -> dict[str, dict[str, Any]]:
+    """Of each way and number of learners: job, seconds and test errors."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in WAYS:
+        for learners in LEARNERS:
+            seconds, error = curve(name, learners)
+            found.setdefault(name, {})[str(learners)] = {"job": job(name, learners), "seconds": seconds, "error": error}
+    return found
 
 
 def reached_s(found: Curve) -> float:
@@ -95,7 +88,7 @@ def reached_s(found: Curve) -> float:
 
 
 def rates() -> None:
-    """What is best for RATE: the first to reach the target, else what comes nearest."""
+    """Print the choice for RATE: the first to reach the target, else what comes nearest."""
     for name in RATE:
         for learners in LEARNERS:
             found = {rate: curve(name, learners, alpha0=rate, epochs=3.0, seed=2) for rate in TRIED}
@@ -103,23 +96,16 @@ def rates() -> None:
             print(f"{name}, {learners} learners: {said}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
-    parser.add_argument("--rates", action="store_true", help="how rates were chosen")
-    options = parser.parse_args()
-    if options.rates:
-        rates()
-        return
+def draw(numbers: dict[str, dict[str, Any]]) -> tuple[list[Table], Figure]:
     figure, (over_s, over_ranks) = panels("", [("", "test error [%]"), ("", f"virtual seconds to {100 * TARGET:g} %")])
     rows: list[tuple[Cell, ...]] = []
-    for number, name in enumerate(WAYS):
+    for number, (name, own) in enumerate(numbers.items()):
         look: dict[str, Any] = {"color": style.COLOURS[number], "marker": ".", "markersize": 4}
         times: dict[int, float] = {}
-        for learners in LEARNERS:
-            seconds, error = found = kept(name, learners)
+        for learners, each in ((int(key), each) for key, each in own.items()):
+            seconds, error = np.array(each["seconds"]), np.array(each["error"])
             ranks = learners + math.ceil(learners / 16) + (name not in RATE)
-            times[ranks] = reached_s(found)
+            times[ranks] = reached_s((seconds, error))
             rate = RATE[name][learners] if name in RATE else None
             reached = times[ranks] if math.isfinite(times[ranks]) else None
             rows.append((name, learners, ranks, rate, reached, 100 * float(error.min()), float(seconds[-1])))
@@ -146,8 +132,8 @@ def main() -> None:
         Column("all of it", "s", ".1f"),
     )
     title = f"MNIST: seconds to a test error of {100 * TARGET:g} %; one learner of Downpour is one replica's SGD"
-    show("dean12-sandblaster", options.out, [Table("dean12-sandblaster", title, columns, tuple(rows))], figure, about=None)
+    return [Table("dean12_sandblaster", title, columns, tuple(rows))], figure
 
 
 if __name__ == "__main__":
-    main()
+    main("dean12-sandblaster", __doc__, compute, draw, rates=rates)

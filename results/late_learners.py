@@ -151,13 +151,18 @@ def _draw_seconds(axes: Axes, found: dict[str, Late]) -> None:
     axes.set(xlim=(0, 100), ylim=(len(found) - 0.6, -0.75), xlabel="learner seconds [%]", yticks=[])
 
 
-def draw() -> tuple[list[Table], Figure]:
+def compute() -> dict[str, dict[str, Any]]:
+    return {scene: {way: vars(measured(way, scene)) for way in WAYS} for scene in SCENES}
+
+
+def draw(numbers: dict[str, dict[str, Any]]) -> tuple[list[Table], Figure]:
     figure = Figure(figsize=(13.2, 6.6), dpi=style.DPI, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(SCENES), len(WAYS) + 1, width_ratios=[1] * len(WAYS) + [1.25])
     rows: list[tuple[Cell, ...]] = []
     for scene, beside in zip(SCENES, grid, strict=True):
-        found = {way: measured(way, scene) for way in WAYS}
+        arrays = ("clock", "share")
+        found = {way: Late(**each | {name: np.array(each[name]) for name in arrays}) for way, each in numbers[scene].items()}
         for (way, late), axes in zip(found.items(), beside, strict=False):
             _draw_shares(axes, late)
             axes.set_title(f"{scene}, {way}\nstaleness τ: mean {late.mean:.2f}, max {late.largest}", fontsize=10)
@@ -191,4 +196,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("late-learners", __doc__, draw)
+    main("late-learners", __doc__, compute, draw)

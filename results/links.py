@@ -112,7 +112,7 @@ def _aims(found: list[Mapping[str, Any]]) -> Table:
     return Table("links-aims", "what was aimed at", columns, tuple(lines))
 
 
-def draw() -> tuple[list[Table], Figure]:
+def draw(_: None) -> tuple[list[Table], Figure]:
     found = _settings(rows())
     names = list(dict.fromkeys(name for row in found for name in row["round_s"]))
     figure = Figure(figsize=(16, 1.6 + 2 * 0.24 * len(names)), dpi=style.DPI, layout="constrained")
@@ -146,4 +146,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("links", __doc__, draw, numbers=False)
+    main("links", __doc__, None, draw)

@@ -7,17 +7,16 @@ AdamW and a cosine over the run. Rates are the best, or nearly, of 0.001, 0.002,
 (`--rates`): 0.004 for hardsync, 0.002 for own steps at H = 8. Softsync and other H have these, too, and outer steps DiLoCo's
 Nesterov momentum 0.9 at 0.7: they were not tuned. Bytes are those of pushes and pulls of all learners.
 
-`MPISGD_DATA=... python results/local_sgd.py`; needs MNIST; ten minutes of one core. `--quick`: digits in place of MNIST, a minute.
+`MPISGD_DATA=... python results/local_sgd.py`; needs MNIST; ten minutes of one core. `--quick`: digits in place of MNIST.
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from virtual_runs import Job, logged, panels, show
+from matplotlib.figure import Figure
+from virtual_runs import Job, logged, main, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.records.log.reader import Run
@@ -51,42 +50,40 @@ FULL: dict[str, Any] = {"data": "mnist", "model": {"name": "mlp", "hidden": [256
 QUICK: dict[str, Any] = {"data": "digits", "model": {"name": "mlp", "hidden": [64]}, "epochs": 10.0, "mu": 4}
 
 
-def curve(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seconds, bytes so far and test error, (evaluations,), of each snapshot."""
+def curve(run: Run) -> dict[str, Any]:
+    """Seconds, bytes so far and test error of each snapshot; the mean staleness."""
     own, size = run.evaluations, int(run.environment["parameter_nbytes"])
     pushed = np.searchsorted(np.sort(run.pushes["arrival_s"]), own["taken_s"])
     both_ways = 1.5 if run.config["push_format"] == "bfloat16" else 2.0
-    return own["taken_s"], pushed * size * both_ways, own["error"]
+    nbytes = pushed * size * both_ways
+    return {"seconds": own["taken_s"], "bytes": nbytes, "error": own["error"], "tau": run.pushes["staleness"].mean()}
 
 
-def rates(base: Job) -> None:
-    """The test error of hardsync, and of own steps, after four epochs, by rate."""
+def rates() -> None:
+    """Print the test error of hardsync, and of own steps, after four epochs, by rate."""
     for name, rate_of in (("hardsync", "alpha0"), ("DiLoCo, H = 8", "inner_alpha0")):
         for rate in (0.001, 0.002, 0.004, 0.008):
-            run = logged({**base, **WAYS[name], rate_of: rate, "epochs": 4.0, "seed": 2})
+            run = logged({**COMMON, **FULL, **WAYS[name], rate_of: rate, "epochs": 4.0, "seed": 2})
             print(f"{name}, {rate:g}: {100 * float(run.evaluations['error'][-1]):.2f} %")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
-    parser.add_argument("--quick", action="store_true", help="digits in place of MNIST")
-    parser.add_argument("--rates", action="store_true", help="how the rate was chosen")
-    options = parser.parse_args()
-    base: Job = {**COMMON, **(QUICK if options.quick else FULL)}
-    if options.rates:
-        rates(base)
-        return
+def compute(base: Job = FULL) -> dict[str, Any]:
+    return {"job": {**COMMON, **base}, "ways": {name: curve(logged({**COMMON, **base, **way})) for name, way in WAYS.items()}}
+
+
+def quick() -> dict[str, Any]:
+    return compute(QUICK)
+
+
+def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
     figure, (over_s, over_bytes) = panels("", [("Over seconds", "test error [%]"), ("Over bytes", "test error [%]")])
     rows: list[tuple[Cell, ...]] = []
-    for number, (name, way) in enumerate(WAYS.items()):
-        run = logged({**base, **way})
-        seconds, nbytes, error = curve(run)
+    for number, (name, way) in enumerate(numbers["ways"].items()):
+        seconds, nbytes, error = (np.array(way[each]) for each in ("seconds", "bytes", "error"))
         color = style.COLOURS[number % len(style.COLOURS)]
-        for axes, x in ((over_s, seconds), (over_bytes, nbytes / 1e9)):
-            axes.plot(x, 100 * error, label=name, color=color, marker=".", markersize=4)
-        tau, least, last = run.pushes["staleness"].mean(), 100 * error.min(), 100 * error[-1]
-        rows.append((name, *map(float, (seconds[-1], nbytes[-1] / 1e9, tau, least, last))))
+        for axes, x in ((over_s, seconds), (over_bytes, nbytes / 1e9)):  # a logarithmic axis has no place for the first weights
+            axes.plot(x[1:], 100 * error[1:], label=name, color=color, marker=".", markersize=4)
+        rows.append((name, *map(float, (seconds[-1], nbytes[-1] / 1e9, way["tau"], 100 * error.min(), 100 * error[-1]))))
     for axes, label in ((over_s, "virtual seconds"), (over_bytes, "GB pushed and pulled by all")):
         axes.set(xlabel=label, xscale="log", yscale="log")
     over_s.legend(fontsize=7)
@@ -98,9 +95,9 @@ def main() -> None:
         Column("least test error", "%", ".2f"),
         Column("last test error", "%", ".2f"),
     )
-    title = f"{LEARNERS} learners, {'digits' if options.quick else 'MNIST'}, {base['epochs']:g} epochs, 100 Mbit/s"
-    show("local-sgd", options.out, [Table("local-sgd", title, columns, tuple(rows))], figure)
+    title = f"{LEARNERS} learners, {numbers['job']['data']}, {numbers['job']['epochs']:g} epochs, 100 Mbit/s, one seed"
+    return [Table("local-sgd", title, columns, tuple(rows))], figure
 
 
 if __name__ == "__main__":
-    main()
+    main("local-sgd", __doc__, compute, draw, quick, rates)

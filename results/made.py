@@ -1,5 +1,6 @@
 """When each experiment here was made: `make results` prints a line for each script, from the files of numbers that it keeps, and
-writes the tables of README.md anew that stand below a comment <!-- FILE: TABLE -->, from figures/FILE.json.
+writes the tables of README.md anew that stand below a comment <!-- FILE: TABLE -->, from figures/FILE.json. `--draw` draws all
+figures from kept numbers before.
 
 A script has the files figures/NAME.json, or those of the folder NAME: its own name with hyphens. Changed since: so many of the
 files of this repository that it imports are others now than in the commit by which the oldest of its numbers were made.
@@ -22,6 +23,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 SHARED = ("virtual_runs", "course", "curves", "inception_v3", "made")
 """Modules that are no experiment."""
+ON_RANKS = ("one_slow_learner", "links_timeline")
+"""Experiments on real ranks that draw no kept numbers."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ def files_of(script: str) -> Iterator[Made]:
             about: dict[str, Any] = json.loads(first)
         except ValueError:
             continue
-        commits = [*about.get("commits", []), *([about["commit"]] if "commit" in about else [])]
-        if commits:
-            yield Made(path, about.get("date", ""), commits[-1], about.get("seconds"))
+        commits = [*about.get("commits", []), about.get("commit") or about.get("git_commit")]
+        if commits[-1]:
+            yield Made(path, about.get("date", ""), commits[-1], about.get("seconds", about.get("cpu_s")))
 
 
 def imported_by(script: str) -> list[str]:
@@ -105,6 +108,15 @@ def _kept(file: str, key: str) -> str:
     return "".join(f"{line}\n" for line in lines if line.startswith("|"))
 
 
+def draw() -> None:
+    """Draw all figures from kept numbers; print why where a script has none."""
+    for script in (each for each in experiments() if each not in ON_RANKS):
+        done = subprocess.run([sys.executable, str(HERE / f"{script}.py"), "--draw"], capture_output=True, text=True, check=False)
+        print(f"{script}: {(done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1]}", flush=True)
+
+
 if __name__ == "__main__":
+    if "--draw" in sys.argv[1:]:
+        draw()
     (HERE / "README.md").write_text(page((HERE / "README.md").read_text("utf-8")), "utf-8")
     print(table().text(width=140))

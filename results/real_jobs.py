@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from virtual_runs import Job, panels, show
+from virtual_runs import Job, oldest, panels, show
 
 from mpisgd.analysis import training
 from mpisgd.analysis.tables import Cell, Column, Table
@@ -231,7 +231,8 @@ def main() -> None:
                 print(f"{path.name}: {task.measure} {one['rows'][-1][-1]:.4g}, {one['cpu_s']} s", file=sys.stderr, flush=True)
             if one is not None:
                 found[way] = one
-        show(f"real-jobs-{task.name}", options.out, *shown(task, found))
+        about = oldest(each["git_commit"] for each in found.values())
+        show(f"real-jobs-{task.name}", options.out, *shown(task, found), about)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from virtual_runs import Job, logged, panels, show
+from virtual_runs import Job, logged, oldest, panels, show
 
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.exchange.links import GIGABIT
@@ -93,11 +93,15 @@ def found(way: str, nodes: int, gbit: float) -> tuple[dict[str, float], str]:
     return shares, str(run.environment["git_commit"])
 
 
-def kept() -> dict[tuple[str, int, int], float]:
+def rows_kept() -> list[dict[str, str]]:
     if not KEPT.exists():
-        return {}
+        return []
     with KEPT.open(newline="") as file:
-        return {(each["way"], int(each["nodes"]), int(each["gbit_per_s"])): float(each["share"]) for each in csv.DictReader(file)}
+        return list(csv.DictReader(file))
+
+
+def kept() -> dict[tuple[str, int, int], float]:
+    return {(each["way"], int(each["nodes"]), int(each["gbit_per_s"])): float(each["share"]) for each in rows_kept()}
 
 
 def keep(nodes: int, gbit: int, shares: dict[str, float], commit: str) -> None:
@@ -111,6 +115,7 @@ def keep(nodes: int, gbit: int, shares: dict[str, float], commit: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
+    parser.add_argument("--draw", action="store_true", help="simulate nothing, draw the rows that are kept")
     parser.add_argument("--most", type=int, default=NODES[-1], help="nodes")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     options = parser.parse_args()
@@ -118,7 +123,7 @@ def main() -> None:
     for nodes in sizes:
         for gbit in GBIT:
             for way in options.ways:
-                if (way, nodes, gbit) not in kept():
+                if not options.draw and (way, nodes, gbit) not in kept():
                     shares, commit = found(way, nodes, gbit)
                     keep(nodes, gbit, shares, commit)
                     print(f"{nodes} nodes, {gbit} Gbit/s:", *(f"{name} {value:.2f}" for name, value in shares.items()), flush=True)
@@ -142,7 +147,7 @@ def draw(sizes: list[int], folder: Path) -> None:
         axes.set_xticks(sizes, [f"{nodes:,}" for nodes in sizes])
         axes.set_ylim(0, 1.05)
     beside[0].legend(frameon=False)
-    show("several-nodes", folder, [table], figure)
+    show("several-nodes", folder, [table], figure, oldest(each["commit"] for each in rows_kept()))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def table(found: list[Ratio]) -> Table:
     return Table("speed", "", tuple(Column(name) for name in ("ratio", "of", "measured", "aim", "reached", "bench")), rows)
 
 
-def draw() -> tuple[list[Table], Figure]:
+def draw(_: None) -> tuple[list[Table], Figure]:
     found = list(ratios())
     title = "Ratios measured side by side: median and range\n◀ at most, ▶ at least what was aimed at"
     figure, axes = style.new(title, "ratio", "")
@@ -136,4 +136,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("speed", __doc__, draw, numbers=False)
+    main("speed", __doc__, None, draw)

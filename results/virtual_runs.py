@@ -6,9 +6,10 @@ import argparse
 import dataclasses
 import json
 import platform
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mpisgd.simulate import simulate
 
 Job = Mapping[str, Any]
 """A configuration as a job file has it."""
+Shown = tuple[Sequence[Table], Figure]
 NOTHING: Mapping[str, Any] = {}
 BEGUN = commit_of(Path(__file__).parent)
 """The commit when this process began: whatever is committed while it computes is not what it computes with."""
@@ -83,16 +85,50 @@ def panels(x: str, titles_and_y: Sequence[tuple[str, str]], rows: int = 1) -> tu
     return figure, beside
 
 
-def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], Figure]], *, numbers: bool = True) -> None:
-    """A script: its tables on the terminal, as Markdown; its figure and numbers in the folder --out, as `show` says.
+def main(
+    name: str,
+    text: str | None,
+    compute: Callable[[], Any] | None,
+    draw: Callable[[Any], Shown],
+    quick: Callable[[], Any] | None = None,
+    rates: Callable[[], None] | None = None,
+) -> None:
+    """Run a script: compute its numbers, keep them as NAME.json, and show what is drawn from them, as `show` says.
 
-    `numbers`: False where other files have them.
+    Args:
+        compute: returns what JSON can hold; None where the numbers are in other files.
+        draw: gets the numbers as JSON gives them back, or None.
+        quick: computes the numbers of a quick form.
+        rates: prints how learning rates were chosen.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
-    folder, begun = parser.parse_args().out, time.monotonic()
-    tables, figure = draw()
-    show(name, folder, tables, figure, {"seconds": round(time.monotonic() - begun)} if numbers else None)
+    parser.add_argument("--draw", action="store_true", help="compute nothing, draw the numbers that are kept")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure and the numbers")
+    if quick is not None:
+        parser.add_argument("--quick", dest="compute", action="store_const", const=quick, help="in a minute, of smaller runs")
+    if rates is not None:
+        parser.add_argument("--rates", action="store_true", help="print how learning rates were chosen, and draw nothing")
+    parser.set_defaults(compute=compute, rates=False)
+    options, begun = parser.parse_args(), time.monotonic()
+    if rates is not None and options.rates:
+        rates()
+        return
+    name += "-quick" * (options.compute is not compute)
+    if options.compute is None:
+        about = None
+    elif options.draw:
+        about = kept(options.out / f"{name}.json")
+    else:
+        numbers = json.loads(json.dumps(_plain(options.compute())))
+        about = {"numbers": numbers, "seconds": round(time.monotonic() - begun)}
+    show(name, options.out, *draw(about and about["numbers"]), about)
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """Read what a file of numbers says, but its tables."""
+    about: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    del about["tables"]
+    return about
 
 
 def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure, about: Mapping[str, Any] | None = NOTHING) -> None:
@@ -104,11 +140,19 @@ def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure, about
     style.save(figure, folder / name)
     figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
     if about is not None:
-        kept = {**made_with(), **about, "tables": [dataclasses.asdict(table) for table in tables]}
-        (folder / f"{name}.json").write_text(f"{json.dumps(_plain(kept), indent=1)}\n", encoding="utf-8")
+        told = {**made_with(), **about, "tables": [dataclasses.asdict(table) for table in tables]}
+        lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in _plain(told).items())
+        (folder / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     for table in tables:
         print(table.markdown())
     print(f"figure: {folder / name}.png")
+
+
+def oldest(commits: Iterable[str]) -> dict[str, str]:
+    """Tell the oldest commit and its date, of numbers that were made by several."""
+    told = ("git", "-C", str(Path(__file__).parent), "log", "--no-walk=sorted", "--format=%H %cs", *set(commits))
+    commit, date = subprocess.run(told, capture_output=True, text=True, check=True).stdout.split()[-2:]
+    return {"date": date, "commit": commit}
 
 
 def made_with() -> dict[str, Any]:
@@ -121,7 +165,7 @@ def _plain(value: Any) -> Any:
     """Numbers of numpy as Python's, NaN as none; of tables no more than their title, columns and rows."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items() if not key.startswith("_")}
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not np.isfinite(value) else value

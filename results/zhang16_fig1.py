@@ -63,10 +63,9 @@ def job(n: int, compute: Compute, gradients: int) -> Job:
     }
 
 
-def measured(n: int, compute: Compute, gradients: int) -> tuple[Staleness, np.ndarray]:
-    """Staleness of the applied gradients, from the first on, and how many had tau = 0, 1, 2 ..."""
-    run = logged(job(n, compute, gradients))
-    return staleness.overall(run), staleness.histogram(run)
+def measured(n: int, compute: Compute, gradients: int) -> np.ndarray:
+    """How many of the applied gradients, from the first on, had tau = 0, 1, 2 ..."""
+    return staleness.histogram(logged(job(n, compute, gradients)))
 
 
 def row(n: int, found: Staleness) -> tuple[Cell, ...]:
@@ -84,9 +83,20 @@ COLUMNS = (
 )
 
 
-def draw() -> tuple[list[Table], Figure]:
-    found = {n: measured(n, SPREAD, 110_000) for n in NS}
-    others = {name: {n: measured(n, compute, 20_000) for n in NS} for name, compute in OTHERS.items()}
+def compute() -> dict[str, Any]:
+    """Histograms of each n."""
+    found = [measured(n, SPREAD, 110_000) for n in NS]
+    return {"normal, 20 %": found, "others": {name: [measured(n, spread, 20_000) for n in NS] for name, spread in OTHERS.items()}}
+
+
+def _read(histograms: list[list[int]]) -> dict[int, tuple[Staleness, np.ndarray]]:
+    arrays = (np.array(each) for each in histograms)
+    return {n: (staleness.of_histogram(each, 0, n), each) for n, each in zip(NS, arrays, strict=True)}
+
+
+def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
+    found = _read(numbers["normal, 20 %"])
+    others = {name: _read(each) for name, each in numbers["others"].items()}
     y = "share of applied gradients [%]"
     figure, beside = panels("staleness τ [updates]", [(f"n = {n}: mean {found[n][0].mean:.2f}", y) for n in NS])
     for n, axes in zip(NS, beside, strict=True):
@@ -107,4 +117,4 @@ def draw() -> tuple[list[Table], Figure]:
 
 
 if __name__ == "__main__":
-    main("zhang16-fig1", __doc__, draw)
+    main("zhang16-fig1", __doc__, compute, draw)

@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, main, panels, timed
 
@@ -112,8 +111,8 @@ def speed_up(what: Benchmark, protocol: str, lambda_: int, rounds: int = ROUNDS,
     return samples_per_s(what, protocol, lambda_, rounds, neighbour) / samples_per_s(what, "hardsync", 1, 4 * rounds)
 
 
-def spread_table() -> Table:
-    """Softsync over hardsync, and what 30 learners lose, for other spreads."""
+def spreads() -> dict[str, float]:
+    """Softsync over hardsync for other spreads."""
     what = BENCHMARKS[0]
     mean_s = what.mu * what.sample_s
     kinds = {
@@ -123,28 +122,38 @@ def spread_table() -> Table:
         "log-normal, σ = 0.2": {"name": "lognormal", "mean_s": mean_s, "sigma": 0.2},
         "log-normal, σ = 0.3": {"name": "lognormal", "mean_s": mean_s, "sigma": 0.3},
     }
-    rows: list[tuple[Cell, ...]] = []
-    for name, compute in kinds.items():
-        hard, soft = (samples_per_s(what, protocol, 30, compute=compute) for protocol in PROTOCOLS[:2])
-        rows.append((name, soft / hard))
-    columns = (Column("mini-batches"), Column("1-softsync over hardsync", spec=".2f"))
-    return Table("spread", f"{what.name}, λ = 30, other spreads", columns, tuple(rows))
+    found = {}
+    for name, kind in kinds.items():
+        hard, soft = (samples_per_s(what, protocol, 30, compute=kind) for protocol in PROTOCOLS[:2])
+        found[name] = soft / hard
+    return found
 
 
-def draw() -> tuple[list[Table], Figure]:
+def compute() -> dict[str, Any]:
+    """Speed-ups of each benchmark and protocol over LAMBDAS, and at last that of 30 learners without neighbours."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for what in BENCHMARKS:
+        alone = samples_per_s(what, "hardsync", 1, 4 * ROUNDS)
+        found[what.name] = {
+            protocol: [
+                *(samples_per_s(what, protocol, lambda_) / alone for lambda_ in LAMBDAS[1:]),
+                samples_per_s(what, protocol, LAMBDAS[-1], neighbour=0.0) / alone,
+            ]
+            for protocol in PROTOCOLS
+        }
+    return {"speed-ups": found, "spreads": spreads()}
+
+
+def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
     figure, beside = panels("learners λ", [(what.name, "speed-up") for what in BENCHMARKS])
     rows: list[tuple[Cell, ...]] = []
     for what, axes in zip(BENCHMARKS, beside, strict=True):
         axes.plot(LAMBDAS, LAMBDAS, color=style.GREY, linewidth=1.0, label="linear")
         axes.fill_between([29, 31], 22, 28, color=style.COLOURS[5], alpha=0.35, linewidth=0, label="[Zhang16]: 22 to 28")
-        alone = samples_per_s(what, "hardsync", 1, 4 * ROUNDS)
-        found = {}
-        for at, protocol in enumerate(PROTOCOLS):
-            found[protocol] = np.array([samples_per_s(what, protocol, lambda_) / alone for lambda_ in LAMBDAS[1:]])
-            axes.plot(LAMBDAS, [1.0, *found[protocol]], label=protocol, **style.line(at))
-            without = samples_per_s(what, protocol, LAMBDAS[-1], neighbour=0.0) / alone
-            ratio = float(found[protocol][-1] / found["hardsync"][-1])
-            rows.append((what.name, protocol, *found[protocol].tolist(), None if at == 0 else ratio, without))
+        found = numbers["speed-ups"][what.name]
+        for at, (protocol, (*own, without)) in enumerate(found.items()):
+            axes.plot(LAMBDAS, [1.0, *own], label=protocol, **style.line(at))
+            rows.append((what.name, protocol, *own, None if at == 0 else own[-1] / found["hardsync"][-2], without))
         axes.set(xlim=(0, 32), ylim=(0, 32))
     beside[0].legend(fontsize=8.5, frameon=False)
     columns = (
@@ -154,8 +163,13 @@ def draw() -> tuple[list[Table], Figure]:
         Column("over hardsync", spec=".2f"),
         Column("λ = 30, no neighbours", spec=".1f"),
     )
-    return [Table("zhang16_fig2", "Speed-up over one learner", columns, tuple(rows)), spread_table()], figure
+    spread = (Column("mini-batches"), Column("1-softsync over hardsync", spec=".2f"))
+    title = f"{BENCHMARKS[0].name}, λ = 30, other spreads"
+    return [
+        Table("zhang16_fig2", "Speed-up over one learner", columns, tuple(rows)),
+        Table("spread", title, spread, tuple(numbers["spreads"].items())),
+    ], figure
 
 
 if __name__ == "__main__":
-    main("zhang16-fig2", __doc__, draw)
+    main("zhang16-fig2", __doc__, compute, draw)

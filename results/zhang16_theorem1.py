@@ -17,13 +17,9 @@ mean over five seeds, at 100 points of each run, the least of them. n-softsync o
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +27,7 @@ import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
-from virtual_runs import logged, panels, show
+from virtual_runs import logged, main, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.base.streams import Domain, stream
@@ -250,7 +246,15 @@ def _as_long(gradients: int) -> int:
     return min(range(20, 120, 5), key=lambda lambda_: abs(order(lambda_, lambda_, gradients, "wide").z.mean() - wanted))
 
 
-def draw(found: list[Row]) -> tuple[list[Table], Figure]:
+def compute(quick: bool = False) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    most = 2000 if quick else 32_000
+    measured = {each.name: dict(zip(("F(theta_1)", "L", "sigma^2"), constants(each, most), strict=True)) for each in PROBLEMS}
+    return {"constants": measured, "rows": [vars(row) for row in rows(quick)]}
+
+
+def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
+    found = [Row(**row) for row in numbers["rows"]]
     columns = (
         *(Column(name) for name in ("problem", "λ", "n", "mini-batches", "gradients")),
         Column("mean τ", spec=".2f"),
@@ -284,32 +288,5 @@ def draw(found: list[Row]) -> tuple[list[Table], Figure]:
     return [Table("zhang16_theorem1", "Both sides of the bound", columns, tuple(cells))], figure
 
 
-def kept(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    """The comparisons of a file of numbers, and what else it says."""
-    told = json.loads(path.read_text("utf-8"))
-    found = [
-        Row(name, lambda_, 0 if n == "hardsync" else n, *rest[:-1]) for name, lambda_, n, *rest in told.pop("tables")[0]["rows"]
-    ]
-    return found, told
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2,000 gradients and three protocols, in a minute")
-    parser.add_argument("--draw", action="store_true", help="compute nothing, draw the numbers that are kept")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure and the numbers")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    name = "zhang16-theorem1" + "-quick" * options.quick
-    if options.draw:
-        found, about = kept(options.out / f"{name}.json")
-    else:
-        began, most = time.monotonic(), 2000 if options.quick else 32_000
-        found = list(rows(options.quick))
-        measured = {each.name: dict(zip(("F(theta_1)", "L", "sigma^2"), constants(each, most), strict=True)) for each in PROBLEMS}
-        about = {"constants": measured, "seconds": round(time.monotonic() - began)}
-    show(name, options.out, *draw(found), about)
-
-
 if __name__ == "__main__":
-    main()
+    main("zhang16-theorem1", __doc__, compute, draw, partial(compute, quick=True))
