@@ -2,8 +2,8 @@
 writes the tables of README.md anew that stand below a comment <!-- FILE: TABLE -->, from figures/FILE.json. `--draw` draws all
 figures from kept numbers before.
 
-A script has the files figures/NAME.json, or those of the folder NAME: its own name with hyphens. Changed since: so many of the
-files of this repository that it imports are others now than in the commit by which the oldest of its numbers were made.
+A script has the files figures/NAME.json, those of the folder NAME, its own name with hyphens, and those of BENCH. Changed since: so
+many of the files of this repository that it imports are others now than in the commit by which the oldest of its numbers were made.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ SHARED = ("virtual_runs", "course", "curves", "inception_v3", "made")
 """Modules that are no experiment."""
 ON_RANKS = ("one_slow_learner", "links_timeline")
 """Experiments on real ranks that draw no kept numbers."""
+BENCH = {
+    "speed": ("wire", "train", "peers", "oversubscribed", "oversubscribed-mpich", "log", "faults"),
+    "links": ("nodes",),
+    "one_slow_learner": ("slow-learner",),
+}
+"""Of a script, what benches have measured for it: files of bench/."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,17 @@ def experiments() -> list[str]:
 
 def files_of(script: str) -> Iterator[Made]:
     name = script.replace("_", "-")
-    for path in sorted([*(HERE / "figures").glob(f"{name}.json"), *(HERE / name).glob("*.csv"), *(HERE / name).glob("*.json")]):
+    own = sorted([*(HERE / "figures").glob(f"{name}*.json"), *(HERE / name).glob("*.csv"), *(HERE / name).glob("*.json")])
+    for path in [*own, *(HERE / "bench" / f"{bench}.json" for bench in BENCH.get(script, ()))]:
         first = path.read_text("utf-8") if path.suffix == ".json" else path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
         try:
             about: dict[str, Any] = json.loads(first)
         except ValueError:
             continue
-        commits = [*about.get("commits", []), about.get("commit") or about.get("git_commit")]
-        if commits[-1]:
-            yield Made(path, about.get("date", ""), commits[-1], about.get("seconds", about.get("cpu_s")))
+        about = about.get("machine", about)
+        commit = (about.get("commits") or [about.get("commit", about.get("git_commit", ""))])[0]
+        if commit or "date" in about:
+            yield Made(path, about.get("date") or _git("show", "-s", "--format=%cs", commit), commit, about.get("seconds"))
 
 
 def imported_by(script: str) -> list[str]:
@@ -70,16 +78,21 @@ def _git(*words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def _ago(commit: str) -> int:
+    return int(_git("rev-list", "--count", f"{commit}..HEAD") or 0) if commit else 0
+
+
 def row(script: str) -> tuple[str, int, str, str | None, int | None, int | None, float | None]:
     """One script: its name, files, oldest date and commit, how many commits ago, how many of its imports changed, core-hours."""
     made = list(files_of(script))
     if not made:
         return script, 0, "", None, None, None, None
-    oldest = max(made, key=lambda each: int(_git("rev-list", "--count", f"{each.commit}..HEAD") or 0))
-    ago = _git("rev-list", "--count", f"{oldest.commit}..HEAD")
+    oldest = min(made, key=lambda each: (each.date, -_ago(each.commit)))
+    if not oldest.commit:
+        return script, len(made), oldest.date, "", None, None, None
     changed = _git("diff", "--name-only", oldest.commit, "HEAD", "--", *imported_by(script)).splitlines()
     hours = sum(each.seconds or 0.0 for each in made) / 3600
-    return script, len(made), oldest.date, oldest.commit[:8], int(ago) if ago else None, len(changed), hours
+    return script, len(made), oldest.date, oldest.commit[:8], _ago(oldest.commit), len(changed), hours
 
 
 def table() -> Table:
@@ -98,7 +111,7 @@ def table() -> Table:
 
 def page(text: str) -> str:
     """A page whose tables below <!-- FILE: TABLE --> are those of the files."""
-    return re.sub(r"(<!-- ([\w-]+): (\w+) -->\n)(?:\|.*\n)*", lambda found: found[1] + _kept(found[2], found[3]), text)
+    return re.sub(r"(<!-- ([\w-]+): ([\w-]+) -->\n)(?:\|.*\n)*", lambda found: found[1] + _kept(found[2], found[3]), text)
 
 
 def _kept(file: str, key: str) -> str:

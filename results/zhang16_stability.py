@@ -159,7 +159,7 @@ def staleness_of(kind: Kind) -> np.ndarray:
     """How many gradients have tau = 0, 1, 2 ..., at lambda = 30."""
     if not kind.n:
         return np.ones(1)
-    return np.asarray(fig1.measured(kind.n, fig1.SPREAD, 20_000)[1])
+    return np.asarray(fig1.measured(kind.n, fig1.SPREAD, 20_000))
 
 
 def limits() -> dict[tuple[Kind, float], float]:

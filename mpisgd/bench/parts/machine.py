@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpisgd.base.git import commit_of_package
 from mpisgd.base.version import __version__
 
 
 def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
     """Processor, cores, versions: what one must know to compare two files. The load tells whether the machine was busy besides."""
     return {
+        "commit": commit_of_package(Path(__file__).parents[2]).name,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if ranks == 1 else os.cpu_count(),
