@@ -49,7 +49,7 @@ def experiments() -> list[str]:
 
 def files_of(script: str) -> Iterator[Made]:
     name = script.replace("_", "-")
-    own = sorted([*(HERE / "figures").glob(f"{name}*.json"), *(HERE / name).glob("*.csv"), *(HERE / name).glob("*.json")])
+    own = sorted([*(HERE / "figures").glob(f"{name}.json"), *(HERE / name).glob("*.csv"), *(HERE / name).glob("*.json")])
     for path in [*own, *(HERE / "bench" / f"{bench}.json" for bench in BENCH.get(script, ()))]:
         first = path.read_text("utf-8") if path.suffix == ".json" else path.read_text("utf-8").partition("\n")[0].removeprefix("# ")
         try:
@@ -122,8 +122,8 @@ def _kept(file: str, key: str) -> str:
 
 
 def draw() -> None:
-    """Draw all figures from kept numbers; print why where a script has none."""
-    for script in (each for each in experiments() if each not in ON_RANKS):
+    """Draw the figures of all scripts that keep numbers."""
+    for script in (each for each in experiments() if each not in ON_RANKS and any(files_of(each))):
         done = subprocess.run([sys.executable, str(HERE / f"{script}.py"), "--draw"], capture_output=True, text=True, check=False)
         print(f"{script}: {(done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1]}", flush=True)
 
