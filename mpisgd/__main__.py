@@ -11,6 +11,7 @@ import threading
 from typing import NoReturn
 
 from mpisgd.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, RunInterrupted, nearest
+from mpisgd.base.speech import visible
 from mpisgd.base.version import __version__
 from mpisgd.comm.mpi import ulfm
 from mpisgd.config import hints
@@ -33,6 +34,9 @@ COMMANDS = {
     "doctor": "check MPI, cores, threads and the file system",
     "demo": "train three small runs that show what staleness does",
 }
+
+
+LINES = "\n\t"
 
 
 def module_of(command: str) -> str:
@@ -68,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         kind = "" if type(error).__name__ == "AgreedError" else f"{type(error).__name__}: "
         reason, status = f"{kind}{error}", error.exit_status
         if launched_rank() == 0:
-            print(f"mpisgd {words[0]}: {reason}", file=sys.stderr, flush=True)
+            print(f"mpisgd {words[0]}: {visible(reason, kept=LINES)}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         stop_at_once(words)
     if status != EXIT_OK and launched_size() > 1 and words[:1] != ["run"]:  # which is no rank, also in a batch job of many

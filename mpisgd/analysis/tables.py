@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,14 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
+from mpisgd.base.speech import visible
+
 #: What a cell may hold; None is shown as an en dash, and left empty in CSV.
 Cell = str | int | float | bool | None
+
+_MARKUP = re.compile(r"[|<]|\]\(|!\[")
+_FORMULA = re.compile(r"[=+\-@](?![\d.]+( %)?$)")
+"""The beginning of what a spreadsheet takes for a formula, but for numbers."""
 
 #: Rows of one table that are shown on the terminal and in Markdown; CSV always has them all.
 SHOWN_ROWS = 40
@@ -77,31 +84,31 @@ class Table:
 
     def print_to(self, console: Console, limit: int = SHOWN_ROWS) -> None:
         """Print to a terminal; in place of the middle of long tables stands how much was left out."""
-        shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=Text(self.title, style="bold"), title_justify="left")
+        shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=Text(visible(self.title), style="bold"), title_justify="left")
         for column, numeric in zip(self.columns, self._numeric, strict=True):
-            shown.add_column(Text(column.heading), justify="right" if numeric else "left", overflow="fold")
+            shown.add_column(Text(visible(column.heading)), justify="right" if numeric else "left", overflow="fold")
         for cells in self._shortened(limit):
             shown.add_row(*(Text(cell) for cell in cells))
         console.print(shown)
         for line in self._remarks():
-            console.print(Text(f"  {line}"))
+            console.print(Text(f"  {visible(line)}"))
 
     def markdown(self, limit: int = SHOWN_ROWS) -> str:
         """A heading and a pipe table."""
-        headings = [_escaped(column.heading) for column in self.columns]
-        rows = [[_escaped(cell) for cell in cells] for cells in self._shortened(limit)]
+        headings = [escaped(column.heading) for column in self.columns]
+        rows = [[escaped(cell) for cell in cells] for cells in self._shortened(limit)]
         widths = [max(3, *(len(row[at]) for row in [headings, *rows])) for at in range(len(headings))]
         rule = ["-" * (width - 1) + ":" if numeric else "-" * width for width, numeric in zip(widths, self._numeric, strict=True)]
         lines = [_pipes(headings, widths, self._numeric), _pipes(rule, widths, self._numeric)]
         lines += [_pipes(row, widths, self._numeric) for row in rows]
-        return "\n".join([f"## {self.title}", "", *lines, *(f"\n{_escaped(line)}" for line in self._remarks()), ""])
+        return "\n".join([f"## {escaped(self.title)}", "", *lines, *(f"\n{escaped(line)}" for line in self._remarks()), ""])
 
     def csv(self) -> str:
         """All rows, floats in full precision, missing cells empty."""
         sink = io.StringIO()
         writer = csv.writer(sink, lineterminator="\n")
-        writer.writerow([column.heading for column in self.columns])
-        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        writer.writerow([_harmless(column.heading) for column in self.columns])
+        writer.writerows(["" if cell is None else _harmless(cell) for cell in row] for row in self.rows)
         return sink.getvalue()
 
     def write_csv(self, folder: Path) -> Path:
@@ -137,7 +144,7 @@ def show(cell: Cell, spec: str = "") -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     if isinstance(cell, str | int):
-        return str(cell)
+        return visible(str(cell))
     if spec or not math.isfinite(cell):
         return format(cell, spec)
     if 1e4 <= abs(cell) < 1e9:
@@ -150,5 +157,11 @@ def _pipes(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -
     return f"| {' | '.join(padded)} |"
 
 
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")
+def escaped(text: str) -> str:
+    """A text in Markdown, in which nothing is a cell's end, HTML, or a link."""
+    return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", visible(text))
+
+
+def _harmless(cell: Cell) -> Cell:
+    """A cell that a spreadsheet takes for no formula."""
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell

@@ -1,13 +1,18 @@
-"""Commit of a file or directory, and whether the file differs from it."""
+"""Commit of a file or directory, and whether the file differs from it; git runs no program that a repository names."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 _PATIENCE_S = 5.0
+_OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "diff.external=")
+_WITHOUT_COMMANDS = ("clean=", "smudge=", "process=", "required=false")
+_NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+"""A repository that says that it is a partial clone has missing objects fetched, by a command of its own."""
 
 
 class Commit(NamedTuple):
@@ -22,7 +27,9 @@ def commit_of(directory: Path, files: Sequence[Path] = ()) -> Commit:
     name = _said(directory, "rev-parse", "HEAD")
     if not name:
         return Commit("", dirty=False)
-    changed = _said(directory, "status", "--porcelain", "--untracked-files=no")
+    filters = _filters_off(directory)
+    asked = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+    changed = None if filters is None else _said(directory, *filters, *asked)
     root = Path(_said(directory, "rev-parse", "--show-toplevel") or directory).resolve()
     own = [str(file) for file in files if file.resolve().is_relative_to(root)]
     untracked = bool(own) and _said(directory, "ls-files", "--error-unmatch", *own) is None
@@ -35,11 +42,27 @@ def commit_of_package(package: Path) -> Commit:
     return commit_of(package) if tracked else Commit("", dirty=False)
 
 
-def _said(directory: Path, *words: str) -> str | None:
-    """Run git; returns what it says, or None where it fails, or takes too long."""
-    command = ["git", "--no-optional-locks", "-C", str(directory), *words]
+def _filters_off(directory: Path) -> list[str] | None:
+    """Words that take the commands from a repository's own filters, not from the user's; None where git cannot be told so."""
+    listed = _said(directory, "config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\..*", statuses=(0, 1))
+    if listed is None:
+        return None
+    words = listed.split("\0")
+    own = {key.rpartition(".")[0] for scope, key in zip(words[::2], words[1::2], strict=False) if scope in ("local", "worktree")}
+    if any("=" in name for name in own):
+        return None
+    return [word for name in sorted(own) for end in _WITHOUT_COMMANDS for word in ("-c", f"{name}.{end}")]
+
+
+def _said(directory: Path, *words: str, statuses: Sequence[int] = (0,)) -> str | None:
+    """Run git; returns its answer, or None where it fails, or takes too long."""
+    off = [word for setting in _OFF for word in ("-c", setting)]
+    command = ["git", "--no-optional-locks", "--no-pager", *off, "-C", str(directory), *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        environment = {**os.environ, **_NO_TRANSPORT}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, env=environment, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip() if done.returncode in statuses else None

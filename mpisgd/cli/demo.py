@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     start_s = time.monotonic()
     for name, (protocol, expectation) in RUNS.items():
         words = [*shlex.split(protocol), *shlex.split(_COMMON), "--out", str(out / name)]
-        command = [*mpirun(LEARNERS + 1), sys.executable, "-m", "mpisgd", "train", *words]
+        command = [*mpirun(LEARNERS + 1), sys.executable, "-P", "-m", "mpisgd", "train", *words]
         print(f"\n{name} ({expectation})\n$ {launch.words(LEARNERS + 1)} mpisgd train {shlex.join(words)}", flush=True)
         if subprocess.run(command, env=environment(), check=False).returncode != EXIT_OK:
             print(f"mpisgd demo: {name} failed", file=sys.stderr)

@@ -52,15 +52,18 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd plan")
     from mpisgd.plan import Wishes, plan, plan_portions
     from mpisgd.records.log.reader import Run
+    from mpisgd.report.look import Look, applied
 
     if options.runs and (first := Run(options.runs[0])).is_batch:
         _check_batch(options)
-        plan_portions(first, options.out)
+        with applied(Look()):
+            plan_portions(first, options.out)
         return EXIT_OK
     network = {name: getattr(options, name) for name in ("bandwidth", "node_bandwidth", "latency_s")}
     wishes: dict[str, Any] = {each.name: getattr(options, each.name) for each in fields(Wishes) if each.name != "network"}
     wishes["network"] = {name: value for name, value in network.items() if value is not None}
-    plan(options.runs, options.out, Wishes(**wishes))
+    with applied(Look()):
+        plan(options.runs, options.out, Wishes(**wishes))
     return EXIT_OK
 
 

@@ -16,6 +16,7 @@ import msgspec
 import tomli_w
 
 from mpisgd.base.errors import ConfigError, nearest
+from mpisgd.base.speech import all_visible
 from mpisgd.config import KINDS, Config, StagesOptions, kind_of, make_options, replace
 from mpisgd.config.hints import option
 
@@ -107,7 +108,7 @@ def dumps(config: Config, environment: Mapping[str, Any] | None = None) -> str:
     """The configuration as TOML, with the table [environment] at the end where it is given."""
     table = to_mapping(config)
     if environment is not None:
-        table[ENVIRONMENT] = dict(environment)
+        table[ENVIRONMENT] = all_visible(environment)
     return tomli_w.dumps(table)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from mpisgd.base.checks import at_least, expanded, require
 from mpisgd.base.errors import ConfigError
+from mpisgd.base.speech import visible
 from mpisgd.config import hints
 from mpisgd.config.config_virtual import (
     COMPUTE,
@@ -232,6 +233,7 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("out", "data_dir", "init_from"):
             object.__setattr__(self, name, expanded(os.fspath(getattr(self, name))))
+        _check_texts(self, "")
         at_least(
             self,
             "",
@@ -330,6 +332,16 @@ class Config:
     def in_teams(self) -> bool:
         """Whether learners are teams of ranks, which pull and push together."""
         return self.aggregation == "node" and not self.protocol.collective
+
+
+def _check_texts(options: Any, where: str) -> None:
+    """Raises ConfigError where a text has control characters, which whoever reads the run would be shown."""
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        if isinstance(value, str):
+            require(visible(value) == value, f"{where}{each.name}", visible(value), "a text without control characters")
+        elif dataclasses.is_dataclass(value):
+            _check_texts(value, f"{where}{each.name}.")
 
 
 #: The components that come in kinds, and the kinds of each.

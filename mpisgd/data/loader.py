@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.context import set_spawning_popen
@@ -38,6 +38,10 @@ Collate = Callable[[list[Any]], Any]
 Indices = npt.NDArray[np.int64]
 
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+_OF_WORKERS = {
+    "MPI4PY_RC_INITIALIZE": "0",  # workers import the user's modules, and with them perhaps mpi4py, which must not begin MPI
+    "PYTHONSAFEPATH": "1",  # until they have the rank's path, the present directory, a stranger's run perhaps, would come first
+}
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ class ReadAhead:
             multiprocessing_context=multiprocessing.get_context(workers.method),
             generator=torch.Generator(),  # else torch draws from the global one to seed workers
         )
-        with _without_mpi():
+        with _in_environment(_OF_WORKERS):
             self._iterator = iter(loader)
 
 
@@ -232,6 +236,7 @@ class _Begin:
     then: Callable[[int], None] | None
 
     def __call__(self, number: int) -> None:
+        os.environ.pop("PYTHONSAFEPATH", None)
         for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(each, signal.SIG_IGN)
         if sys.platform == "linux":
@@ -271,15 +276,15 @@ def _as_it_is(batch: Any) -> Any:
 
 
 @contextmanager
-def _without_mpi() -> Iterator[None]:
-    """Processes that are started here import the user's modules, and with them perhaps mpi4py: they must not begin MPI."""
-    name = "MPI4PY_RC_INITIALIZE"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
+def _in_environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Give the processes that are started here these variables as well."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -24,7 +24,7 @@ from mpisgd.protocols import SandblasterOptions
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.progress import in_words, loss_of
-from mpisgd.records.log.rank_file import Rows
+from mpisgd.records.log.rank_file import Rows, read_sums
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
@@ -154,12 +154,12 @@ def finish(outcome: Outcome, log: Run | None) -> Outcome:
         "seconds": outcome.training_s,
         "books_balanced": True,
     }
-    weights = outcome.path / schema.WEIGHTS
-    if weights.is_file():
-        contents["weights"] = sums.of_file(weights)
-    best = outcome.path / schema.BEST
-    if best.is_file():
-        contents["best"] = sums.of_file(best)
+    for name, file in schema.SUMMED.items():
+        if (outcome.path / file).is_file():
+            contents[name] = sums.of_file(outcome.path / file)
+    if log is not None:
+        paths = {part.path for each in directory.joined(log) for part in each.parts}
+        contents["files"] = {path.name: read_sums(path) for path in sorted(paths)}
     directory.mark_done(outcome.path, contents)
     return outcome
 

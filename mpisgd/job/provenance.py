@@ -13,8 +13,9 @@ import h5py
 import numpy as np
 import torch
 
-from mpisgd.base.git import commit_of, commit_of_package
+from mpisgd.base.git import Commit, commit_of, commit_of_package
 from mpisgd.base.version import __version__
+from mpisgd.config.config_file import is_of_a_run
 from mpisgd.job import naming
 from mpisgd.job.parts import Brought
 from mpisgd.job.world import Setup
@@ -64,8 +65,10 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
 
 
 def _commits(files: Sequence[Path]) -> dict[str, Any]:
-    """The commit of the user's script, or of the working directory; and that of this package, where it is a checkout."""
-    own, package = commit_of(_directory_of_script(), files), commit_of_package(Path(__file__).parents[1])
+    """The commit of the user's own files, "" where there are none; and that of this package, where it is a checkout."""
+    directory = _directory_of_own(files)
+    own = Commit("", dirty=False) if directory is None else commit_of(directory, files)
+    package = commit_of_package(Path(__file__).parents[1])
     return {
         "git_commit": own.name,
         "git_dirty": own.dirty,
@@ -74,10 +77,16 @@ def _commits(files: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _directory_of_script() -> Path:
-    """Directory of the script that Python was started with, unless that is this package's own command."""
+def _directory_of_own(files: Sequence[Path]) -> Path | None:
+    """Where the script lies that Python was started with, else the job file, else the first of the files that the user brought.
+
+    The present directory may be that of a stranger's run.
+    """
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if not file or Path(file).stem == "mpisgd" or (spec is not None and spec.name.partition(".")[0] == "mpisgd"):
-        return Path.cwd()
-    return Path(file).absolute().parent
+    if file and Path(file).stem != "mpisgd" and (spec is None or spec.name.partition(".")[0] != "mpisgd"):
+        return Path(file).absolute().parent
+    job = next((Path(word) for word in sys.argv[2:3] if not word.startswith("-")), None)
+    if job is not None and job.is_file() and not is_of_a_run(job):
+        return job.absolute().parent
+    return files[0].absolute().parent if files else None

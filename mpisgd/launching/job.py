@@ -88,7 +88,7 @@ class Attempts:
         if self._told:
             return 128 + self._told
         self._before = self._stamp()
-        train = [sys.executable, "-m", "mpisgd", "train", *words]
+        train = [sys.executable, "-P", "-m", "mpisgd", "train", *words]
         job = self._job
         env = {STARTED_BY: job.started_by} if job.started_by else {}
         with contextlib.ExitStack() as stack:

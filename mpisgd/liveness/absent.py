@@ -1,6 +1,7 @@
 """A rank whose program ends without `mpisgd.train` leaves a sign on its node, for ranks that wait there for it (`muster.py`).
 
 The sign is the name of a socket, which goes with the process: no message of MPI's could come between those of the user's program.
+A name that another user's process holds is no sign.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import socket
 import sys
 import threading
 from pathlib import Path
+
+from mpisgd.comm.mpi.siblings import hold, is_held
 
 came: list[bool] = []
 """Not empty once this rank has called `train`."""
@@ -29,7 +31,8 @@ def gone(sockets: Path = Path("/proc/net/unix")) -> list[int]:
         lines = sockets.read_text()
     except OSError:  # not Linux
         return []
-    return sorted(int(rank) for rank in re.findall(rf"@{re.escape(_prefix())}(\d+)$", lines, re.MULTILINE))
+    names = set(re.findall(rf"@({re.escape(_prefix())}(\d+)-\d+)$", lines, re.MULTILINE))
+    return sorted({int(rank) for name, rank in names if is_held(name)})
 
 
 def _prefix() -> str:
@@ -43,6 +46,6 @@ def _leave_sign() -> None:
     if came or mpi is None or sys.platform != "linux" or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     if mpi.COMM_WORLD.Get_size() > 1:
-        sign = socket.socket(socket.AF_UNIX)
-        sign.bind(f"\0{_prefix()}{mpi.COMM_WORLD.Get_rank()}")
-        sign.detach()  # open until the process ends: MPI finalizes when Python's objects are gone
+        sign = hold(f"{_prefix()}{mpi.COMM_WORLD.Get_rank()}-{os.getpid()}")
+        if sign is not None:
+            sign.detach()  # open until the process ends: MPI finalizes when Python's objects are gone

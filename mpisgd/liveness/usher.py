@@ -3,7 +3,8 @@
 A learner that was given up is still a process: stopped, or waiting for a network that carries nothing. Where it is on the node of
 the others they kill it at the end; on another node its launcher waits for it for ever, and the job with it. So one small process of
 each node, its usher, which is none of MPI's, looks now and then whether the job is over, and gives who is left `GRACE_S` to leave.
-A rank that has come to the end in order says so, and is no longer its business.
+A rank that has come to the end in order says so, and is no longer its business. It says so by a socket in a directory of the job's
+user alone, whose name nobody can know before: rank 0 draws the job's name, and MPI hands it round.
 
 The job is over when the file RUNNING is gone from the run's directory: rank 0 removes it at the end, and, however rank 0 ends, the
 usher of its node. Where mpirun hears no more of another node, since a link is down, it waits for that one's ranks for as long as
@@ -22,15 +23,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import os
+import random
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 GRACE_S = 5.0
 """Seconds to leave in, when the job is over; ranks that do not hang mostly need less than one."""
@@ -41,17 +45,25 @@ LEAVE_S = 20.0
 FORCE_S = 5.0
 """Seconds for mpirun to leave, before it is killed."""
 LOOK_S = 0.5
+_ASKED_PER_S = 100
+"""How often the file RUNNING is asked for in a second, at most, by the ushers of all nodes: its file system serves all of them."""
+_MOST_S = 30.0
 
-_SEE_OUT = "see-out"
+_SEE_OUT, _DOOR = "see-out", "door"
+_JOB = "USHERED_JOB"
+"""The variable that tells an usher the job's name, which a command line would show to all users."""
+_SPEAK_S = 1.0
+_LONGEST = 256
+"""Bytes of a message."""
 _PIDFD_GETFD = 438
 """The number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
 """Variables that tell a process that it is a rank."""
 
 
-def name(host: str, pid: int, out: str) -> str:
-    """Name of this job alone, by the process of its rank 0, and where it writes."""
-    return hashlib.sha256(f"{host} {pid} {out}".encode()).hexdigest()[:24]
+def name() -> str:
+    """Draw a name that only this job has, and that only its ranks know before it is used."""
+    return secrets.token_hex(16)
 
 
 def announce(running: Path, job: str) -> None:
@@ -75,7 +87,7 @@ def _is_of(running: Path, job: str) -> bool:
         return True
 
 
-def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0, *, node: int = 0) -> None:
+def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0, *, node: int = 0, nodes: int = 1) -> None:
     """Start this node's usher, by one of its ranks; when this returns, ranks can say that they leave.
 
     Args:
@@ -85,10 +97,22 @@ def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher:
         first: that of rank 0, where it is one of them.
         launcher: that of mpirun, or its daemon on this node, where it serves no other job; 0 = not known.
         node: its number; hosts of several names may be containers of one machine, with one network.
+        nodes: how many there are.
+
+    Raises OSError where no socket can be made.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-        door.bind(_address(job, node))
-        _start([str(door.fileno()), str(running), job, str(first), str(launcher), *map(str, pids)], [door.fileno()])
+    with open_door(job, node) as door:
+        words = [str(door.fileno()), str(running), str(first), str(launcher), str(nodes), *map(str, pids)]
+        _start(words, [door.fileno()], {_JOB: job})
+
+
+def open_door(job: str, node: int = 0) -> socket.socket:
+    """Make the socket by which ranks of this node say that they leave; nobody but this user can reach it. Raises OSError."""
+    place = _place(job, node)
+    place.mkdir(0o700)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    door.bind(str(place / _DOOR))
+    return door
 
 
 def see_out(launcher: int) -> None:
@@ -96,14 +120,14 @@ def see_out(launcher: int) -> None:
     _start([_SEE_OUT, str(os.getpid()), str(launcher)])
 
 
-def _start(words: Sequence[str], doors: Sequence[int] = ()) -> None:
+def _start(words: Sequence[str], doors: Sequence[int] = (), more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Start this file as a process that holds nothing of a rank's."""
     subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # the launcher waits until nobody has its pipes any more
-        env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)},
+        env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)} | dict(more),
         cwd="/",
         pass_fds=doors,
         start_new_session=True,  # the launcher kills the groups of its ranks
@@ -113,12 +137,13 @@ def _start(words: Sequence[str], doors: Sequence[int] = ()) -> None:
 def leave(job: str, *, given_up: bool = False, node: int = 0) -> None:
     """Say that this rank has come to the end of the job in order. `given_up`: another node has ranks of which nothing is known."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker, contextlib.suppress(OSError):
-        speaker.sendto(f"{os.getpid()} {given_up:d}".encode(), _address(job, node))
+        speaker.settimeout(_SPEAK_S)
+        speaker.sendto(f"{job} {os.getpid()} {given_up:d}".encode(), str(_place(job, node) / _DOOR))
 
 
-def _address(job: str, node: int = 0) -> str:
-    """Gone with whoever has it open, and each machine's own."""
-    return f"\0mpisgd-usher-{job}-{node}"
+def _place(job: str, node: int = 0) -> Path:
+    """The directory of a node's socket: on each machine its own, with a path short enough for a socket's address."""
+    return Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()) / f"mpisgd-{job}-{node}"
 
 
 class Process:
@@ -159,7 +184,10 @@ class Usher:
 
     Args:
         door: where ranks say that they leave.
-        running, job, first, launcher: as of `call`; None = not on this node.
+        running, job, first, launcher, nodes: as of `call`; None = not on this node.
+
+    Attributes:
+        ignored: messages that no rank of the job has sent.
     """
 
     def __init__(
@@ -170,7 +198,9 @@ class Usher:
         ranks: Sequence[Process],
         first: Process | None = None,
         launcher: Process | None = None,
+        nodes: int = 1,
     ) -> None:
+        self.ignored = 0
         self._door = door
         self._running = running
         self._job = job
@@ -178,13 +208,15 @@ class Usher:
         self._inside = {rank.pid: rank for rank in ranks}
         self._first = first
         self._launcher = launcher
+        self._pause_s = min(_MOST_S, max(LOOK_S, nodes / _ASKED_PER_S))
+        self._next_s = time.monotonic() + random.uniform(0, self._pause_s)
         self._stranded = False
         """Whether a launcher may wait for ranks that it cannot hear of."""
         self._failed = False
 
     def attend(self) -> None:
         """Until all ranks of this node have left, or have been made to."""
-        while self._hear(LOOK_S) and _is_of(self._running, self._job) and not self._rank_0_is_gone():
+        while self._hear(LOOK_S) and not self._rank_0_is_gone() and not self._is_over():
             pass
         if self._rank_0_is_gone():
             self._stranded = self._failed = True
@@ -196,7 +228,14 @@ class Usher:
             rank.send(signal.SIGKILL)
             self._stranded = True
         if self._launcher is not None and self._stranded:
-            end(self._launcher, self._ranks, LAUNCHER_S, in_order=not self._failed)
+            end(self._launcher, self._ranks, LAUNCHER_S + self._pause_s, in_order=not self._failed)
+
+    def _is_over(self) -> bool:
+        """Whether RUNNING is gone, which is asked now and then."""
+        if time.monotonic() < self._next_s:
+            return False
+        self._next_s = time.monotonic() + self._pause_s
+        return not _is_of(self._running, self._job)
 
     def _rank_0_is_gone(self) -> bool:
         """Whether it was on this node, and has left without order."""
@@ -205,10 +244,16 @@ class Usher:
     def _hear(self, within_s: float) -> bool:
         """Take note of who leaves; whether anybody is still inside."""
         self._door.settimeout(within_s)
-        with contextlib.suppress(TimeoutError):
-            pid, given_up = self._door.recv(64).split()
-            self._stranded |= given_up == b"1"
+        try:
+            job, pid, given_up = self._door.recv(_LONGEST).decode().split()
+            if job != self._job:
+                raise ValueError(job)
             self._inside.pop(int(pid), None)
+            self._stranded |= given_up == "1"
+        except TimeoutError:
+            pass
+        except ValueError:
+            self.ignored += 1
         return any(rank.lives for rank in self._inside.values())
 
 
@@ -252,11 +297,21 @@ def main(words: Sequence[str]) -> None:
 
 
 def attend(words: Sequence[str]) -> None:
-    door, running, job, first, launcher, *pids = words
+    door, running, first, launcher, nodes, *pids = words
     ranks = [Process(int(pid)) for pid in pids]
     named = {rank.pid: rank for rank in ranks}
+    begun = Process(int(launcher)) if int(launcher) else None
     with socket.socket(fileno=int(door)) as opened:
-        Usher(opened, Path(running), job, ranks, named.get(int(first)), Process(int(launcher)) if int(launcher) else None).attend()
+        Usher(opened, Path(running), os.environ[_JOB], ranks, named.get(int(first)), begun, int(nodes)).attend()
+        close_door(opened)
+
+
+def close_door(door: socket.socket) -> None:
+    """Remove the socket, and its directory."""
+    path = Path(door.getsockname())
+    with contextlib.suppress(OSError):
+        path.unlink()
+        path.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -19,6 +19,7 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.layouts import Layout
 from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import LogRows
 from mpisgd.records.log.writer import explain
 
 _CHUNK_ROWS = 1024
@@ -96,20 +97,18 @@ def join(run: Run) -> None:
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}")
-    whole, earlier = run.parts, run.earlier
     with writing(path / schema.LOG), durable.made_aside(path / schema.LOG) as aside:
         log = create_hdf5(aside)
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
-            for table in schema.TABLES:
-                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else _dtype_of(table, whole))
-            if run.left_out:
-                _add_counts(log, run, whole)
-            if run.is_batch:
-                for table, dtype in schema.COORDINATOR.items():
-                    _copy(log, table, run.parts_of_coordinator, dtype)
-            for number, layout in enumerate(earlier):
-                _add_earlier(log.create_group(f"layouts/{number}"), layout)
+            for number, layout in enumerate(run.earlier):
+                log.create_group(f"layouts/{number}").attrs.update(attributes_of(layout))
+            for each in joined(run):
+                _copy(log, each)
+            for name, rows in counted(run).items():
+                data = log.create_dataset(name, data=rows, fletcher32=True, chunks=True)
+                if rows.dtype.names:
+                    explain(data, name, rows.dtype)
             log.flush()
         except BaseException:
             give_up(log)
@@ -117,48 +116,73 @@ def join(run: Run) -> None:
         log.close()
 
 
-def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
-    """That of a table which has the rows of all these; not of `evaluations`."""
-    return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
+class Joined(NamedTuple):
+    """A table of `log.h5`: its place in the file, and the files that its rows come from, one after the other."""
+
+    place: str
+    table: str
+    parts: Sequence[Rows]
+    dtype: np.dtype
 
 
-def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype) -> None:
-    count = sum(part.length(table) for part in parts)
-    how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
-    data = group.create_dataset(table, (count,), dtype, **how)
-    data.attrs["rows"] = count
-    explain(data, table, dtype)
-    start = 0
-    for part in parts:
-        for rows in part.chunks(table):
-            data[start : start + len(rows)] = rows if rows.dtype == dtype else schema.rows_as(dtype, [rows])
-            start += len(rows)
+def joined(run: Run) -> Iterator[Joined]:
+    """The tables of `log.h5`: of this layout, of the coordinator, and of the layouts before slices were cut anew."""
+    for table in schema.TABLES:
+        dtype = run.evaluations.dtype if table == "evaluations" else _dtype_of(table, run.parts)
+        yield Joined(table, table, run.parts, dtype)
+    for table, dtype in schema.COORDINATOR.items() if run.is_batch else ():
+        yield Joined(table, table, run.parts_of_coordinator, dtype)
+    for number, layout in enumerate(run.earlier):  # the rows of other shards: their numbers mean other slices
+        for table in ("pushes", "updates", "events"):
+            yield Joined(f"layouts/{number}/{table}", table, layout.parts(), _dtype_of(table, layout.parts()))
 
 
-def _add_earlier(group: h5py.Group, layout: Layout) -> None:
-    """The rows that shards of another layout wrote: their numbers mean other slices than those of the tables."""
-    group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
-    group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
-    for table in ("pushes", "updates", "events"):
-        _copy(group, table, layout.parts(), _dtype_of(table, layout.parts()))
+def attributes_of(layout: Layout) -> dict[str, int]:
+    return {name: getattr(layout, name) for name in ("learners", "shards", "first_clock", "last_clock")}
 
 
-def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
-    """For how many rows each stands, and what all come to, as `schema` has it."""
+def counted(run: Run) -> dict[str, np.ndarray]:
+    """The data sets of `log.h5` that a bounded log has besides: for how many rows each stands, and what all come to."""
+    found: dict[str, np.ndarray] = {}
+    if not run.left_out:
+        return found
     for table in schema.THINNED:
         start, every = 0, []
-        for part in parts:
+        for part in run.parts:
             rule, count = part.thinning(table), part.length(table)
             every += [(start + place, k) for place, k in ([(0, 1)] if rule is None else rule.stretches(count)) if count]
             start += count
-        log.create_dataset(f"{table}_every", data=np.array(every, np.int64).reshape(-1, 2), fletcher32=True, chunks=True)
+        found[f"{table}_every"] = np.array(every, np.int64).reshape(-1, 2)
     learners, staleness = [], []
     for shard, counts in enumerate(run.counts):
         clock = run.final_clock(shard)
         learners += [(shard, learner_id, *each) for learner_id, each in enumerate(counts.pushes.books(clock).tolist())]
         staleness += [(shard, tau, count) for tau, count in enumerate(counts.pushes.applied(clock).staleness.tolist())]
-    for name, rows, dtype in (("learners", learners, schema.LEARNERS), ("staleness", staleness, schema.STALENESS)):
-        explain(log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True), name, dtype)
+    return {**found, "learners": np.array(learners, schema.LEARNERS), "staleness": np.array(staleness, schema.STALENESS)}
+
+
+def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
+    """The type of a table that has the rows of all these; not of `evaluations`."""
+    return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
+
+
+def _copy(log: h5py.File, into: Joined) -> None:
+    count = sum(part.length(into.table) for part in into.parts)
+    how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
+    data = log.create_dataset(into.place, (count,), into.dtype, **how)
+    data.attrs["rows"] = count
+    explain(data, into.table, into.dtype)
+    start = 0
+    for rows in rows_of(into):
+        data[start : start + len(rows)] = rows
+        start += len(rows)
+
+
+def rows_of(source: Joined) -> Iterator[LogRows]:
+    """The rows of a table, some at a time, in the type that `log.h5` has them in."""
+    for part in source.parts:
+        for rows in part.chunks(source.table):
+            yield rows if rows.dtype == source.dtype else schema.rows_as(source.dtype, [rows])
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import uuid
 import zlib
 from pathlib import Path
@@ -35,6 +36,8 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.storage import cause
 from mpisgd.records.log import schema, sums
 
+_MOST = 1 << 16
+"""Letters of a lock."""
 #: What file systems without hard links say.
 _LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -153,13 +156,25 @@ def _chain(run: Path) -> list[tuple[Path, str]]:
     path = run / schema.LOCK
     while True:
         try:
-            text = path.read_text()
+            text = _text_of(path)
         except FileNotFoundError:
             return chain
         except (OSError, ValueError) as error:
             return [*chain, (path, f"({type(error).__name__})")]
+        if any(text == passed for _, passed in chain):  # no two locks say the same
+            return [*chain, (path, "(as one before)")]
         chain.append((path, text))
         path = _after(run, text)
+
+
+def _text_of(path: Path) -> str:
+    """What a lock says. Raises OSError where it is no file, ValueError where it is longer than any."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        text = file.read(_MOST + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
+    if not text or len(text) > _MOST:
+        raise ValueError(f"{path} is no lock")
+    return text
 
 
 def _after(run: Path, text: str) -> Path:

@@ -3,7 +3,7 @@
     proved     computed again from configuration, seed and data: another value is refused
     checked    it must agree with other things in the log, and seconds must follow each other: where all of those are changed
                alike, nobody sees it
-    on trust   nothing can say what it was
+    on trust   nothing can say what it was; of seconds that were spent, no more than the most that there was room for
 
 A test changes each of these, one at a time, and holds this list to its word.
 """
@@ -53,9 +53,11 @@ CLAIMS: tuple[Claim, ...] = (
         "shard clock timestamp staleness learner_id seq samples gradients verdict reason weight learning_rate loss rounded delay_s",
         _P,
     ),
-    _claim("pushes", "arrival_s answer_s compute_s push_s wait_s pull_s", _C),
+    _claim("pushes", "arrival_s answer_s", _C),
+    _claim("pushes", "compute_s push_s wait_s pull_s", _T),
     _claim("updates", "shard clock gradients samples learning_rate mean_loss gradient_sq sum_sq", _P),
-    _claim("updates", "time_s update_s", _C),
+    _claim("updates", "time_s", _C),
+    _claim("updates", "update_s", _T),
     _claim("evaluations", "snapshot clock_min clock_max samples epochs averaged train", _P),
     _claim("evaluations", "loss error", _P, evaluated=True),
     _claim("evaluations", "taken_s", _C),
@@ -68,7 +70,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("summary", "shard final_clock samples received diverged", _P),
     _claim("summary", "pushed", _C),
     _claim("DONE", "clock samples diverged books_balanced", _P),
-    _claim("DONE", "seconds weights best", _C),
+    _claim("DONE", "seconds weights best log files", _C),
     _claim("weights.pt", "theta thetabar buffers", _P, simulated=False),
     _claim(
         "[environment]",
@@ -86,7 +88,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-SOME = {name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _C), ("scale", _P))}
+SOME = {name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _T), ("scale", _P))}
 """Of columns that only some runs have: where data are dealt, learners are groups of ranks, or losses are scaled."""
 
 BATCH: tuple[Claim, ...] = (

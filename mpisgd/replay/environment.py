@@ -125,9 +125,11 @@ def check_done(record: Record) -> None:
             refuse(f"{name} = {done.get(name)!r}, but the log gives {value!r}", -1, schema.DONE)
     if not math.isclose(float(done.get("seconds", math.nan)), outcome.training_s, rel_tol=0, abs_tol=1e-8):
         refuse(f"seconds = {done.get('seconds')!r}, but the last update was done at {outcome.training_s!r} s", -1, schema.DONE)
-    if (told := done.get("best")) is not None:
-        with reading(record.path / schema.BEST):
-            sums.check_file(record.path / schema.BEST, told)
+    for name in ("best", "log"):
+        path = record.path / schema.SUMMED[name]
+        if name in done and (name == "best" or path.is_file()):  # the log may have been taken away to save room
+            with reading(path):
+                sums.check_file(path, done[name])
 
 
 def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:

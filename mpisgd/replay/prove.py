@@ -26,6 +26,7 @@ from mpisgd.replay.checks.batch import Batch
 from mpisgd.replay.checks.claimed import Claimed
 from mpisgd.replay.checks.finding import Untrue, refuse
 from mpisgd.replay.checks.happened import check_events, check_last_answers
+from mpisgd.replay.checks.joined import check_joined
 from mpisgd.replay.checks.learners import compare_shards
 from mpisgd.replay.checks.order import serial_order
 from mpisgd.replay.checks.record import Record, read
@@ -116,8 +117,21 @@ def replay(  # noqa: PLR0913 - each an option by name
             proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
         if virtual and until is None and not (at_first and not proof.holds):
             simulate_again(record, brought, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
+    _check_joined(record, proof, until)
     proof.seconds = time.monotonic() - started_s
     return proof
+
+
+def _check_joined(record: Record, proof: Proof, until: int | None) -> None:
+    """Look at `log.h5` last: of a rank's file that was changed, the other checks say what cannot be."""
+    if proof.holds and record.done is not None and until is None:
+        if "files" not in record.done and (record.path / schema.LOG).is_file():
+            proof.seams.append(f"{schema.LOG} is on trust: an earlier mpisgd wrote it, in other forms")
+            return
+        try:
+            check_joined(record.run)
+        except Untrue as untrue:
+            proof.find(untrue.finding)
 
 
 def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | None) -> Proof:
@@ -142,6 +156,7 @@ def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | N
         proof.find(untrue.finding)
     if record.run.environment.get("virtual", False):
         proof.not_simulated = "of a batch optimisation it was computed again only; seconds are on trust"
+    _check_joined(record, proof, until)
     proof.seconds = time.monotonic() - started_s
     return proof
 

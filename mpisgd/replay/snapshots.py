@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -23,10 +23,12 @@ from mpisgd.data import DataSet
 from mpisgd.gradient.measure import Measured, batch_norms
 from mpisgd.job import parts
 from mpisgd.job.tensors import EVALUATOR
+from mpisgd.records.best import best_row
 from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import attempt_of
 from mpisgd.records.log.schema import Event
+from mpisgd.records.weights import EVALUATION, WEIGHTS, read_best
 from mpisgd.replay.checks.finding import Finding, refuse, same
 from mpisgd.replay.checks.happened import due_snapshots
 from mpisgd.replay.checks.record import Record
@@ -230,6 +232,7 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
         alone = record.config.evaluator or record.config.in_groups
         serial.turn_of(EVALUATOR if alone else serial.first_rank)()
     measure = parts.make_measure(record.config, serial.model, serial.tensors.loss, data)
+    best = BestOfRun(record, proof)
     for number in numbers:
         final = record.whole and number == plan.count
         for vector in range(vectors):
@@ -245,6 +248,7 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
                     break
                 given.put(number, last=final)
             serial.model.weights.copy_(weights)
+            best.compare(number, vector, weights, serial, proof)
             measure.prepare()
             _compare_saved(record, serial, vector, proof, final and record.rules > 5)
             for place, part in enumerate(evaluated):
@@ -253,6 +257,42 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
                     proof.evaluations += 1
                     _compare(rows[at], at, measure.of(part), proof)
             _compare_saved(record, serial, vector, proof, final and record.rules < 6)
+
+
+class BestOfRun:
+    """The file of a run's best weights, beside the rows of `evaluations` and the weights that are computed again.
+
+    A run that went on may have kept the best of evaluations that were made after the checkpoint that it went on from; of these
+    the log knows nothing.
+
+    Raises DataError where the file cannot be read.
+    """
+
+    def __init__(self, record: Record, proof: Proof) -> None:
+        path, options = record.path / schema.BEST, record.config.evaluation
+        self._told: Mapping[str, Any] | None = None
+        if record.done is None or "best" not in record.done:
+            return
+        found = read_best(path)
+        row = best_row(options, record.run.evaluations)
+        names = [name for name in record.run.evaluations.dtype.names or () if row is not None and name in found[EVALUATION]]
+        if row is not None and all(same(float(found[EVALUATION][name]), float(row[name])) for name in names):
+            self._told, self._state = found[EVALUATION], found[WEIGHTS]
+        elif not record.earlier:
+            proof.find(Finding("it is not of the best evaluation of the log", -1, schema.BEST))
+
+    def compare(self, number: int, vector: int, weights: Tensor, serial: Serial, proof: Proof) -> None:
+        """Compare the weights, (parameters,) float32, of this snapshot, if it is the best."""
+        if self._told is None or (self._told["snapshot"], self._told["averaged"]) != (number, vector):
+            return
+        with reading(Path(schema.BEST)):
+            for name, view in serial.model.views(weights).items():
+                saved = self._state[name]
+                if saved.shape != view.shape or not torch.allclose(
+                    saved.to(view.dtype), view, rtol=proof.tolerance, atol=proof.tolerance, equal_nan=True
+                ):
+                    proof.find(Finding(f"{name} is not that of snapshot {number}", -1, schema.BEST))
+                    return
 
 
 def _compare(row: np.void, at: int, found: Measured, proof: Proof) -> None:

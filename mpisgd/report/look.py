@@ -46,9 +46,12 @@ def present() -> Look:
 
 @contextmanager
 def applied(look: Look) -> Iterator[None]:
-    """What is drawn and written in here looks so."""
+    """Let figures that are drawn in here look so, whatever a matplotlibrc of the present directory says."""
+    from matplotlib import style
+
     before = _PRESENT.set(look)
     try:
-        yield
+        with style.context("default"):
+            yield
     finally:
         _PRESENT.reset(before)

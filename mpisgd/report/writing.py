@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from mpisgd.analysis.tables import Table
+from mpisgd.analysis.tables import Table, escaped
 from mpisgd.base.errors import ConfigError
+from mpisgd.base.speech import visible
 from mpisgd.report.look import present
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def terminal() -> Console:
 
 def say(console: Console, line: str, style_: str = "") -> None:
     """Print a line as it is, never wrapped, without markup."""
-    console.print(Text(line, style=style_), soft_wrap=True)
+    console.print(Text(visible(line, kept="\n"), style=style_), soft_wrap=True)
 
 
 def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Table], drawings: Sequence[Drawing]) -> list[Path]:
@@ -47,7 +48,7 @@ def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Ta
     from mpisgd.report import style
 
     folder = page_path.parent
-    page = [f"# {title}", "", *(f"{line}\n" for line in lines)]
+    page = [f"# {escaped(title)}", "", *(f"{escaped(line)}\n" for line in lines)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = [table.write_csv(folder) for table in tables]

@@ -20,6 +20,7 @@ from mpisgd.records.checkpoint.checkpoint import newest
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from tests.terminal import at_a_terminal
+from tests.traps import MARKER, set_traps
 
 from .test_signals import updates
 
@@ -168,3 +169,24 @@ def test_the_status_is_the_jobs(tmp_path: Path, env: dict[str, str]) -> None:
     assert refused.returncode == EXIT_USAGE, "DONE is there, and is not this job's"
     assert "--overwrite" in refused.stderr
     assert "restart" not in refused.stderr
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_inside_a_strangers_run_execute_nothing_of_it(env: dict[str, str], tmp_path: Path) -> None:
+    """It goes on there: neither modules of the directory nor its repository's settings are run."""
+    theirs = tmp_path / "theirs"
+    command = [str(Path(sys.executable).with_name("mpisgd")), "run", "-n", "2"]
+    first = subprocess.Popen([*command, *COMMON, "--out", "theirs", "--epochs", "1e6"], env=env, start_new_session=True)
+    until_s = time.monotonic() + 240
+    while not updates(theirs, 0) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    first.terminate()
+    assert first.wait(timeout=240) == EXIT_INTERRUPTED
+    made = Run(theirs)
+    epochs = made.updates["samples"].sum() / made.environment["train_samples"] + 0.5
+    set_traps(theirs, tmp_path / MARKER)
+    again = [*command, "--resume", ".", "--epochs", f"{epochs:.3f}"]
+    ended = subprocess.run(again, cwd=theirs, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert Run(theirs).attempt == 1
+    assert not (tmp_path / MARKER).exists()

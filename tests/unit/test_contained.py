@@ -25,6 +25,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.replay.checks.record import read
 from tests.effort import spread
+from tests.forge import forget
 from tests.virtual.jobs import simulated
 
 SHARD = schema.shard_file(0, 0)
@@ -165,6 +166,7 @@ def test_rows_that_are_not_there_fill_no_memory(packed: bool, run: Path) -> None
             data[...] = np.zeros(count, data.dtype)
         file["committed"][0] = count
         file["sums"][0] = (count, 0)
+    forget(run)
     with pytest.raises(DataError, match=r"rows are [\d,]+ bytes, and the file has fewer: it is damaged"):
         read(run)
     with pytest.raises(DataError, match="the file has fewer"):

@@ -353,3 +353,34 @@ def test_who_is_slower_than_a_job_that_empties_the_directory_is_told_of_that_job
         with pytest.raises(ConfigError, match="is being written by another job"):
             Lock(tmp_path)
         assert said == ["held"]
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_lock_that_is_its_own_successor_is_refused(length: int, tmp_path: Path) -> None:
+    """Whoever follows it would go round for ever."""
+    run = tmp_path / "run"
+    run.mkdir()
+    texts = [f"{number}" for number in range(length)]
+    (run / schema.LOCK).write_text(texts[0])
+    for text, following in zip(texts, [*texts[1:], texts[0]], strict=True):
+        module._after(run, text).write_text(following)
+    for attempt in (lambda: Lock(run), lambda: module.check(run)):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            attempt()
+    assert module.holder(run) == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless"])
+def test_a_lock_that_is_no_file_of_a_few_letters_is_refused(kind: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    if kind == "pipe":
+        os.mkfifo(run / "LOCK")
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_text("{}")
+        (run / "LOCK").symlink_to(tmp_path / "elsewhere")
+    else:
+        with (run / "LOCK").open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="is being written by another job, whose LOCK cannot be read"):
+        Lock(run)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.liveness import usher
+from mpisgd.comm.mpi import siblings
+from mpisgd.liveness import absent, usher
 from mpisgd.liveness.usher import Process, Usher
 
 END_S = 100.0
@@ -42,7 +43,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
     monkeypatch.setattr(usher, "GRACE_S", 0.1)
     monkeypatch.setattr(usher, "LAUNCHER_S", 0.1)
     monkeypatch.setattr(usher, "FORCE_S", 0.1)
-    running, job = tmp_path / "RUNNING", usher.name("here", os.getpid(), str(tmp_path))
+    running, job = tmp_path / "RUNNING", usher.name()
     usher.announce(running, job)
     return running, job
 
@@ -59,8 +60,7 @@ def goes(pid: int) -> bool:
 @contextlib.contextmanager
 def attending(job: tuple[Path, str], pids: list[int], first: int = 0, launcher: int = 0) -> Iterator[threading.Thread]:
     """An usher at work."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-        door.bind(usher._address(job[1]))
+    with usher.open_door(job[1]) as door:
         ranks = {pid: Process(pid) for pid in pids}
         mine = Usher(door, *job, list(ranks.values()), ranks.get(first), Process(launcher) if launcher else None)
         thread = threading.Thread(target=mine.attend, daemon=True)
@@ -68,6 +68,8 @@ def attending(job: tuple[Path, str], pids: list[int], first: int = 0, launcher: 
         yield thread
         thread.join(END_S)
         assert not thread.is_alive()
+        usher.close_door(door)
+    assert not usher._place(job[1]).exists()
 
 
 def says_that_it_leaves(job: tuple[Path, str], pid: int, given_up: bool = False) -> None:
@@ -232,7 +234,7 @@ def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
     rank = sleeper()
     usher.call(*job, [rank])
     until_s = time.monotonic() + END_S
-    while not (found := [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if job[1] in words(path)]):
+    while not (found := [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if str(job[0]) in words(path)]):
         assert time.monotonic() < until_s
     (place,) = found
     assert b"OMPI_COMM_WORLD_RANK" not in (place / "environ").read_bytes()
@@ -242,3 +244,121 @@ def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
     while lives(rank) or lives(int(place.name)):  # after GRACE_S, which is another one there
         assert time.monotonic() < until_s
         time.sleep(0.02)
+
+
+# --------------------------------------------------------------------------------------------------------------- strangers
+
+NOBODY = 65534
+
+
+def as_nobody(code: str, *words: str) -> subprocess.Popen[str]:
+    """A program of another user."""
+    other = f"import os, socket, sys\nos.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n{code}"
+    command = [sys.executable, "-I", "-S", "-c", other, *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd="/")
+
+
+def words_of(code: str, *words: str) -> str:
+    """The last words of such a program."""
+    out, err = as_nobody(code, *words).communicate(timeout=60)
+    return (out or err).strip().splitlines()[-1]
+
+
+SPEAK = """
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker:
+    for _ in range(10_000):
+        speaker.sendto(sys.argv[2].encode(), sys.argv[1])
+print("heard")
+"""
+HOLD = """
+held = socket.socket(socket.AF_UNIX)
+held.bind("\\0" + sys.argv[1])
+held.listen()
+print("holds", flush=True)
+sys.stdin.read()
+"""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+
+
+@as_root
+def test_another_user_cannot_speak_to_an_usher(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
+    rank = sleeper()
+    with attending(job, [rank]) as thread:
+        door = str(usher._place(job[1]) / "door")
+        assert "PermissionError" in words_of(SPEAK, door, f"{job[1]} {rank} 1")
+        assert "PermissionError" in words_of("os.unlink(sys.argv[1])", door)
+        assert thread.is_alive()
+        usher.retract(*job)
+    assert goes(rank), "it has not left in order"
+
+
+@pytest.mark.parametrize(
+    "garbage", ["", "1", "a b c", "x" * 100_000, "\0" * 64, "{job} {rank}", "{job} no 1", "other {rank} 1", "{job} {rank} 1 1"]
+)
+def test_garbage_is_ignored(garbage: str, job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
+    rank = sleeper()
+    with attending(job, [rank]) as thread:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker:
+            for raw in (garbage.format(job=job[1], rank=rank).encode(), b"\xff\xfe\x00"):
+                speaker.sendto(raw, str(usher._place(job[1]) / "door"))
+        thread.join(0.2)
+        assert thread.is_alive()
+        says_that_it_leaves(job, rank)
+    assert lives(rank), "it is heard all the same"
+
+
+@as_root
+def test_a_name_that_another_user_holds_is_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
+    name = f"{absent._prefix()}1-123"
+    begun = as_nobody(HOLD, name)
+    assert begun.stdout is not None
+    assert begun.stdout.readline() == "holds\n"
+    assert siblings.hold(name) is None
+    assert not siblings.is_held(name)
+    assert absent.gone() == []
+    own = siblings.hold(f"{absent._prefix()}2-124")
+    assert own is not None
+    assert absent.gone() == [2]
+    own.close()
+    assert absent.gone() == []
+    begun.communicate()
+
+
+@as_root
+def test_whoever_squats_the_name_of_a_job_that_fails_does_not_silence_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
+    for pause in ("FORWARD_S", "END_S"):
+        monkeypatch.setattr(siblings, pause, 0.0)
+    begun = as_nobody(HOLD, f"mpisgd-test-{os.getpid()}")
+    assert begun.stdout is not None
+    begun.stdout.readline()
+    said: list[str] = []
+    monkeypatch.setattr(siblings, "last_words", said.append)
+    monkeypatch.setattr(os, "_exit", lambda status: said.append(str(status)))
+    ended: list[str] = []
+
+    class Told:
+        def end_job(self) -> None:
+            ended.append("told")
+
+    siblings._end(Told(), "rank 3")  # type: ignore[arg-type]
+    assert "lost on" in said[0]
+    assert ended == ["told"]
+    begun.communicate()
+
+
+def test_the_file_that_all_nodes_ask_for_is_asked_for_100_times_a_second_at_most(
+    job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(usher, "_is_of", lambda *_: bool(asked.append(time.monotonic())) or True)
+    for nodes, pause_s in ((1, 0.02), (50, 0.5), (1000, 10.0), (100_000, 30.0)):
+        with socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0] as door:
+            mine = Usher(door, *job, [Process(sleeper())], nodes=nodes)
+            assert mine._pause_s == pause_s
+            mine._next_s = 0.0
+            asked.clear()
+            assert not any(mine._is_over() for _ in range(100))
+            assert len(asked) == 1

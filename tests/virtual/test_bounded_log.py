@@ -73,7 +73,7 @@ def test_all_counts_are_those_of_the_whole_run(both: tuple[Run, Run]) -> None:
     for rate, same in zip(throughput.rates(bounded), throughput.rates(whole), strict=True):
         assert vars(rate) == pytest.approx(vars(same))
     assert bounded.done is not None
-    assert bounded.done == whole.done
+    assert {**bounded.done, "files": {}, "log": {}} == {**(whole.done or {}), "files": {}, "log": {}}, "fewer rows"
 
 
 def test_kept_rows_are_some_of_those_of_the_whole_run(both: tuple[Run, Run]) -> None:

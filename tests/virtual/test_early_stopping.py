@@ -24,6 +24,7 @@ from mpisgd.rules.attendance import Gone
 from mpisgd.rules.rules import Do, Rules
 from mpisgd.rules.verdict import LATE
 from tests.effort import spread
+from tests.forge import forget
 
 from .jobs import TENSORS, config, simulated
 
@@ -89,6 +90,7 @@ def test_a_log_that_ends_for_no_reason_is_refused(edit: Callable[[np.ndarray], N
             edit(events)
             file["events"][:] = events
             del file["sums"], file["closing"]
+    forget(copy)
     assert replay.check(copy)
 
 

@@ -21,6 +21,7 @@ from mpisgd.replay import replay
 from mpisgd.replay.claims import BATCH
 from mpisgd.simulate.job import simulate
 from tests.effort import spread
+from tests.forge import forget
 from tests.virtual.test_sandblaster import job
 
 ORDERS: list[dict[str, Any]] = [
@@ -68,6 +69,7 @@ def tamper(path: Path, file: str, table: str, row: int | tuple[Op], column: str,
         checks = log["sums"][:]
         checks[schema.place(table)] = (len(rows), sums.add(0, table, rows))
         log["sums"][:] = checks
+    forget(path)
 
 
 def shorten(log: h5py.File, table: str, by: int) -> None:
@@ -164,6 +166,7 @@ def test_a_log_that_lacks_a_command_is_refused(told: Path, tmp_path: Path) -> No
     shutil.copytree(told, tmp_path / "run")
     with h5py.File(tmp_path / "run" / COORDINATOR, "r+") as log:
         shorten(log, "commands", 1)
+    forget(tmp_path / "run")
     assert "ACCEPT follows" in replay(tmp_path / "run").reason
 
 

@@ -23,7 +23,7 @@ def train(config: Config, ranks: int, options: Sequence[str] = (), env: Mapping[
     job = Path(config.out).with_suffix(".toml")
     job.write_text(config_file.dumps(config), "utf-8")
     launcher, *rest = mpirun(ranks)
-    command = [launcher, *options, *rest, sys.executable, "-m", "mpisgd", "train", str(job)]
+    command = [launcher, *options, *rest, sys.executable, "-P", "-m", "mpisgd", "train", str(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment() | dict(env or {}), check=False)
     if done.returncode != 0 or not (Path(config.out) / schema.DONE).exists():
         raise ConfigError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")

@@ -17,6 +17,7 @@ import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -206,18 +207,37 @@ def watched(started_s: float = STARTED_S) -> Iterator[None]:
 
 def _end(siblings: Siblings, lost: str) -> NoReturn:
     """End the job: one rank of the node says why, and tells the launcher; the others only go, if need be."""
-    with socket.socket(socket.AF_UNIX) as speaker:
-        try:
-            speaker.bind(f"\0mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}")  # gone with its process
-        except OSError:
-            time.sleep(FORWARD_S)
-        else:
-            text = (
-                f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun: all"
-                " ranks that the launcher starts are to come to mpisgd"
-            )
-            last_words(text)
-            time.sleep(FORWARD_S)
-            siblings.end_job()
-        time.sleep(END_S)
+    name = f"mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}"
+    speaks = hold(name) or not is_held(name)
+    if speaks:
+        last_words(
+            f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun: all"
+            " ranks that the launcher starts are to come to mpisgd"
+        )
+    time.sleep(FORWARD_S)
+    if speaks:
+        siblings.end_job()
+    time.sleep(END_S)
     os._exit(EXIT_FAILED)
+
+
+def hold(name: str) -> socket.socket | None:
+    """Hold a name on this machine as long as the socket, and at most the process, is there; None where another process has it."""
+    holder = socket.socket(socket.AF_UNIX)
+    try:
+        holder.bind(f"\0{name}")
+        holder.listen()
+    except OSError:
+        holder.close()
+        return None
+    return holder
+
+
+def is_held(name: str) -> bool:
+    """Whether a process of this user holds a name; any user of the machine can hold one."""
+    with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
+        asking.setblocking(False)
+        asking.connect(f"\0{name}")
+        _, user, _ = struct.unpack("iII", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
+        return bool(user == os.geteuid())
+    return False

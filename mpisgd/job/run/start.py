@@ -14,6 +14,7 @@ import torch
 
 from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, MpisgdError
+from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.siblings import Siblings
 from mpisgd.config import Config, config_file, replace
@@ -200,7 +201,7 @@ class Claim:
         self._ushered = self.setup.tolerant or len(set(self.ranks.hosts)) > 1
         """Whether the end of the job must be brought to ranks and launchers that cannot hear of it."""
         self._running = self.setup.path.absolute() / schema.RUNNING
-        self._job = usher.name(self.ranks.hosts[0], self.ranks.pids[0], self.setup.config.out)
+        self._job = ""
         try:
             self.setup = dataclasses.replace(self.setup, resumption=agree(comm, lambda: self._claim(resumed)))
             self.saved: dict[str, np.ndarray] = agree(comm, self._load)
@@ -234,10 +235,11 @@ class Claim:
             try:
                 resumption = self._open(resumed)
                 if self._ushered:
+                    self._job = usher.name()
                     usher.announce(self._running, self._job)
             except MpisgdError as error:
                 problem = error
-        problem, resumption = self._comm.bcast((problem, resumption), root=0)
+        problem, resumption, self._job = self._comm.bcast((problem, resumption, self._job), root=0)
         if problem is not None:
             raise problem
         if not (self.setup.path / schema.CONFIG).is_file():
@@ -283,4 +285,7 @@ class Claim:
         if rank == hosts.index(hosts[rank]):
             pids = [pid for pid, host in zip(self.ranks.pids, hosts, strict=True) if host == hosts[rank]]
             first, launcher = pids[0] * (rank == 0), Siblings().launcher_of_this_job
-            usher.call(self._running, self._job, pids, first, launcher, node=rank)
+            try:
+                usher.call(self._running, self._job, pids, first, launcher, node=rank, nodes=len(set(hosts)))
+            except OSError as error:
+                raise ConfigError(f"no socket can be made in /tmp, or where TMPDIR is: {cause(error)}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -289,6 +290,17 @@ class _Table:
             summing.check()
         except _BROKEN as error:
             raise DataError(f"{self._what} cannot be read: {error}") from error
+
+
+def read_sums(path: Path) -> int:
+    """The checksum of a file's own checksums, 0 where it has none."""
+
+    def read(file: h5py.File, _: bool) -> int:
+        if not sums.has_sums(file):
+            return 0
+        return zlib.crc32(contained.whole(file, "sums").tobytes() + contained.whole(file, "closing").tobytes())
+
+    return read_file(path, "the checksums", read)
 
 
 def read_summary(path: Path) -> np.ndarray:

@@ -14,10 +14,11 @@ import numpy as np
 
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
+from mpisgd.base.speech import check_visible
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
-from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
+from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary, read_sums
 from mpisgd.records.log.schema import LogRows
 
 _COUNTED = 4096
@@ -63,6 +64,7 @@ class Directory:
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
             if not isinstance(table.get(size), int):
                 raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
+        check_visible(str(config), self.config, free="kwargs")
         attempts = self.config["environment"].get("attempts", [])
         self._attempts = {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
         self._files = self._newest_files()
@@ -131,6 +133,7 @@ class Tables(Directory):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        self._checked = False
         self._tables: dict[str, LogRows] = {}
         self._summaries: np.ndarray | None = None
 
@@ -230,6 +233,16 @@ class Tables(Directory):
         expected = {schema.shard_file(shard, self.attempt) for shard in range(self.shards)}
         if expected - present:
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
+        self._check_sums()
+
+    def _check_sums(self) -> None:
+        """Raises DataError where a file of the log is not the one of which DONE tells."""
+        if not self._checked:
+            for name, told in dict((self.done or {}).get("files", {})).items():
+                path = self.path / Path(name).name
+                if not path.is_file() or read_sums(path) != told:
+                    raise DataError(f"{path} is damaged, or was edited: its checksums are not those of which {schema.DONE} tells")
+            self._checked = True
 
 
 class Run(Tables):

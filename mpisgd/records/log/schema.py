@@ -378,6 +378,8 @@ STEP = 1 << 16  # rows that are read at a time, where there may be more than mem
 LOG, CONFIG, DONE = "log.h5", "config.toml", "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS, BEST, LOCK = "weights.pt", "best.pt", "LOCK"
+SUMMED = {"weights": WEIGHTS, "best": BEST, "log": LOG}
+"""Entries of DONE that have length and checksum of a file; `files` has one of each rank's checksums."""
 RUNNING = "RUNNING"  # there while a fault-tolerant job runs, or one on several nodes (`usher.py`)
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"

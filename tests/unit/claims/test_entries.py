@@ -41,13 +41,13 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("real", spread([True, False], 2))
-@pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights", "best"])
+@pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, *schema.SUMMED, "files"])
 def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=real)
     done = dict(Run(path).done or {})
     done[name] = other(done[name])
     (path / "DONE").write_text(sums.sealed_json(done))
-    assert f"{name} " in refused(path) or name in ("books_balanced", "weights", "best")
+    assert f"{name} " in refused(path) or name in ("books_balanced", *schema.SUMMED, "files")
     assert "DONE is damaged" not in refused(path) != ""
 
 

@@ -16,6 +16,9 @@ from mpisgd.replay.claims import CLAIMS, Claim, Standing
 from tests.effort import spread
 from tests.unit.claims.hands import a_row, change, little, much, of_tables, refused
 
+SPENT = ("compute_s", "push_s", "wait_s", "pull_s", "update_s")
+"""Seconds that may be fewer than a run says, but not more than there was room for."""
+
 # ------------------------------------------------------------------------------------------------------------------ tables
 
 
@@ -45,11 +48,11 @@ def test_what_is_checked(table: str, column: str, run_of: Callable[..., Path]) -
         assert refused(path)
 
 
-def test_waiting_for_neighbours_is_checked(run_of: Callable[..., Path]) -> None:
+def test_for_waiting_for_neighbours_there_was_room(run_of: Callable[..., Path]) -> None:
     """A column that only runs of groups have."""
     column = "neighbour_s"
-    assert claims.SOME[column].standing is Standing.CHECKED
-    assert column in claims.table(columns=(column,))[0][2] and column not in claims.table()[0][2]
+    assert claims.SOME[column].standing is Standing.TRUST
+    assert column in claims.table(columns=(column,))[0][3] and column not in claims.table()[0][3]
     for which in range(2):
         path = run_of("groups", real=True)
 
@@ -72,10 +75,25 @@ def test_what_is_on_trust(table: str, column: str, run_of: Callable[..., Path]) 
     path = run_of("all", real=True)
 
     def edit(rows: np.ndarray) -> None:
-        rows[column][a_row(rows, column)] += 1.0
+        if column in SPENT:  # of learner 0, on all shards: the delays of a slow one follow from what it computed for
+            rows[column][rows["learner_id"] == 0 if table == "pushes" else slice(None)] *= 0.5
+        else:
+            rows[column][a_row(rows, column)] += 1.0
 
-    change(path, table, edit)
+    change(path, table, edit, every=column in SPENT)
     assert refused(path) == ""
+
+
+@pytest.mark.parametrize(("table", "column"), [each for each in of_tables(Standing.TRUST) if each[1] in SPENT])
+def test_for_what_was_spent_there_was_room(table: str, column: str, run_of: Callable[..., Path]) -> None:
+    for wrong in (1e6, -1.0):
+        path = run_of("all", real=True)
+
+        def edit(rows: np.ndarray, wrong: float = wrong) -> None:
+            rows[column][a_row(rows, column)] = wrong
+
+        change(path, table, edit)
+        assert refused(path)
 
 
 @pytest.mark.parametrize(

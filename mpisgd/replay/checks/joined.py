@@ -1,0 +1,82 @@
+"""Is `log.h5`, which readers of a run open, made of the rows that its ranks wrote? What these rows prove, the other checks say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpisgd.base import contained
+from mpisgd.base.errors import DataError
+from mpisgd.records import directory
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import LogRows
+from mpisgd.replay.checks.finding import refuse
+
+_BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+"""Errors that h5py raises at a damaged file."""
+_DEPTH = 2
+
+
+def check_joined(run: Run) -> None:
+    """Raises Untrue at the first row of `log.h5` that is not a rank's; DataError where it cannot be read. None is as good."""
+    path = run.path / schema.LOG
+    if not path.is_file():
+        return
+    try:
+        with h5py.File(path, "r") as log:
+            _compare(log, run)
+    except _BROKEN as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _compare(log: h5py.File, run: Run) -> None:
+    expected = {each.place: directory.rows_of(each) for each in directory.joined(run)}
+    expected |= {name: iter([rows]) for name, rows in directory.counted(run).items()}
+    found = set(_names(log))
+    for name in sorted(found ^ set(expected)):
+        refuse(f"{name} {'is no table of a run' if name in found else 'is missing'}", -1, schema.LOG)
+    for name, pieces in expected.items():
+        _compare_rows(contained.data_set(log, name), name, pieces)
+    told: dict[str, Any] = {"schema_version": schema.SCHEMA_VERSION}
+    for number, layout in enumerate(run.earlier):
+        told |= {f"layouts/{number}/{name}": value for name, value in directory.attributes_of(layout).items()}
+    for place, value in told.items():
+        group, _, name = place.rpartition("/")
+        if (here := contained.attribute(log[group] if group else log, name)) != value:
+            refuse(f"{place} = {here}, expected {value}", -1, schema.LOG)
+
+
+def _compare_rows(data: h5py.Dataset, name: str, pieces: Iterator[LogRows]) -> None:
+    start = 0
+    for rows in pieces:
+        if not len(rows):
+            continue
+        mine = np.ascontiguousarray(rows)
+        theirs = np.asarray(data[start : start + len(mine)])
+        if theirs.dtype != mine.dtype or theirs.shape != mine.shape:
+            refuse(f"{name} has other columns, or fewer rows, than its ranks wrote", -1, schema.LOG)
+        width = mine.itemsize * int(np.prod(mine.shape[1:]))
+        differs = (theirs.view(np.uint8).reshape(-1, width) != mine.view(np.uint8).reshape(-1, width)).any(axis=1)
+        if differs.any():
+            refuse(f"{name} is not what its rank wrote", -1, schema.LOG, row=start + int(np.argmax(differs)))
+        start += len(mine)
+    if len(data) != start:
+        refuse(f"{name} has {len(data)} rows, its ranks wrote {start}", -1, schema.LOG)
+
+
+def _names(group: h5py.Group, before: str = "") -> Iterator[str]:
+    """The places of all that is no group. Raises ValueError where a link leads elsewhere, or groups lie deeper than a run's."""
+    if before.count("/") > _DEPTH:
+        raise ValueError(f"{before} lies too deep: a run's tables lie in {_DEPTH} groups at most")
+    for name in group:
+        if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+            raise ValueError(f"{before}{name} is a link, which is not followed")
+        inside = group[name]
+        if isinstance(inside, h5py.Group):
+            yield from _names(inside, f"{before}{name}/")
+        else:
+            yield f"{before}{name}"
