@@ -36,9 +36,6 @@ COMMANDS = {
 }
 
 
-LINES = "\n\t"
-
-
 def module_of(command: str) -> str:
     """The module that has a command's `Options` and `main`."""
     return f"mpisgd.cli.{'reading.' if command in ('report', 'compare', 'timeline') else ''}{command}"
@@ -72,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         kind = "" if type(error).__name__ == "AgreedError" else f"{type(error).__name__}: "
         reason, status = f"{kind}{error}", error.exit_status
         if launched_rank() == 0:
-            print(f"mpisgd {words[0]}: {visible(reason, kept=LINES)}", file=sys.stderr, flush=True)
+            told = visible(reason, kept="\n\t")
+            print(f"mpisgd {words[0]}: {told}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         stop_at_once(words)
     if status != EXIT_OK and launched_size() > 1 and words[:1] != ["run"]:  # which is no rank, also in a batch job of many

@@ -37,6 +37,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "hardsync, bfloat16": {**ADAMW, "push_format": "bfloat16"},
 }
 SLOW = 100e6 / 8
+ERRORS = (2, 3, 5, 10, 20, 50)
+"""Test errors on the axis, in %."""
 COMMON: dict[str, Any] = {
     "virtual": {"learners": LEARNERS, "ranks_per_node": 1},
     "compute": {"name": "lognormal", "mean_s": 0.01, "sigma": 0.2},
@@ -86,6 +88,8 @@ def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
         rows.append((name, *map(float, (seconds[-1], nbytes[-1] / 1e9, way["tau"], 100 * error.min(), 100 * error[-1]))))
     for axes, label in ((over_s, "virtual seconds"), (over_bytes, "GB pushed and pulled by all")):
         axes.set(xlabel=label, xscale="log", yscale="log")
+        axes.set_yticks(ERRORS, [f"{error}" for error in ERRORS])
+        axes.set_yticks([], minor=True)
     over_s.legend(fontsize=7)
     columns = (
         Column("way"),

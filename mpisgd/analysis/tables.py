@@ -163,5 +163,5 @@ def escaped(text: str) -> str:
 
 
 def _harmless(cell: Cell) -> Cell:
-    """A cell that a spreadsheet takes for no formula."""
-    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+    """Write a cell so that a spreadsheet takes it for no formula, and a terminal for no command."""
+    return cell if not isinstance(cell, str) else f"'{visible(cell)}" if _FORMULA.match(cell) else visible(cell)

@@ -23,7 +23,10 @@ class Commit(NamedTuple):
 
 
 def commit_of(directory: Path, files: Sequence[Path] = ()) -> Commit:
-    """The commit checked out in `directory`. Dirty: a tracked file was changed, or one of `files` below it is not tracked."""
+    """Find the commit checked out in `directory`. Dirty: a tracked file was changed, or one of `files` below it is not tracked.
+
+    Changes inside a submodule do not count: git would look there by that repository's settings.
+    """
     name = _said(directory, "rev-parse", "HEAD")
     if not name:
         return Commit("", dirty=False)

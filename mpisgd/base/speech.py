@@ -19,7 +19,7 @@ from mpisgd.base.errors import DataError
 
 LOGGER = logging.getLogger("mpisgd")
 _CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
@@ -59,7 +59,7 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def all_visible(value: Any) -> Any:
-    """The same of all texts of a table."""
+    """Write the control characters of all texts of a table, names too, as `visible` does."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, Mapping):

@@ -338,10 +338,12 @@ def _check_texts(options: Any, where: str) -> None:
     """Raises ConfigError where a text has control characters, which whoever reads the run would be shown."""
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
-        if isinstance(value, str):
-            require(visible(value) == value, f"{where}{each.name}", visible(value), "a text without control characters")
-        elif dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value):
             _check_texts(value, f"{where}{each.name}.")
+        elif each.name != "kwargs":
+            texts = value if isinstance(value, Mapping | tuple) else (value,)
+            for text in (text for text in texts if isinstance(text, str)):
+                require(visible(text) == text, f"{where}{each.name}", visible(text), "a text without control characters")
 
 
 #: The components that come in kinds, and the kinds of each.

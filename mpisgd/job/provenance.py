@@ -78,7 +78,7 @@ def _commits(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _directory_of_own(files: Sequence[Path]) -> Path | None:
-    """Where the script lies that Python was started with, else the job file, else the first of the files that the user brought.
+    """Find the directory of the script that Python was started with, else of the job file, else of the first file that was brought.
 
     The present directory may be that of a stranger's run.
     """

@@ -15,8 +15,8 @@ so it is, at once, where rank 0 has left without order: a launcher that has lost
 A link that goes down just as all ranks leave in order strands a launcher, too, in any job on several nodes: where nothing but the
 job was to be done, rank 0 has it seen out, `LEAVE_S` after itself.
 
-Limits: the directory lies on a file system that all nodes see. Where a node's network is down and the file system with it, its
-usher waits until that is back. Where rank 0's node loses its power, nobody removes the file.
+Limits: the ranks of a node see the same /tmp. The directory lies on a file system that all nodes see. Where a node's network is
+down and the file system with it, its usher waits until that is back. Where rank 0's node loses its power, nobody removes the file.
 """
 
 from __future__ import annotations
@@ -111,7 +111,12 @@ def open_door(job: str, node: int = 0) -> socket.socket:
     place = _place(job, node)
     place.mkdir(0o700)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    door.bind(str(place / _DOOR))
+    try:
+        door.bind(str(place / _DOOR))
+    except OSError:
+        door.close()
+        place.rmdir()
+        raise
     return door
 
 
@@ -231,7 +236,7 @@ class Usher:
             end(self._launcher, self._ranks, LAUNCHER_S + self._pause_s, in_order=not self._failed)
 
     def _is_over(self) -> bool:
-        """Whether RUNNING is gone, which is asked now and then."""
+        """Ask now and then whether RUNNING is gone."""
         if time.monotonic() < self._next_s:
             return False
         self._next_s = time.monotonic() + self._pause_s

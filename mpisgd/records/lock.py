@@ -168,7 +168,7 @@ def _chain(run: Path) -> list[tuple[Path, str]]:
 
 
 def _text_of(path: Path) -> str:
-    """What a lock says. Raises OSError where it is no file, ValueError where it is longer than any."""
+    """Read the text of a lock. Raises OSError where there is none, ValueError for what is no file of at most `_MOST` letters."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, encoding="utf-8") as file:
         text = file.read(_MOST + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""

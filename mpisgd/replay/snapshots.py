@@ -278,7 +278,9 @@ class BestOfRun:
         names = [name for name in record.run.evaluations.dtype.names or () if row is not None and name in found[EVALUATION]]
         if row is not None and all(same(float(found[EVALUATION][name]), float(row[name])) for name in names):
             self._told, self._state = found[EVALUATION], found[WEIGHTS]
-        elif not record.earlier:
+        elif record.earlier:
+            proof.seams.append(f"{schema.BEST} is on trust: of an evaluation after a checkpoint from which the run went on")
+        else:
             proof.find(Finding("it is not of the best evaluation of the log", -1, schema.BEST))
 
     def compare(self, number: int, vector: int, weights: Tensor, serial: Serial, proof: Proof) -> None:

@@ -19,7 +19,8 @@ from mpisgd.analysis.opened import open_run
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.rank_file import read_sums
-from mpisgd.records.log.reader import Run
+from mpisgd.records.log.reader import Directory, Run
+from mpisgd.records.weights import of_run
 from mpisgd.report import single
 from tests.virtual.jobs import TENSORS, simulated
 
@@ -155,3 +156,17 @@ def test_whoever_reads_a_ranks_file_is_told_that_it_was_changed(reader: Callable
         log["pushes"]["loss"] = 0.0
     with pytest.raises(DataError, match=r"shard-001\.attempt-0\.h5 is damaged, or was edited"):
         reader(run)
+
+
+@pytest.mark.parametrize("what", [*schema.SUMMED, "files"])
+@pytest.mark.parametrize("told", [5, [], "x", {"nbytes": 1}, None])
+def test_sums_of_another_kind_are_refused_and_nothing_fails(told: object, what: str, run: Path) -> None:
+    done = json.loads((run / schema.DONE).read_text())
+    del done["crc32"]
+    (run / schema.DONE).write_text(sums.sealed_json({**done, what: told}))
+    readers = [lambda: Run(run).pushes, lambda: replay.replay(run)]
+    if what != "files" or not isinstance(told, dict):  # weights are read without a look at the log
+        readers.append(lambda: of_run(Directory(run)))
+    for reader in readers:
+        with pytest.raises(DataError, match=r"DONE is damaged|damaged, or was edited"):
+            reader()

@@ -18,7 +18,7 @@ from mpisgd.__main__ import main
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.speech import all_visible, check_visible, visible
-from mpisgd.config import Config
+from mpisgd.config import Config, GroupOptions
 from mpisgd.config.config_file import dumps
 from mpisgd.records.log.reader import Run
 from tests.forge import unsealed
@@ -95,14 +95,17 @@ def test_arguments_of_factories_are_free(honest: Path, forged: Callable[..., Pat
 def test_a_run_writes_no_control_characters_itself() -> None:
     with pytest.raises(ConfigError, match=r"loss = 'mse\\\\x1b'.*expected a text without control characters"):
         Config(loss="mse\x1b")
+    with pytest.raises(ConfigError, match=r"rate = '\*\\\\x1b'"):
+        Config(groups=GroupOptions(rate={"*\x1b": 2.0}))
+    assert Config(out="run \U0001f469\u200d\U0001f4bb").out.startswith("run"), "letters that are joined are letters"
     assert "a\\\\nb" in dumps(Config(), {"directory": "/a\nb"})
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", '=HYPERLINK("http://x")'])
 def test_a_spreadsheet_calculates_nothing(cell: str) -> None:
-    table = Table("t", "T", (Column(cell),), ((cell,), (-1.5,), ("-17 %",), ("+3",)))
+    table = Table("t", "T", (Column(cell),), ((cell,), (-1.5,), ("-17 %",), ("+3",), ("a\r\x1b",)))
     rows = list(csv.reader(io.StringIO(table.csv())))
-    assert rows == [[f"'{cell}"], [f"'{cell}"], ["-1.5"], ["-17 %"], ["+3"]]
+    assert rows == [[f"'{cell}"], [f"'{cell}"], ["-1.5"], ["-17 %"], ["+3"], [r"a\r\x1b"]]
 
 
 def test_a_page_shows_text_as_text() -> None:

@@ -234,7 +234,7 @@ def hold(name: str) -> socket.socket | None:
 
 
 def is_held(name: str) -> bool:
-    """Whether a process of this user holds a name; any user of the machine can hold one."""
+    """Ask whether a process of this user holds a name, and not one of another user of the machine."""
     with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
         asking.setblocking(False)
         asking.connect(f"\0{name}")

@@ -25,6 +25,9 @@ _COUNTED = 4096
 """Rows that are counted at a time: what is chosen of them is copied."""
 
 
+_SUMS = ("nbytes", "crc32")
+
+
 @dataclass(frozen=True)
 class Books:
     """The account of gradients of one shard: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4)."""
@@ -122,7 +125,12 @@ class Directory:
             return None
         except (ValueError, TypeError) as error:
             raise DataError(f"{self.path / schema.DONE} is damaged: {error}") from error
-        return sums.checked(str(self.path / schema.DONE), done, schema.DONE_ENTRIES)
+        done = sums.checked(str(self.path / schema.DONE), done, schema.DONE_ENTRIES)
+        for name, told in ((each, done[each]) for each in (*schema.SUMMED, "files") if each in done):
+            known = _SUMS if name in schema.SUMMED else ()
+            if not isinstance(told, dict) or not all(isinstance(told.get(each), int) for each in known):
+                raise DataError(f"{self.path / schema.DONE} is damaged: {name} = {told!r}, expected checksums")
+        return done
 
 
 class Tables(Directory):
