@@ -324,14 +324,14 @@ def test_a_script_keeps_numbers_and_draws_them_again_without_computing(
     shared = script("virtual_runs")
     table = lambda numbers: Table("doubled", "Doubled", (Column("x"),), ((2 * numbers["x"],),))  # noqa: E731
     draw = lambda numbers: ([table(numbers)], shared.panels("x", [("", "y")])[0])  # noqa: E731
-    compute, quick = (lambda: {"x": np.int64(21), "nan": np.array([np.nan, 1.0])}), lambda: {"x": 1}
+    compute, quick = (lambda: {"x": np.int64(4_294_967), "nan": np.array([np.nan, 1.0])}), lambda: {"x": 1}
     for words in ([], ["--quick"], ["--draw"]):
         monkeypatch.setattr(sys, "argv", ["a script", "--out", str(tmp_path), *words])
         shared.main("doubled", "", compute, draw, quick)
         compute = pytest.fail if words == ["--quick"] else compute  # --draw must not compute
-    assert capsys.readouterr().out.count("42") == 2
+    assert capsys.readouterr().out.count("8589934") == 2
     kept = json.loads((tmp_path / "doubled.json").read_text("utf-8"))
-    assert kept["numbers"] == {"x": 21, "nan": [None, 1.0]}
+    assert kept["numbers"] == {"x": 4_294_967, "nan": [None, 1.0]}
     assert {path.name for path in tmp_path.glob("*.json")} == {"doubled.json", "doubled-quick.json"}
 
 
