@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -113,6 +113,26 @@ def account(
     `refused`: how many messages, and `most`: the rank that sent most of them.
     """
     return np.array([clock, samples, diverged, training_s * 1e9, refused, most, interrupted], np.int64)
+
+
+def accounts_of(wire: Any, said: np.ndarray, shard_ranks: Sequence[int]) -> tuple[bool, np.ndarray]:
+    """Tell every rank whether one was interrupted, and the accounts of shards, int64 (shards, 7), from what all say."""
+
+    def decide(every: np.ndarray) -> np.ndarray:
+        return np.append(every[list(shard_ranks)], every[:, -1].any())
+
+    told = wire.settle(said, decide, len(shard_ranks) * len(said) + 1)
+    return bool(told[-1]), told[:-1].reshape(len(shard_ranks), len(said))
+
+
+def end_of(wire: Any, diverged: bool, given_up: Iterable[int], size: int) -> tuple[bool, list[int]]:
+    """Tell every rank what rank 0 knows at the very end: whether the run diverged, and the ranks given up, a bit for each."""
+    bits = np.zeros(-(-(1 + size) // 64) * 64, bool)
+    bits[0], bits[[1 + rank for rank in given_up]] = diverged, True
+    known = np.packbits(bits).view(np.int64)
+    told = wire.settle(np.zeros(0, np.int64), lambda _: known, len(known))
+    first, *given = np.unpackbits(told.view(np.uint8))[: 1 + size].tolist()
+    return bool(first), [rank for rank, is_given in enumerate(given) if is_given]
 
 
 def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:

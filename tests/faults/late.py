@@ -15,29 +15,29 @@ LATE_S = 0.5
 
 def main() -> int:
     from mpisgd.__main__ import main as mpisgd
-    from mpisgd.comm.mpi import tolerant, ulfm
+    from mpisgd.comm.mpi import tolerant, ulfm, wire
     from mpisgd.comm.mpi.library import MPI
 
-    until, gather = tolerant.TolerantWire._until, tolerant.TolerantWire.gather
+    until, settle = tolerant.TolerantWire._until, tolerant.TolerantWire.settle
     meeting: list[bool] = []
 
     def late_until(self: Any, request: Any, peer: int, *arguments: Any, **words: Any) -> bool:
-        if meeting and self.rank == tolerant.HUB:
+        if meeting and self.rank == wire.HUB:
             time.sleep(LATE_S)
             if peer in ulfm.seen_failed(self._comm):
                 self._learn(MPI.Exception(MPI.ERR_PROC_FAILED))
                 return False
         return until(self, request, peer, *arguments, **words)
 
-    def marked_gather(self: Any, said: Any) -> Any:
+    def marked_settle(self: Any, *arguments: Any) -> Any:
         meeting.append(True)
         try:
-            return gather(self, said)
+            return settle(self, *arguments)
         finally:
             meeting.clear()
 
     tolerant.TolerantWire._until = late_until  # type: ignore[method-assign]
-    tolerant.TolerantWire.gather = marked_gather  # type: ignore[method-assign]
+    tolerant.TolerantWire.settle = marked_settle  # type: ignore[method-assign,assignment]
     return mpisgd()
 
 

@@ -46,7 +46,8 @@ else:
     wire.finish(posted)
     assert (weights == 7.0).all(), weights
     print("received what was sent")
-assert wire.gather(np.array([comm.rank])).tolist() == [[0], [1]]
+assert wire.settle(np.array([comm.rank, 7]), lambda said: np.append(said, comm.rank), 5).tolist() == [0, 7, 1, 7, 0]
+assert wire.settle(np.zeros(0, np.int64), lambda said: np.array(said.shape), 2).tolist() == [2, 0]
 """
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_SSEND="0", MPISGD_WAIT="polite")
 

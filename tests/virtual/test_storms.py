@@ -58,14 +58,14 @@ def test_what_was_found_once_is_mended(drawn: Draw, tmp_path: Path) -> None:
 def test_who_dies_when_all_meet_holds_up_nobody() -> None:
     """It has said what it has to say, and is dead when the hub answers; MPI refuses at once to send to the dead."""
     machine = equip(Machine(3, random.Random(1), tells=True, latency_ns=1000, eager_nbytes=0, reorders=False))
-    tables: dict[int, list[int]] = {}
+    heard: dict[int, list[int]] = {}
 
     def main(rank: int) -> None:
         comm = machine.comms[0][rank]
         wire = VIRTUAL.tolerant.TolerantWire(comm, polite=True, vital=(0,), describe=str, patience_s=1.0)
         if rank == 0:
             package.sleep(1.0)
-        tables[rank] = wire.gather(np.array([7 + rank]))[:, 0].tolist()
+        heard[rank] = wire.settle(np.array([7 + rank]), lambda said: said[:, 0], 3).tolist()
         machine.leave(machine.processes[rank])
 
     for process in machine.processes:
@@ -73,7 +73,7 @@ def test_who_dies_when_all_meet_holds_up_nobody() -> None:
     machine.at(500_000_000, partial(machine.kill, 2))
     with package.on(machine):
         machine.run(10**10)
-    assert tables == {0: [7, 8, 9], 1: [7, 8, 9]}
+    assert heard == {0: [7, 8, 9], 1: [7, 8, 9]}
 
 
 def test_a_schedule_is_a_function_of_its_draw(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from mpisgd.comm.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.transfers import Receiving, Sending, nowhere, of_size
-from mpisgd.comm.mpi.wire import Wire
+from mpisgd.comm.mpi.wire import HUB, Wire
 from mpisgd.comm.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
 from mpisgd.comm.presence import Losses
 
@@ -40,9 +40,6 @@ MEET_S = 60.0
 """Seconds that the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
 LEAST_MEET_S = 10.0
 """At the end a learner has nothing left to do: it is waited for as long as anywhere (`patience_s`), and at least for so long."""
-
-HUB = 0
-"""The first shard is there: a vital rank."""
 
 
 class NotForTheLoop(Exception):
@@ -280,40 +277,45 @@ class TolerantWire(Wire):
 
     def meet(self) -> None:
         """Wait until all who are not lost are here."""
-        self.gather(np.zeros(1, np.int64))
+        nothing = np.zeros(1, np.int64)
+        self.settle(nothing, lambda _: nothing, 1)
 
-    def gather(self, said: np.ndarray) -> np.ndarray:
-        """Gather as `Wire` does; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits
-        for."""
-        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
+    def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
+        """Settle as `Wire` does; lost ranks say zeros, and a rank without which the others have met hears zeros.
+
+        All meet at the hub, which answers when all ranks are there that it waits for.
+        """
         self._meetings += 1
         if self.rank != HUB:
             self.waiting.awaited = "all to meet"
+            decided = np.zeros(size, np.int64)
             try:
-                answer = self._comm.Irecv(table, HUB, Tag.MET)
+                answered = self._comm.Irecv(decided, HUB, Tag.MET)
                 sent = self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE)
             except MPI.Exception as error:  # the others have met, and are gone
                 self._learn(error)
                 self.waiting.goes_on()
-                return table
+                return decided
             self._wait(sent)
-            self._wait(answer)
+            self._wait(answered)
             self.waiting.goes_on()
-            return table
+            return decided
+        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         table[HUB] = said
         heard = self._hear(table)
+        decided = decide(table)
         answers = {}
         for rank in heard:
             try:
-                answers[rank] = self._comm.Issend(table, rank, Tag.MET)
+                answers[rank] = self._comm.Issend(decided, rank, Tag.MET)
             except MPI.Exception as error:  # it has come, and has died since
                 self._learn(error)
         start_s = time.perf_counter()
-        for rank, answer in answers.items():
-            if not self._until(answer, rank, start_s + self._meets_s(rank)):
-                self._kept.append((answer, table))
+        for rank, answered in answers.items():
+            if not self._until(answered, rank, start_s + self._meets_s(rank)):
+                self._kept.append((answered, decided))
                 self._losses.give_up(rank)
-        return table
+        return decided
 
     def _hear(self, table: np.ndarray) -> list[int]:
         """Receive a row of the table from every rank; those who have come."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
 
+HUB = 0
+"""The rank at which all meet: the first shard is there, a vital rank."""
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
 
@@ -261,13 +263,16 @@ class Wire:
         """A barrier at which ranks wait politely."""
         self._wait(self._comm.Ibarrier())
 
-    def gather(self, said: np.ndarray) -> np.ndarray:
-        """Gather what each rank says at its end, (n,) int64, at all of them: (ranks, n)."""
+    def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
+        """Tell every rank, int64 (size,), what rank 0 decides from what all ranks say, int64 (ranks, n)."""
         if self._outbox is not None:
             self._outbox.empty()
-        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
-        self._wait(self._comm.Iallgather(said, table))
-        return table
+        is_hub = self._comm.Get_rank() == HUB
+        table = np.zeros((self._comm.Get_size() if is_hub else 0, len(said)), np.int64)
+        self._wait(self._comm.Igather(said, table, root=HUB))
+        decided = decide(table) if is_hub else np.zeros(size, np.int64)
+        self._wait(self._comm.Ibcast(decided, root=HUB))
+        return decided
 
     def part(self) -> None:
         """The very last: who has come here knows all that there is to know, and from now on ranks leave.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
 from mpisgd.exchange import links
 from mpisgd.job import interruption
-from mpisgd.job.finish import Outcome, after_all, farewell, finish, headline, outcome_of, refusals
+from mpisgd.job.finish import Outcome, accounts_of, after_all, end_of, farewell, finish, headline, outcome_of, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.roles import Built, build
 from mpisgd.job.run.mpi_world import MpiWorld
@@ -172,11 +172,11 @@ class Rank:
     def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
         logged, batch = self.setup.config.log.enabled, self.setup.config.protocol.batch
-        accounts = wire.gather(said)
-        outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
-        if accounts[:, -1].any():
+        interrupted, accounts = accounts_of(wire, said, self.roles.shard_ranks)
+        outcome = outcome_of(self.path, accounts)
+        if interrupted:
             raise self._interrupted(wire, outcome)
-        told = np.zeros(1 + self.ranks.size, np.int64)
+        given_up: Iterable[int] = ()
         if self.rank == 0:
             self._check_who_came(wire)
             log = Run(outcome.path) if logged else None
@@ -187,15 +187,14 @@ class Rank:
             self._say(farewell(outcome, log, batch=batch))
             end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
             call("on_end", self.callbacks.on_end, end)
-            told[0] = outcome.diverged
-            told[[1 + rank for rank in wire.presence.given_up()]] = 1
-        diverged, *given_up = wire.gather(told)[0].tolist()
+            given_up = wire.presence.given_up()
+        diverged, given_up = end_of(wire, outcome.diverged, given_up, self.ranks.size)
         self._part(wire)
-        self.ranks.end(rank for rank, given in enumerate(given_up) if given)
-        why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
+        self.ranks.end(given_up)
+        why = refusals(accounts, self.roles.describe)
         if why:
             raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
-        return dataclasses.replace(outcome, diverged=bool(diverged))
+        return dataclasses.replace(outcome, diverged=diverged)
 
     def _check_who_came(self, wire: Wire) -> None:
         """Raises PeerError where a rank is missing without which a run is not whole: the last rows of its log may be."""
@@ -215,7 +214,7 @@ class Rank:
 
     def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
         """What all ranks raise: rank 0 says how the run can go on, or that it cannot; there is no DONE."""
-        signal = int(wire.gather(np.array([self.signals.received]))[:, 0].max())
+        (signal,) = wire.settle(np.array([self.signals.received]), lambda received: received.max(axis=0), 1).tolist()
         text, status = f"{self.path} was interrupted by {name_of(signal)}", 0
         if self.rank == 0:
             try:
@@ -226,7 +225,7 @@ class Rank:
             except CheckpointError as error:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
             self.claim.unlock()
-        status = int(wire.gather(np.array([status]))[0, 0])
+        (status,) = wire.settle(np.zeros(0, np.int64), lambda _: np.array([status]), 1).tolist()
         self._part(wire)
         return AgreedError(text, status) if status else RunInterrupted(text)
 

@@ -331,6 +331,12 @@ class Comm:
         self._collectives += 1
         return self.together(range(self.Get_size()), self._collectives, said, table)
 
+    def Igather(self, said: Any, table: Any, root: int) -> Request:
+        return self.Iallgather(said, table if self.rank == root and table.size else None)
+
+    def Ibcast(self, buffer: Any, root: int) -> Request:
+        return self.Iallgather(buffer if self.rank == root else b"", buffer)
+
     def Create_group(self, group: Group) -> Subset:
         return Subset(self, group.ranks)
 

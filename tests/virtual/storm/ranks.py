@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
-from mpisgd.job.finish import finish, outcome_of, refusals
+from mpisgd.job.finish import accounts_of, end_of, finish, outcome_of, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
@@ -250,23 +250,21 @@ class Ranks(World):
 
     def _end(self, rank: int, wire: Any, said: np.ndarray) -> None:
         """What `run.Rank._end` does."""
-        accounts = wire.gather(said)
-        outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
-        if accounts[:, -1].any():
+        interrupted, accounts = accounts_of(wire, said, self.roles.shard_ranks)
+        outcome = outcome_of(self.path, accounts)
+        if interrupted:
             self._interrupted(rank, wire, outcome.clocks)
-        told = np.zeros(1 + len(self.hosts), np.int64)
+        given_up: Iterable[int] = ()
         if rank == 0:
             outcome = finish(outcome, Run(outcome.path) if self.drawn.logged else None)
             for spool in self.path.glob(f"{schema.SPOOL}*"):
                 spool.unlink(missing_ok=True)
-            told[0] = outcome.diverged
-            told[[1 + each for each in wire.presence.given_up()]] = 1
-        _, *given_up = wire.gather(told)[0].tolist()
+            given_up = wire.presence.given_up()
+        _, given_up = end_of(wire, outcome.diverged, given_up, len(self.hosts))
         wire.part()
-        for other, given in enumerate(given_up):
-            if given:
-                self.machine.processes[other].dead = True  # by its node's rank, or the launcher
-        why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
+        for other in given_up:
+            self.machine.processes[other].dead = True  # by its node's rank, or the launcher
+        why = refusals(accounts, self.roles.describe)
         if why:
             raise PeerError(why)
 
@@ -275,7 +273,7 @@ class Ranks(World):
         if rank == 0:
             with contextlib.suppress(MpisgdError):
                 text = interruption.farewell(self.path, HEARD[0], clocks, "again")
-        wire.gather(np.array([0]))
-        wire.gather(np.array([0]))
+        wire.settle(np.array([0]), lambda said: said.max(axis=0), 1)
+        wire.settle(np.zeros(0, np.int64), lambda _: np.array([0]), 1)
         wire.part()
         raise RunInterrupted(text)
