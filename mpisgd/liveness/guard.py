@@ -137,7 +137,7 @@ def failing_fast(
             raise
         status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED
         alone = ulfm.enabled() and expendable() and not is_of_others(error)
-        if not (ulfm.enabled() and ulfm.is_revoked(error)):  # else the one that ended the job has said why
+        if not (ulfm.enabled() and _has_been_said(comm, error)):
             where = "" if isinstance(error, MpisgdError) or _is_failure(comm, error) else traceback.format_exc()
             what = "the others go on without it" if alone else "the job is ended"
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
@@ -187,6 +187,16 @@ def _is_failure(comm: MPI.Intracomm, error: BaseException) -> bool:
     """Whether MPI says that a rank has failed; or what ranks say to all at once has been torn, since one has."""
     torn = isinstance(error, pickle.UnpicklingError | EOFError)
     return ulfm.is_failure(error) or (torn and ulfm.enabled() and len(ulfm.failed(comm)) > 0)
+
+
+def _has_been_said(comm: MPI.Intracomm, error: BaseException) -> bool:
+    """Whether another rank has said why the job ends: all that wait for a lost rank learn of it at once, and speak in turn."""
+    return ulfm.is_revoked(error) or (_is_failure(comm, error) and not ulfm.has_turn(comm, _sleep))
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
 
 
 def _cause(comm: MPI.Intracomm, error: BaseException) -> str:

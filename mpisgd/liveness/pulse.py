@@ -33,10 +33,10 @@ from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.siblings import Siblings, start_s, within
 from mpisgd.comm.presence import Presence
 from mpisgd.liveness.guard import abort, leave_within
+from mpisgd.liveness.ranks import Ranks, place_to_speak
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
-    from mpisgd.liveness.ranks import Ranks
 
 HUB = 0
 LEAST_S = 5.0
@@ -45,8 +45,7 @@ TICK_S = 2.0
 """At most so many seconds count from one look to the next: this rank itself may have been stopped, or the whole job."""
 LOOK_S = 1.0
 TURN_S = 1.0
-"""Seconds between one rank and the next, so that not all say it."""
-TURNS_S = 3.0
+"""Seconds between the first rank that speaks and the second (`ulfm.turn_s`)."""
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 5.0
@@ -256,7 +255,9 @@ class Pulse:
 
     def end(self, silent_s: dict[int, float]) -> None:
         """End the job, unless another rank does: these are silent, for so many seconds."""
-        if self._over.wait(min(TURN_S * self._rank, TURNS_S)) or (ulfm.enabled() and self._job.Is_revoked()):
+        hosts = self._ranks.hosts if self._ranks is not None else ["unknown"] * self._job.Get_size()
+        place = 0 if self._rank == HUB else place_to_speak(self._rank, hosts, silent_s)
+        if self._over.wait(ulfm.turn_s(place, TURN_S)) or (ulfm.enabled() and self._job.Is_revoked()):
             return
         leave_within(FORWARD_S + END_S)
         ranks = sorted(silent_s, key=lambda rank: -silent_s[rank])

@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,19 @@ class Ranks:
             if self.hosts[rank] == self.hosts[self.rank] and rank != self.rank:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pids[rank], signal.SIGKILL)
+
+
+def place_to_speak(rank: int, hosts: Sequence[str], silent: Collection[int]) -> int:
+    """Count the ranks that speak before `rank` of ranks that are silent.
+
+    The first ranks of all nodes speak before the second ones; nodes of silent ranks, which may be gone, come last.
+    """
+    gone, on_node = {hosts[each] for each in silent}, Counter[str]()
+    turns = []
+    for each, host in enumerate(hosts):
+        turns.append((host in gone, on_node[host], each))
+        on_node[host] += 1
+    return sum(turn < turns[rank] and turn[-1] not in silent for turn in turns)
 
 
 def look_around(comm: MPI.Intracomm) -> Ranks:

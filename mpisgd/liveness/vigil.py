@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 LOOK_S = 0.1
 OWN_S = 1.0
 """Seconds for a rank's own loop to find out and to say so, as it mostly does (`guard.failing_fast`)."""
-TURN_S = 0.2
-"""Seconds between one rank and the next, so that not all say it."""
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 2.0
@@ -73,8 +71,7 @@ class Vigil:
         """Say who is lost, unless a rank before this one does: then that has ended the job meanwhile."""
         comm = self._comm
         rank, lost = comm.Get_rank(), ulfm.seen_failed(comm)
-        place = sum(each not in lost for each in range(rank))
-        if self._over.wait(min(TURN_S * place, END_S)) or comm.Is_revoked():
+        if not ulfm.has_turn(comm, self._over.wait):
             return
         said = f"mpisgd: rank {rank} ({self._who()}) on {socket.gethostname()} sees that rank {', '.join(map(str, lost))} is lost"
         text = f"{said}, and here a run goes on only with all ranks: the job is ended\n{self._way_on()}"

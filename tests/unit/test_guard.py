@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -151,9 +155,35 @@ def test_what_is_torn_by_a_death_names_the_dead(
     """A rank that dies while all agree can leave the others with half of what was said; without a death it is a bug."""
     monkeypatch.setattr(guard.ulfm, "enabled", lambda: True)
     monkeypatch.setattr(guard.ulfm, "failed", lambda comm: lost)
+    monkeypatch.setattr(guard.ulfm, "has_turn", lambda comm, over: True)
     monkeypatch.setattr(guard.ulfm, "end_job", lambda comm, status: sys.exit(status))
     with pytest.raises(SystemExit), failing_fast(Threads(2), lambda: "starting"):  # type: ignore[arg-type]
         pickle.loads(b"\xe4")
     told = capsys.readouterr().err
     assert ("PeerError: rank 4 is lost, and this run goes on only with all ranks" in told) is bool(lost)
     assert ("UnpicklingError" in told) is not bool(lost)
+
+
+def test_of_many_that_see_a_rank_lost_one_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    comm = Threads(6)
+    revoked = threading.Event()
+    monkeypatch.setattr(guard.ulfm, "enabled", lambda: True)
+    monkeypatch.setattr(guard.ulfm, "failed", lambda comm: [0])
+    monkeypatch.setattr(guard.ulfm, "seen_failed", lambda comm: [0])
+    monkeypatch.setattr(Threads, "Is_revoked", lambda self: revoked.is_set(), raising=False)
+    monkeypatch.setattr(guard, "FORWARD_S", 0.0)
+
+    def end_job(comm: Any, status: int) -> None:
+        revoked.set()
+        sys.exit(status)
+
+    monkeypatch.setattr(guard.ulfm, "end_job", end_job)
+
+    def waits(rank: int) -> None:
+        with suppress(SystemExit), failing_fast(comm, lambda: f"learner {rank}"):  # type: ignore[arg-type]
+            if rank:
+                pickle.loads(b"\xe4")
+
+    comm.everywhere(waits)
+    told = capsys.readouterr().err
+    assert re.findall("rank ([0-9]) .* failed, the job is ended", told) == ["1"]

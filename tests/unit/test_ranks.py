@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi import ulfm
 from mpisgd.liveness import guard, ranks
-from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
+from mpisgd.liveness.ranks import Ranks, look_around, place_to_speak, refuse_singletons
 from tests.unit.fakes import Threads
 
 VARIABLES = guard.SIZE_VARIABLES
@@ -111,3 +112,28 @@ def test_torchrun_starts_processes_of_which_mpi_knows_nothing(monkeypatch: pytes
         refuse_singletons(alone)
     monkeypatch.delenv("LOCAL_RANK")  # somebody's own variable, without torchrun's others
     refuse_singletons(alone)
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 32])
+@pytest.mark.parametrize("nodes", [1, 2, 16])
+def test_one_rank_speaks_of_a_node_that_is_gone(nodes: int, per_node: int) -> None:
+    """Turns a second apart for the first, which end the job; the job waits for a dead node's turns on no other."""
+    hosts = [f"node{rank // per_node}" for rank in range(nodes * per_node)]
+    node_0 = set(range(per_node)) if nodes > 1 else set()
+    others = set(range(1, len(hosts)))
+    for alive in (others, others - node_0):
+        turns = sorted(ulfm.turn_s(place_to_speak(rank, hosts, {0}), 1.0) for rank in alive)
+        assert len(set(turns)) == len(turns)
+        assert not turns or turns[0] == 0.0
+        assert sum(turn < 1.0 for turn in turns) <= 1
+        assert all(turn <= 12.0 for turn in turns)
+
+
+def test_nodes_take_turns_to_speak() -> None:
+    hosts = "aabbcc"
+    order = lambda silent: sorted(  # noqa: E731
+        (rank for rank in range(6) if rank not in silent), key=lambda rank: place_to_speak(rank, hosts, silent)
+    )
+    assert order({0}) == [2, 4, 3, 5, 1]
+    assert order({2, 3}) == [0, 4, 1, 5]
+    assert order({5}) == [0, 2, 1, 3, 4]

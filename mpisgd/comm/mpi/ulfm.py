@@ -7,10 +7,12 @@ then once a rank has failed: so a rank that ends the job revokes the communicato
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from mpisgd.comm.mpi.launch import with_failures
@@ -19,6 +21,8 @@ from mpisgd.comm.mpi.siblings import Siblings
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
+_TURN_S = 0.2
+"""Seconds between the first rank that speaks of lost ranks and the second."""
 _SPREAD_S = 0.3
 """Seconds for the others to learn that the communicator was revoked, before a rank that goes could look like one that failed."""
 _LAUNCHER_S = 3.0
@@ -56,6 +60,21 @@ def _ranks(comm: MPI.Intracomm, group: MPI.Group) -> list[int]:
 
     ranks = MPI.Group.Translate_ranks(group, list(range(group.size)), comm.Get_group())
     return sorted(rank for rank in ranks if rank >= 0)
+
+
+def turn_s(place: int, each_s: float) -> float:
+    """Seconds after which a rank speaks of what many ranks see, where `place` others speak before: the first is heard alone.
+
+    The turns of the next ones lie ever closer: a node of 64 ranks that is gone holds up nobody for longer than six turns.
+    """
+    return each_s * math.log2(1 + place)
+
+
+def has_turn(comm: MPI.Intracomm, over: Callable[[float], bool]) -> bool:
+    """Wait for the turn of this rank to speak of lost ranks; whether no other has spoken. `over` sleeps: True = be silent."""
+    lost = seen_failed(comm)
+    place = sum(each not in lost for each in range(comm.Get_rank()))
+    return not over(turn_s(place, _TURN_S)) and not comm.Is_revoked()
 
 
 def is_failure(error: BaseException) -> bool:
