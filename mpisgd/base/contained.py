@@ -61,8 +61,8 @@ def _target(path: str) -> str:
         return "somewhere"
 
 
-def data_set(file: h5py.File, name: str) -> h5py.Dataset:
-    """A data set of numbers that lies in this file as it is.
+def data_set(file: h5py.File, name: str, *, virtual: bool = False) -> h5py.Dataset:
+    """A data set of numbers that lies in this file as it is. `virtual`: or is a view of other files, whose names the caller checks.
 
     Raises ValueError where it is missing, behind a link, in another file, a view of others, or of things without a size.
     """
@@ -75,7 +75,7 @@ def data_set(file: h5py.File, name: str) -> h5py.Dataset:
     if not isinstance(opened, h5py.h5d.DatasetID):
         raise ValueError(f"{name} is no data set")
     data = h5py.Dataset(opened, readonly=file.mode == "r")
-    if data.is_virtual or data.external:
+    if (data.is_virtual and not virtual) or data.external:
         raise ValueError(f"{name} is said to lie in other files, which are not read")
     if data.dtype.hasobject:
         raise ValueError(f"{name} has elements of any length, expected numbers")

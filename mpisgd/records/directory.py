@@ -23,6 +23,8 @@ from mpisgd.records.log.schema import LogRows
 from mpisgd.records.log.writer import explain
 
 _CHUNK_ROWS = 1024
+LINKED_NBYTES = 1 << 30
+"""Bytes of a table above which `log.h5` refers to the ranks' rows in place of a copy: to copy 1 GiB takes seconds."""
 
 
 def claim(path: Path, *, overwrite: bool) -> Lock:
@@ -86,9 +88,9 @@ def write_config(path: Path, text: str) -> None:
 def join(run: Run) -> None:
     """Make `log.h5`: each table the rows of all ranks, and of attempts that are continued, one after the other.
 
-    They are copied, in chunks that have HDF5's own checksums (Fletcher32), and compared with those of whoever wrote them. So
-    whoever opens the file, with whatever, is told of a flipped bit, and needs no other file: virtual data sets over those of the
-    ranks show zeros in the place of a file that is missing (TRAPS 8). It takes the room of the log once more.
+    Rows are copied, in chunks that have HDF5's own checksums (Fletcher32), and compared with those of whoever wrote them. So
+    whoever opens the file, with whatever, is told of a flipped bit, and needs no other file. A table above `LINKED_NBYTES` is a
+    virtual data set over the ranks' files: made at once, and without room; a file that is missing reads as zeros (TRAPS 8).
 
     Raises DataError where a file is missing or damaged.
     """
@@ -104,7 +106,7 @@ def join(run: Run) -> None:
             for number, layout in enumerate(run.earlier):
                 log.create_group(f"layouts/{number}").attrs.update(attributes_of(layout))
             for each in joined(run):
-                _copy(log, each)
+                (_link if _is_linked(each) else _copy)(log, each)
             for name, rows in counted(run).items():
                 data = log.create_dataset(name, data=rows, fletcher32=True, chunks=True)
                 if rows.dtype.names:
@@ -166,8 +168,37 @@ def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
     return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
 
 
+def _is_linked(table: Joined) -> bool:
+    """Whether `log.h5` is to refer to the rows of a table: there are many, and all files have the same columns."""
+    is_large = count_of(table) * table.dtype.itemsize > LINKED_NBYTES
+    return is_large and all(part.dtype(table.table) == table.dtype for part in table.parts)
+
+
+def count_of(table: Joined) -> int:
+    return sum(part.length(table.table) for part in table.parts)
+
+
+def links_of(table: Joined) -> list[tuple[int, int, str]]:
+    """Where `log.h5` finds the rows of a table: first row, number of rows, file; in each file the rows are the first ones."""
+    found, start = [], 0
+    for part in table.parts:
+        if length := part.length(table.table):
+            found.append((start, length, part.path.name))
+        start += length
+    return found
+
+
+def _link(log: h5py.File, into: Joined) -> None:
+    layout = h5py.VirtualLayout((count_of(into),), into.dtype)
+    for start, length, name in links_of(into):
+        layout[start : start + length] = h5py.VirtualSource(name, into.table, (length,), into.dtype)[:length]
+    data = log.create_virtual_dataset(into.place, layout)
+    data.attrs["rows"] = len(data)
+    explain(data, into.table, into.dtype)
+
+
 def _copy(log: h5py.File, into: Joined) -> None:
-    count = sum(part.length(into.table) for part in into.parts)
+    count = count_of(into)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = log.create_dataset(into.place, (count,), into.dtype, **how)
     data.attrs["rows"] = count

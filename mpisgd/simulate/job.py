@@ -18,7 +18,7 @@ from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
 from mpisgd.exchange import links
 from mpisgd.job import naming, placement
-from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of
+from mpisgd.job.finish import Outcome, check_books, farewell, finish, headline, outcome_of
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
@@ -88,6 +88,9 @@ class Job:
         outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
         buffers.forget(self.path, 0)
         log = Run(self.path) if config.log.enabled else None
+        if log is not None:
+            for shard, clock in enumerate(outcome.clocks):
+                check_books(log, shard, clock)
         outcome = finish(outcome, log)
         self._say(farewell(outcome, log, batch=config.protocol.batch))
         return outcome

@@ -17,6 +17,7 @@ import torch
 from mpisgd import replay
 from mpisgd.analysis.opened import open_run
 from mpisgd.base.errors import DataError
+from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.rank_file import read_sums
 from mpisgd.records.log.reader import Directory, Run
@@ -47,6 +48,19 @@ def sum_anew(run: Path) -> None:
             done[name] = sums.of_file(run / file)
     done["files"] = {name: read_sums(run / name) for name in done["files"]}
     (run / schema.DONE).write_text(sums.sealed_json(done))
+
+
+@pytest.fixture
+def linked(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run whose log is so large that log.h5 refers to the ranks' rows."""
+    monkeypatch.setattr(directory, "LINKED_NBYTES", 0)
+    (run / schema.LOG).unlink()
+    done = (run / schema.DONE).read_bytes()
+    (run / schema.DONE).unlink()
+    directory.join(Run(run))
+    (run / schema.DONE).write_bytes(done)
+    sum_anew(run)
+    return run
 
 
 def halve(path: Path, table: str, column: str) -> None:
@@ -170,3 +184,77 @@ def test_sums_of_another_kind_are_refused_and_nothing_fails(told: object, what: 
     for reader in readers:
         with pytest.raises(DataError, match=r"DONE is damaged|damaged, or was edited"):
             reader()
+
+
+def test_a_large_log_is_joined_by_reference(linked: Path, honest: Path) -> None:
+    with h5py.File(linked / schema.LOG) as log, h5py.File(honest / schema.LOG) as copied:
+        assert log["pushes"].is_virtual and log["updates"].is_virtual
+        for name in copied:
+            assert log[name][:].tobytes() == copied[name][:].tobytes()
+            assert log[name].attrs["rows"] == len(copied[name])
+            assert log[name].attrs["meanings"].tolist() == copied[name].attrs["meanings"].tolist()
+    assert (linked / schema.LOG).stat().st_size < 0.7 * (honest / schema.LOG).stat().st_size
+    assert refused(linked) == ""
+    assert open_run(linked).balanced
+
+
+def _of_another_file(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    layout[:rows] = h5py.VirtualSource("shard-000.attempt-0.h5", "pushes", (rows,), dtype)[:rows]
+
+
+def _of_a_file_elsewhere(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    layout[:rows] = h5py.VirtualSource("../shard-001.attempt-0.h5", "pushes", (rows,), dtype)[:rows]
+
+
+def _of_other_rows(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    layout[: rows - 1] = h5py.VirtualSource(name, "pushes", (rows,), dtype)[1:]
+
+
+def _of_every_second_row(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    layout[: rows // 2] = h5py.VirtualSource(name, "pushes", (rows,), dtype)[: 2 * (rows // 2) : 2]
+
+
+def _of_another_table(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    layout[:rows] = h5py.VirtualSource(name, "events", (rows,), dtype)[:rows]
+
+
+def _of_rows_turned_round(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    source = h5py.VirtualSource(name, "pushes", (rows,), dtype)
+    layout[: rows - 5], layout[rows - 5 : rows] = source[5:], source[:5]
+
+
+def _of_no_file(layout: Any, name: str, rows: int, dtype: np.dtype) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "lead",
+    [
+        *(_of_another_file, _of_a_file_elsewhere, _of_other_rows, _of_every_second_row, _of_another_table),
+        *(_of_rows_turned_round, _of_no_file),
+    ],
+)
+def test_references_of_a_large_log_lead_to_the_rows_of_its_ranks(
+    lead: Callable[[Any, str, int, np.dtype], None], linked: Path
+) -> None:
+    with h5py.File(linked / "shard-001.attempt-0.h5") as file, h5py.File(linked / "shard-000.attempt-0.h5") as before:
+        rows, first, dtype = int(file["committed"][0]), int(before["committed"][0]), file["pushes"].dtype
+    with h5py.File(linked / schema.LOG, "r+") as log:
+        del log["pushes"]
+        layout = h5py.VirtualLayout((first + rows,), dtype)
+        layout[:first] = h5py.VirtualSource("shard-000.attempt-0.h5", "pushes", (first,), dtype)[:first]
+        moved = _Moved(layout, first)
+        lead(moved, "shard-001.attempt-0.h5", rows, dtype)
+        log.create_virtual_dataset("pushes", layout)
+    sum_anew(linked)
+    assert re.search(r"log\.h5: pushes (refers to|is not made of)", refused(linked))
+
+
+class _Moved:
+    """A layout from some row on."""
+
+    def __init__(self, layout: Any, first: int) -> None:
+        self._layout, self._first = layout, first
+
+    def __setitem__(self, rows: slice, source: Any) -> None:
+        self._layout[self._first + (rows.start or 0) : self._first + rows.stop] = source

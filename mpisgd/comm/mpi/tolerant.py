@@ -275,12 +275,12 @@ class TolerantWire(Wire):
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
-    def meet(self) -> None:
+    def meet(self, busy_s: float = 0.0) -> None:
         """Wait until all who are not lost are here."""
         nothing = np.zeros(1, np.int64)
-        self.settle(nothing, lambda _: nothing, 1)
+        self.settle(nothing, lambda _: nothing, 1, busy_s)
 
-    def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
+    def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int, busy_s: float = 0.0) -> np.ndarray:
         """Settle as `Wire` does; lost ranks say zeros, and a rank without which the others have met hears zeros.
 
         All meet at the hub, which answers when all ranks are there that it waits for.
@@ -302,7 +302,7 @@ class TolerantWire(Wire):
             return decided
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         table[HUB] = said
-        heard = self._hear(table)
+        heard = self._hear(table, busy_s)
         decided = decide(table)
         answers = {}
         for rank in heard:
@@ -317,7 +317,7 @@ class TolerantWire(Wire):
                 self._losses.give_up(rank)
         return decided
 
-    def _hear(self, table: np.ndarray) -> list[int]:
+    def _hear(self, table: np.ndarray, busy_s: float) -> list[int]:
         """Receive a row of the table from every rank; those who have come."""
         coming = {
             rank
@@ -329,7 +329,7 @@ class TolerantWire(Wire):
             table[rank] = said
             heard.append(rank)
         self._said.clear()
-        start_s = time.perf_counter()
+        start_s = time.perf_counter() + busy_s
         sleep_s = _SLEEP_S
         while coming:
             self._see_whether_all_is_over()

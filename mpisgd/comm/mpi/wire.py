@@ -259,8 +259,8 @@ class Wire:
         elif requests:
             MPI.Request.Waitall(requests)
 
-    def meet(self) -> None:
-        """A barrier at which ranks wait politely."""
+    def meet(self, busy_s: float = 0.0) -> None:
+        """A barrier at which ranks wait politely. `busy_s`: seconds that a rank which lives may still have to do."""
         self._wait(self._comm.Ibarrier())
 
     def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:

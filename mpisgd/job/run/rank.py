@@ -22,7 +22,19 @@ from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
 from mpisgd.exchange import links
 from mpisgd.job import interruption
-from mpisgd.job.finish import Outcome, accounts_of, after_all, end_of, farewell, finish, headline, outcome_of, refusals
+from mpisgd.job.finish import (
+    Outcome,
+    accounts_of,
+    after_all,
+    check_books,
+    end_of,
+    farewell,
+    finish,
+    headline,
+    outcome_of,
+    reading_s,
+    refusals,
+)
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.roles import Built, build
 from mpisgd.job.run.mpi_world import MpiWorld
@@ -170,12 +182,17 @@ class Rank:
     # --------------------------------------------------------------------------------------------------------- the end
 
     def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
-        """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
+        """Each shard checks its books, rank 0 joins the logs and says DONE; nobody leaves before that."""
         logged, batch = self.setup.config.log.enabled, self.setup.config.protocol.batch
         interrupted, accounts = accounts_of(wire, said, self.roles.shard_ranks)
         outcome = outcome_of(self.path, accounts)
         if interrupted:
             raise self._interrupted(wire, outcome)
+        if logged:
+            for shard, rank in enumerate(self.roles.shard_ranks):
+                if rank == self.rank:
+                    check_books(Run(self.path), shard, int(said[0]))
+            wire.meet(reading_s(self.path) if self.rank == 0 else 0.0)
         given_up: Iterable[int] = ()
         if self.rank == 0:
             self._check_who_came(wire)

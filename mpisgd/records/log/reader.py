@@ -300,6 +300,19 @@ class Run(Tables):
                         getattr(counts[shard], name).add(some[some["shard"] == shard])
         return counts
 
+    def ended(self, shard: int) -> tuple[np.void, Counts, Books]:
+        """Read what the files of a shard that has left say, without those of other shards: summary, counts, account."""
+        path = self._files[shard]
+        summary = read_summary(path)[0]
+        counts = read_file(path, "counts", partial(read_counts, path))
+        if counts is None:
+            counts = Counts()
+            for name in schema.THINNED:
+                for rows in (rows for part in self.parts_of(shard) for rows in part.chunks(name)):
+                    for start in range(0, len(rows), _COUNTED):
+                        getattr(counts, name).add(rows[start : start + _COUNTED])
+        return summary, counts, _account(summary, counts.pushes.books(int(summary["final_clock"])))
+
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""
         each = enumerate(zip(self.summaries, self.counts, strict=True))

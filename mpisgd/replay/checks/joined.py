@@ -34,13 +34,19 @@ def check_joined(run: Run) -> None:
 
 
 def _compare(log: h5py.File, run: Run) -> None:
-    expected = {each.place: directory.rows_of(each) for each in directory.joined(run)}
-    expected |= {name: iter([rows]) for name, rows in directory.counted(run).items()}
-    found = set(_names(log))
-    for name in sorted(found ^ set(expected)):
+    tables = {each.place: each for each in directory.joined(run)}
+    counted = directory.counted(run)
+    expected, found = {*tables, *counted}, set(_names(log))
+    for name in sorted(found ^ expected):
         refuse(f"{name} {'is no table of a run' if name in found else 'is missing'}", -1, schema.LOG)
-    for name, pieces in expected.items():
-        _compare_rows(contained.data_set(log, name), name, pieces)
+    for name, table in tables.items():
+        data = contained.data_set(log, name, virtual=True)
+        if data.is_virtual:
+            _compare_links(data, table)
+        else:
+            _compare_rows(data, name, directory.rows_of(table))
+    for name, rows in counted.items():
+        _compare_rows(contained.data_set(log, name), name, iter([rows]))
     told: dict[str, Any] = {"schema_version": schema.SCHEMA_VERSION}
     for number, layout in enumerate(run.earlier):
         told |= {f"layouts/{number}/{name}": value for name, value in directory.attributes_of(layout).items()}
@@ -48,6 +54,18 @@ def _compare(log: h5py.File, run: Run) -> None:
         group, _, name = place.rpartition("/")
         if (here := contained.attribute(log[group] if group else log, name)) != value:
             refuse(f"{place} = {here}, expected {value}", -1, schema.LOG)
+
+
+def _compare_links(data: h5py.Dataset, table: directory.Joined) -> None:
+    """Raises Untrue where a table refers to other rows than its ranks'; these are checked where they lie."""
+    found = []
+    for source in data.virtual_sources():
+        ((start,), (last,)), first = source.vspace.get_select_bounds(), source.src_space.get_select_bounds()
+        if source.dset_name != table.table or first != ((0,), (last - start,)):
+            refuse(f"{table.place} refers to {source.dset_name}, rows {first}, of {source.file_name}", -1, schema.LOG)
+        found.append((start, 1 + last - start, source.file_name))
+    if found != directory.links_of(table) or (len(data), data.dtype) != (directory.count_of(table), table.dtype):
+        refuse(f"{table.place} is not made of the rows that its ranks wrote", -1, schema.LOG)
 
 
 def _compare_rows(data: h5py.Dataset, name: str, pieces: Iterator[LogRows]) -> None:

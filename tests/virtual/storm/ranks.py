@@ -24,7 +24,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
-from mpisgd.job.finish import accounts_of, end_of, finish, outcome_of, refusals
+from mpisgd.job.finish import accounts_of, check_books, end_of, finish, outcome_of, reading_s, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
@@ -254,6 +254,11 @@ class Ranks(World):
         outcome = outcome_of(self.path, accounts)
         if interrupted:
             self._interrupted(rank, wire, outcome.clocks)
+        if self.drawn.logged:
+            for shard, its_rank in enumerate(self.roles.shard_ranks):
+                if rank == its_rank:
+                    check_books(Run(self.path), shard, int(said[0]))
+            wire.meet(reading_s(self.path) if rank == 0 else 0.0)
         given_up: Iterable[int] = ()
         if rank == 0:
             outcome = finish(outcome, Run(outcome.path) if self.drawn.logged else None)
