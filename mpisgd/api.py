@@ -107,9 +107,11 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
                 consent.check(path, config, brought, consent.resume_line(path, config), training=True)
             config = as_many_shards_as_ranks(path, config)
         from mpisgd.comm.mpi.library import MPI
-        from mpisgd.job.parts import Brought
-        from mpisgd.job.run import run
+        from mpisgd.liveness.vigil import Vigil
 
-        return run(
-            config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data, step, callbacks), resumed=path is not None
-        )
+        ranks = MPI.COMM_WORLD if comm is None else comm
+        with Vigil(ranks, lambda: "starting", str):  # torch may take minutes to import
+            from mpisgd.job.parts import Brought
+            from mpisgd.job.run import run
+
+        return run(config, ranks, Brought(model, loss, data, step, callbacks), resumed=path is not None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import ConfigError
@@ -18,6 +20,9 @@ from mpisgd.liveness.guard import SIZE_VARIABLES, launched_rank, launched_rank_v
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
+
+_OPEN_FILES = 128
+"""Files that a rank may open while it trains: log, checkpoints, data, pipes of its data's workers."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,25 @@ def look_around(comm: MPI.Intracomm) -> Ranks:
             [name for name, *_ in everybody], [theirs for _, theirs, _, _ in everybody], [count for *_, count in everybody]
         ),
     )
+
+
+def connections(rank: int, hosts: Sequence[str], shard_ranks: Collection[int]) -> int:
+    """Count the other nodes' ranks that may connect to a rank: to shards and rank 0 all, to others shards and a tree of ranks."""
+    elsewhere = [each for each, host in enumerate(hosts) if host != hosts[rank]]
+    if rank == 0 or rank in shard_ranks:
+        return len(elsewhere)
+    return min(len(elsewhere), 1 + len(shard_ranks) + 2 * len(hosts).bit_length())
+
+
+def make_room(connections: int) -> str:
+    """Raise this process's limit of open files to what it may need; say what is missing, "" = nothing."""
+    needed = len(list(Path("/proc/self/fd").iterdir())) + _OPEN_FILES + connections if connections else 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return ""
+    granted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+    return "" if granted == needed else f"may need {needed:,} open files and connections, and may have {hard:,}"
 
 
 def refuse_singletons(ranks: Ranks) -> None:

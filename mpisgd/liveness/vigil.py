@@ -60,7 +60,10 @@ class Vigil:
             self._thread.join()
 
     def _watch(self) -> None:
+        from mpisgd.comm.mpi.library import MPI
+
         while not self._over.wait(LOOK_S):
+            MPI.COMM_SELF.Iprobe()  # MPI learns of a failure only when it is called: this rank may be importing torch
             if self._comm.Is_revoked():
                 if not self._over.wait(END_S):
                     os._exit(EXIT_FAILED)

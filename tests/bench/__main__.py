@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import beside, clipping, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
+from tests.bench import beside, clipping, crowd, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
     every_updates: int = 50
     """faults: clocks from one checkpoint to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
-    """start: how many are started."""
+    """start, crowd: how many are started."""
     nbytes: int = 6_000_000_000
     """memory: of the images in the file."""
     model_nbytes: int = 1_500_000_000
@@ -98,6 +98,11 @@ def _start(options: Options) -> Measured:
     return rows, start.lines_of(rows)
 
 
+def _crowd(options: Options) -> Measured:
+    rows = crowd.measure(options.ranks)
+    return rows, crowd.lines_of(rows)
+
+
 def _memory(options: Options) -> Measured:
     rows = memory.measure(options.nbytes)
     return rows, memory.lines_of(rows)
@@ -133,6 +138,7 @@ BENCHES = {
     "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", _clipping),
     "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
+    "crowd": Bench(1, "messages and bytes of each of thousands of ranks at a job's start and end", _crowd),
     "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
     "pieces": Bench(1, "memory of ranks that train a model of 1.5 GB of which each has a piece", _pieces),
     "vectors": Bench(1, "vectors of the model's size that each kind of rank keeps, by way, learners and shards", _vectors),

@@ -25,6 +25,8 @@ from typing import Any
 from mpisgd.liveness.guard import launched_rank
 
 BEFORE_MPI = ("launch", "import", "mpi-init")
+TORCH = "torch"
+"""When MPI has begun, and torch is imported; DIE_SLOW_S seconds are what that takes on the other ranks."""
 #: Point -> (module, function, which call of it, after it): where agreement is under way, and where it is over.
 START = {
     "look-around": ("mpisgd.job.run.start", "look_around", 1, False),
@@ -45,9 +47,10 @@ LATER = {
     "last update": ("mpisgd.exchange.channel", "LearnerChannel.goodbye", 1, False),
     "evaluation": ("mpisgd.evaluator", "Evaluator.evaluate_all", 1, False),
     "end": ("mpisgd.job.run.rank", "Rank._end", 1, False),
+    "books": ("mpisgd.job.run.rank", "check_books", 1, False),
     "finish": ("mpisgd.job.run.rank", "finish", 1, False),
 }
-POINTS = (*BEFORE_MPI, *START, *LATER)
+POINTS = (*BEFORE_MPI, TORCH, *START, *LATER)
 #: A rank of a group, besides.
 GROUPED = {
     "forward": ("mpisgd.pipeline.pieces", "StagePasses.pass_on", 21, False),
@@ -58,8 +61,8 @@ GROUPED = {
     "agreed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, False),
     "pushed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, True),
 }
-#: In a fault-tolerant run: the fourth time that all meet, when rank 0 has said DONE, and who is given up.
-LAST = {"last meeting": ("mpisgd.comm.mpi.tolerant", "TolerantWire.gather", 4, False)}
+#: In a fault-tolerant run: the fifth time that all meet, when rank 0 has said DONE, and who is given up.
+LAST = {"last meeting": ("mpisgd.comm.mpi.tolerant", "TolerantWire.settle", 5, False)}
 SAID = "dies now"
 
 
@@ -126,10 +129,14 @@ def main() -> int:
             _before_import("mpi4py.MPI", die)
         elif at == "mpi-init":
             _before_import("mpi4py.MPI", _killed_in_init)
+        elif at == TORCH:
+            _before_import("torch", die)
         else:
             _at_call(*(START | LATER | GROUPED | LAST)[at])
     elif at == "mpi-init" and rank == os.environ["DIE_WAITS"]:
         _before_import("mpi4py.MPI", _wait_for_mark)
+    elif at == TORCH:
+        _before_import("torch", lambda: time.sleep(float(os.environ.get("DIE_SLOW_S", "5"))))
     from mpisgd.__main__ import main as mpisgd
 
     if meet_s := os.environ.get("DIE_MEET_S"):

@@ -24,7 +24,7 @@ from mpisgd import replay
 from mpisgd.job.interruption import newest
 from mpisgd.records.log.reader import Run
 from tests.faults.campaign import Found, configured, main
-from tests.faults.dying import BEFORE_MPI, LATER, POINTS, SAID, START
+from tests.faults.dying import BEFORE_MPI, LATER, POINTS, SAID, START, TORCH
 from tests.faults.job import Job
 
 TEAM = 2
@@ -92,12 +92,12 @@ class Draw:
     @property
     def ends(self) -> bool:
         """Whether the death must end the job."""
-        return self.form != "fault-tolerant" or self.point in (*BEFORE_MPI, *START) or self.role == "shard"
+        return self.form != "fault-tolerant" or self.point in (*BEFORE_MPI, TORCH, *START) or self.role == "shard"
 
     @property
     def late(self) -> bool:
         """Whether the point is at the end of the training, which so must have one."""
-        return self.point in ("last update", "end", "finish") or (self.point == "evaluation" and not self.evaluator)
+        return self.point in ("last update", "end", "books", "finish") or (self.point == "evaluation" and not self.evaluator)
 
     def settings(self, out: Path) -> dict[str, Any]:
         return WAYS[self.way] | {
@@ -128,6 +128,7 @@ def comes_to(point: str, role: str) -> bool:
         "training": computes,
         "serving": serves,
         "evaluation": ("evaluator", "learner", "learner and shard", "leader"),
+        "books": serves,
         "finish": serves,
     }
     return role in some.get(point, ROLES)
@@ -211,9 +212,9 @@ def _epochs(out: Path) -> float:
 def _ended(job: Job, out: Path, dead_s: float, drawn: Draw, found: Found) -> None:
     status = job.end(GONE_S)
     took_s = time.monotonic() - dead_s
-    found.seconds[f"{'before the agreement' if drawn.point in (*BEFORE_MPI, *START) else 'later'}: until all are gone"].append(
-        took_s
-    )
+    found.seconds[
+        f"{'before the agreement' if drawn.point in (*BEFORE_MPI, TORCH, *START) else 'later'}: until all are gone"
+    ].append(took_s)
     found.totals["ended"] += 1
     busy = os.getloadavg()[0] > 3 * (os.cpu_count() or 1)  # with other things: processes that are to end wait for a core
     found.totals[f"ended after more than {WITHIN_S:g} s, on a busy machine"] += busy and took_s > WITHIN_S

@@ -65,6 +65,15 @@ def test_a_death_in_the_start_ends_the_job(
     assert not (out / "DONE").exists()
 
 
+def test_a_death_while_torch_is_imported_is_seen_before_the_others_have_imported_it(started: list[Job], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = begin(started, out, 4, "tests.faults.dying", DIE_AT=dying.TORCH, DIE_RANK="2", DIE_SLOW_S="300")
+    job.wait_for(dying.SAID)
+    assert job.end(END_S) not in (0, None), job.text
+    assert "rank 0 (starting) on" in job.text and "sees that rank 2 is lost" in job.text, job.text
+    assert not out.exists()
+
+
 def test_a_member_of_a_team_that_dies_ends_the_job(started: list[Job], tmp_path: Path) -> None:
     """The others of its team are at a barrier of their own, of which nobody else knows."""
     out = tmp_path / "run"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi import ulfm
+from mpisgd.job.run import start
 from mpisgd.liveness import guard, ranks
-from mpisgd.liveness.ranks import Ranks, look_around, place_to_speak, refuse_singletons
+from mpisgd.liveness.ranks import Ranks, connections, look_around, place_to_speak, refuse_singletons
 from tests.unit.fakes import Threads
 
 VARIABLES = guard.SIZE_VARIABLES
@@ -137,3 +143,47 @@ def test_nodes_take_turns_to_speak() -> None:
     assert order({0}) == [2, 4, 3, 5, 1]
     assert order({2, 3}) == [0, 4, 1, 5]
     assert order({5}) == [0, 2, 1, 3, 4]
+
+
+def test_a_rank_has_as_many_connections_as_ranks_elsewhere_may_make() -> None:
+    hosts = [f"node{rank // 64}" for rank in range(4096)]
+    shards = range(0, 4096, 64)
+    assert [connections(rank, hosts, shards) for rank in (0, 64, 1, 4095)] == [4032, 4032, 1 + 64 + 26, 91]
+    assert connections(1, ["a", "a"], [0]) == 0
+    assert connections(1, ["a", "b"], [0]) == 1
+
+
+LIMITED = """
+import resource, sys
+from mpisgd.liveness.ranks import make_room
+soft, hard, connections = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+print(make_room(connections) or "enough", resource.getrlimit(resource.RLIMIT_NOFILE)[0], sep="|")
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "said"),
+    [
+        (256, 4096, 0, "enough|256"),
+        (256, 4096, 10, "enough|256"),
+        (256, 4096, 1000, r"enough|11\d\d"),
+        (256, 512, 1000, r"may need 1,1\d\d open files and connections, and may have 512|512"),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft: int, hard: int, connections: int, said: str) -> None:
+    words = [sys.executable, "-c", LIMITED, *map(str, (soft, hard, connections))]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    assert re.fullmatch(said.replace("|", r"\|"), found), found
+
+
+def test_who_has_too_few_is_told_by_rank_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    comm = Threads(4)
+    monkeypatch.setattr(start, "make_room", lambda count: f"may need {count}" if comm.Get_rank() != 2 else "")
+    roles = SimpleNamespace(shard_ranks=(0, 2))
+    comm.everywhere(lambda rank: start._make_room(comm, _four(rank), roles))  # type: ignore[arg-type]
+    assert "rank 0-1, 3 may need 3: over TCP, connections would fail; raise the hard limit" in capsys.readouterr().err
+
+
+def _four(rank: int) -> Ranks:
+    return Ranks(size=4, rank=rank, hosts=tuple("abcd"), cores=1, own_cores=1, pids=())

@@ -37,7 +37,7 @@ from mpisgd.job.world import Setup
 from mpisgd.liveness import binding, cores, tolerance, usher
 from mpisgd.liveness.guard import AgreedError, agree, ranges
 from mpisgd.liveness.pulse import Pulse
-from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
+from mpisgd.liveness.ranks import Ranks, connections, look_around, make_room, refuse_singletons
 from mpisgd.models.in_pieces import InPieces
 from mpisgd.pipeline import balance
 from mpisgd.pipeline.rounds import Rounds
@@ -55,6 +55,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     config = naming.as_brought(config, brought)
     roles, protocol, tolerant = agree(comm, lambda: place(config, ranks))
     ranks = _bind(config, comm, ranks, roles)
+    _make_room(comm, ranks, roles)
     config = replace(config, shards=len(roles.shard_ranks))
     told = ranks.rank in (roles.shard_ranks[0], roles.evaluator_rank)
     agree(comm, lambda: loggers.check(config.loggers, used=told))
@@ -104,6 +105,15 @@ def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ra
     if told and ranks.rank == 0:
         speech.warn(told)
     return ranks
+
+
+def _make_room(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> None:
+    """For files and connections of each rank; where limits are too low, rank 0 says so: with a fast network few are needed."""
+    lacks = comm.allgather(make_room(connections(ranks.rank, ranks.hosts, roles.shard_ranks)))
+    short = [rank for rank, lack in enumerate(lacks) if lack]
+    if short and ranks.rank == 0:
+        text = f"rank {ranges(short)} {lacks[short[0]]}: over TCP, connections would fail"
+        speech.warn(f"{text}; raise the hard limit, `ulimit -Hn`, on all nodes, before the ranks are started")
 
 
 def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:
