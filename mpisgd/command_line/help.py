@@ -83,6 +83,7 @@ BESIDE: Mapping[str, str] = {
     "epoch_samples": "sampling",
     "spares": "faults.mode",
     "checkpoint.keep": "checkpoint.every_updates",
+    "checkpoint.partner_updates": "checkpoint.every_updates",
     "straggler.pause_every": "straggler.pause_learner",
     "straggler.pause_s": "straggler.pause_learner",
     "straggler.rest_deviation_s": "straggler.rest_mean_s",

@@ -126,6 +126,9 @@ FEATURES: Mapping[str, Feature] = {
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
     "batch": Feature(lambda config: config.protocol.batch, "protocol sandblaster"),
+    "partner": Feature(
+        lambda config: config.checkpoint.partner_updates > 0, "checkpoint.partner_updates", "checkpoint.partner_updates", "0"
+    ),
     "several portions": Feature(_own_steps("push_every"), "protocol.push_every", "protocol.push_every", "1"),
     "in order": Feature(lambda config: getattr(config.protocol, "order", "") == "portions", "protocol.order = 'portions'"),
     "weights' average": Feature(lambda config: config.averaging > 0, "averaging > 0", "averaging", "0"),
@@ -297,6 +300,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(((each, "batch") for each in ("optimizer", "schedule", "groups", "alpha0", "scaling")), _BATCH_STEP),
     ("several portions", "in order"): "each portion is summed by itself",
     ("patience", "batch"): "its tolerances say when it ends",
+    ("partner", "batch"): "a checkpoint is due when an iteration ends, which its coordinator alone knows",
     ("epochs", "batch"): "protocol.iterations is its length",
     ("local steps", "batch"): "learners evaluate where the coordinator says, and nowhere else",
     ("weights' average", "batch"): "its weights are those of the last iteration",

@@ -156,11 +156,23 @@ class CheckpointOptions:
     every_updates: int = 0
     """Write a checkpoint every so many updates; 0 = at signals only. Each shard writes its slice when its clock is a multiple
     (sandblaster: at the end of the iteration that comes to one); a signal that interrupts the run leads to one in any case."""
+    partner_updates: int = 0
+    """Keep each shard's newest state in memory besides, on its node and on a partner's, every so many updates; 0 = off. `--resume`
+    takes it where it is newer: a node may be lost, and little was computed in vain, without a checkpoint in the run's directory
+    every minute. `every_updates` is a multiple of it, or 0."""
     keep: int = 2
     """Keep this many complete checkpoints. Those that the run was continued from are kept besides."""
 
     def __post_init__(self) -> None:
-        at_least(self, "checkpoint.", every_updates=0, keep=1)
+        at_least(self, "checkpoint.", every_updates=0, partner_updates=0, keep=1)
+        fits = self.partner_updates == 0 or self.every_updates % self.partner_updates == 0
+        expected = f"a divisor of checkpoint.every_updates = {self.every_updates}, or 0"
+        require(fits, "checkpoint.partner_updates", self.partner_updates, expected)
+
+    @property
+    def regular(self) -> bool:
+        """Whether states are kept while nothing asks for one."""
+        return self.every_updates > 0 or self.partner_updates > 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ shard that has drops it as repeated.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,13 +140,13 @@ def finished(run: Path) -> Outcome | None:
         raise DataError(f"{run / schema.DONE} is damaged: {error}") from error
 
 
-def find(run: Path, config: Config) -> Resumption:
-    """Find the checkpoint to go on from.
+def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:
+    """Find the checkpoint to go on from. `whole`: clocks of checkpoints whose bytes have been looked at.
 
     Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
     """
     notes: list[str] = []
-    checkpoint = disk.newest(run, notes.append)
+    checkpoint = disk.newest(run, notes.append, whole)
     if config.protocol.batch and not checkpoint.coordinator:
         raise CheckpointError(
             f"{checkpoint.path} has weights alone, and no history: an earlier mpisgd wrote it; begin anew with them:"
@@ -157,7 +157,7 @@ def find(run: Path, config: Config) -> Resumption:
     environment = Run(run).environment
     attempts = environment.get("attempts") or [{**_entry(environment, config_file.read(run / schema.CONFIG)), "attempt": 0}]
     number = 1 + max(each["attempt"] for each in attempts)
-    if config.checkpoint.every_updates == 0:
+    if not config.checkpoint.regular:
         notes.append("checkpoint.every_updates = 0: a checkpoint is written only where a signal interrupts the run")
     return Resumption(number, checkpoint, attempts, notes)
 

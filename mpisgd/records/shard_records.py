@@ -78,7 +78,8 @@ class ShardRecords:
             self.log.event(Event.SKIPPED, mark["clock"], start_s)
             return
         self.log.flush()
-        self.saved_clock = mark["clock"]
+        if last or checkpoints.lasts(mark["clock"]):
+            self.saved_clock = mark["clock"]
         self._note_unsaved(checkpoints, now)
         next_seq = [1 + max(seqs) for seqs in zip(mark["applied_seq"], self._dropped_seq, strict=True)]
         taken = self.snapshots.taken[: self._snapshots]

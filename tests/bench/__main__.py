@@ -25,7 +25,7 @@ class Options:
     peer_python: str = sys.executable
     """peers: the Python of an environment that has them, TensorFlow, say; default: this one."""
     every_updates: int = 50
-    """faults: clocks from one checkpoint to the next."""
+    """faults, near: clocks from one checkpoint to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
     """start, crowd: how many are started."""
     nbytes: int = 6_000_000_000
@@ -76,6 +76,14 @@ def _peers(options: Options) -> Measured:
 def _faults(options: Options) -> Measured:
     rows = faults.measure(options.repetitions, options.every_updates)
     return rows, checkpoint.lines_of(rows)
+
+
+def _near(options: Options) -> Measured:
+    from mpisgd.comm.mpi.library import MPI
+    from tests.bench import near
+
+    rows = near.measure(MPI.COMM_WORLD, options.repetitions, options.every_updates)
+    return rows, near.lines_of(rows)
 
 
 def _settings(options: Options) -> Measured:
@@ -133,6 +141,7 @@ BENCHES = {
     "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", _oversubscribed, least=3),
     "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
     "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
+    "near": Bench(3, "images/s of hardsync that keeps states on two nodes, over without, AlexNet's shapes", _near),
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
     "beside": Bench(1, "cycles and images/s of this checkout over another one's, each by its own benches", _beside),
     "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", _clipping),

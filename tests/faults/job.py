@@ -150,6 +150,8 @@ class Job:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 self._process.wait()
+                while any(_alive(pid) for pid in pids) and time.monotonic() - begun_s < within_s + GONE_S:
+                    time.sleep(0.01)  # one that writes dies when it has written
                 return None
             time.sleep(0.01)
         return time.monotonic() - begun_s

@@ -146,7 +146,7 @@ def test_compensation_goes_with_protocols_that_apply_stale_gradients(variant: di
 PAIRS: list[dict[str, Any]] = [
     {"protocol": "async", "virtual": {"forward_s": {"1": 1.0}, "backward_s": {"1": 1.0}}},
     {"protocol": {"name": "sandblaster", "push_every": 2, "order": "portions"}, "exchange": "layerwise", "group_size": 2,
-     "step": "mine:step", "micro_batches": 2, "virtual": {"batched": True}},
+     "checkpoint": {"partner_updates": 5}, "step": "mine:step", "micro_batches": 2, "virtual": {"batched": True}},
     {"protocol": {"name": "sandblaster", "push_every": 2, "order": "portions"}, "shard_device": "cuda",
      "group_form": "partition", "stages": {"at": ["1"], "balance": "seconds"}, "pipeline": "1f1b", "push_format": "topk"},
     {"protocol": "allreduce", "aggregation": "node", "exchange": "streamed", "sampling": "dealt", "group_size": 2},

@@ -155,7 +155,7 @@ def test_what_a_mini_batch_that_is_given_up_has_changed_is_as_it_was(tmp_path: P
 def test_an_attempt_goes_on_with_what_was_kept(tmp_path: Path) -> None:
     """At its checkpoint, or in the end; files of snapshots that it will take again go."""
     module = Keeping()
-    keeper = buffers.Keeper(module, tmp_path, lambda: None, every=10)
+    keeper = buffers.Keeper(module, tmp_path, lambda: None, every=(10, 10))
     for clock in range(0, 33, 3):
         keeper.begins(snapshots=1 + clock // 10, clock=clock)
         module.see(1.0)
@@ -172,6 +172,15 @@ def test_an_attempt_goes_on_with_what_was_kept(tmp_path: Path) -> None:
     assert again.calls == 7
     buffers.forget(tmp_path, 3)
     assert sorted(path.suffix for path in tmp_path.glob(f"{schema.SPOOL}buffers.*")) == [".0", ".1", ".2"]
+
+
+def test_states_for_checkpoints_that_last_outlive_those_for_states_on_nodes(tmp_path: Path) -> None:
+    keeper = buffers.Keeper(Keeping(), tmp_path, lambda: None, every=(5, 20))
+    kept = {}
+    for clock in range(0, 71):
+        keeper.begins(snapshots=0, clock=clock)
+        kept[clock] = {int(path.suffix[1:]) for path in tmp_path.glob(f"{schema.SPOOL}learner-0.*")}
+    assert kept[19] == {10, 15} and kept[27] == {20, 25} and kept[38] == {20, 30, 35} and kept[70] == {40, 60, 65, 70}
 
 
 def test_a_snapshot_that_learner_0_never_came_to_has_what_it_had_last(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ class Built:
             begun = resumption.checkpoint.clock
             buffers.begin(path, resumption.attempt, self.index, begun, module)
         own = turn_of(tensors, setup.roles.number(self.rank))
-        every = setup.config.checkpoint.every_updates if self.world.saves else 0
+        options = setup.config.checkpoint
+        every = (options.partner_updates or options.every_updates, options.every_updates) if self.world.saves else (0, 0)
         return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late, given_up=given_up)
 
     def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:

@@ -154,9 +154,7 @@ class BuiltBatchShard(Built):
 
     def close(self) -> None:
         self._file.close()
-        goes_on = (
-            self.setup.resumption is not None or self.setup.config.checkpoint.every_updates > 0 or self.server.rules.interrupted
-        )
+        goes_on = self.setup.resumption is not None or self.setup.config.checkpoint.regular or self.server.rules.interrupted
         self._snapshots.close(keep=self.world.saves and goes_on)
 
     def newest_clock(self) -> int:

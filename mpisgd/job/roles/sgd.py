@@ -70,7 +70,7 @@ class BuiltShard(Built):
         records, setup = self.server.records, self.setup
         self._file.close()
         records.progress.close()
-        goes_on = setup.resumption is not None or setup.config.checkpoint.every_updates > 0  # it may have to, until it is DONE
+        goes_on = setup.resumption is not None or setup.config.checkpoint.regular  # it may have to, until it is DONE
         records.snapshots.close(keep=records.checkpoints is not None and (goes_on or self.server.rules.interrupted))
 
     def newest_clock(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, PeerError, RunInterrupted
-from mpisgd.base.speech import say
+from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
@@ -38,6 +38,7 @@ from mpisgd.job.finish import (
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.roles import Built, build
 from mpisgd.job.run.mpi_world import MpiWorld
+from mpisgd.job.run.nearby import Nearby
 from mpisgd.job.run.start import Claim, agree_on, name
 from mpisgd.liveness import tolerance
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
@@ -93,6 +94,7 @@ class Rank:
         self._ready = False
         self._join: Callable[[Sequence[int]], Group] | None = None
         """How ranks of a group that may lose some come together; None = as the wire's team."""
+        self._nearby: Nearby | None = None
         self.built: Built | None = None
         """The role, once it is built."""
 
@@ -149,7 +151,8 @@ class Rank:
                 self._say(f"mpisgd: warning: {wasted}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
-        world = MpiWorld(self.claim, wire)
+        nearby = self._nearby = self._keeps_near()
+        world = MpiWorld(self.claim, wire, nearby)
         world.callbacks, world.join = self.callbacks, self._join
         self.built = built = build(self.setup, world, self.rank)
         try:
@@ -162,6 +165,8 @@ class Rank:
             world.close()
         self.loggers.close()
         wire.meet()
+        if nearby is not None:
+            nearby.close()
         built.leave()
         built.expendable = False
         return self._end(wire, said)
@@ -175,6 +180,13 @@ class Rank:
         self._join = wire.group
         self.pulse.tolerate(vital, wire.waiting, wire.presence)
         return wire
+
+    def _keeps_near(self) -> Nearby | None:
+        """Where states are kept on nodes."""
+        if not self.setup.config.checkpoint.partner_updates:
+            return None
+        complain: Callable[[str], None] = lambda text: warn(f"mpisgd: {self._name(self.rank)}: {text}")  # noqa: E731
+        return Nearby(self.comm, self.path, self.ranks.hosts, self.roles.shard_ranks, complain)
 
     def _name(self, rank: int) -> str:
         return name(self.roles, self.ranks, rank)
@@ -223,6 +235,8 @@ class Rank:
             )
 
     def _part(self, wire: Wire) -> None:
+        if self._nearby is not None:
+            self._nearby.forget()
         self.vigil.stop()
         self.pulse.stop()
         away = wire.presence.away()

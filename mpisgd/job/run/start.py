@@ -5,6 +5,7 @@ What is wrong is refused alike on all of them (`guard.agree`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 from typing import Any, cast
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from mpisgd.base import speech
-from mpisgd.base.errors import ConfigError, MpisgdError
+from mpisgd.base.errors import CheckpointError, ConfigError, MpisgdError
 from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.siblings import Siblings
@@ -25,6 +26,7 @@ from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.provenance import environment
 from mpisgd.job.resume import Resumption
 from mpisgd.job.run.alike import INITIAL, Facts, of_data, of_loss, of_model, require_alike
+from mpisgd.job.run.nearby import bring_home, near_of
 from mpisgd.job.tensors import (
     Tensors,
     check_piece,
@@ -43,6 +45,7 @@ from mpisgd.pipeline import balance
 from mpisgd.pipeline.rounds import Rounds
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory, loggers
+from mpisgd.records.checkpoint.near import Near
 from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
@@ -212,9 +215,13 @@ class Claim:
         """Whether the end of the job must be brought to ranks and launchers that cannot hear of it."""
         self._running = self.setup.path.absolute() / schema.RUNNING
         self._job = ""
+        self._near: Near | None = None
         try:
-            self.setup = dataclasses.replace(self.setup, resumption=agree(comm, lambda: self._claim(resumed)))
+            brought_home = self._bring_home() if resumed else (-1, "")
+            self.setup = dataclasses.replace(self.setup, resumption=agree(comm, lambda: self._claim(resumed, *brought_home)))
             self.saved: dict[str, np.ndarray] = agree(comm, self._load)
+            if self._near is not None:
+                self._near.forget()
             if self._ushered:
                 agree(comm, self._call_usher)
         except AgreedError:
@@ -237,13 +244,23 @@ class Claim:
             node = hosts.index(hosts[rank])  # that of its first rank, which called
             usher.leave(self._job, given_up=any(hosts[each] != hosts[0] for each in away), node=node)
 
-    def _claim(self, resumed: bool) -> Resumption | None:
+    def _bring_home(self) -> tuple[int, str]:
+        """By rank 0, lock the run; then all look for states that nodes hold, newer than those in its directory."""
+        agree(self._comm, self._take_lock)
+        self._near = agree(self._comm, lambda: near_of(self.setup.path, self.ranks.hosts[self.ranks.rank]))
+        return bring_home(self._comm, self._near, self.setup.path, self.ranks.hosts, self.setup.roles.shard_ranks)
+
+    def _take_lock(self) -> None:
+        if self.ranks.rank == 0:
+            self._lock = Lock(self.setup.path)
+
+    def _claim(self, resumed: bool, clock: int, note: str) -> Resumption | None:
         """Rank 0 makes the directory, or finds out from where to go on in it; then every rank sees that it is there."""
         problem: MpisgdError | None = None
         resumption: Resumption | None = None
         if self.ranks.rank == 0:
             try:
-                resumption = self._open(resumed)
+                resumption = self._open(resumed, clock, note)
                 if self._ushered:
                     self._job = usher.name()
                     usher.announce(self._running, self._job)
@@ -257,8 +274,11 @@ class Claim:
             raise ConfigError(f"out = {out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
         return resumption
 
-    def _open(self, resumed: bool) -> Resumption | None:
-        """A new directory, or the one that there is; its config.toml says what begins, or goes on, now."""
+    def _open(self, resumed: bool, clock: int, note: str) -> Resumption | None:
+        """A new directory, or the one that there is; its config.toml says what begins, or goes on, now.
+
+        `clock`, `note`: as of `nearby.bring_home`.
+        """
         setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
         version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         told = environment(
@@ -266,8 +286,8 @@ class Claim:
         )
         found: Resumption | None = None
         if resumed:
-            self._lock = Lock(path)
-            found = resume.find(path, config)
+            found = resume.find(path, config, whole=(clock,))
+            found = dataclasses.replace(found, notes=[*found.notes, *filter(None, [note])])
             resume.check_teams(path, setup.roles.teams)
             fingerprint, averaged = tensors.model.fingerprint, config.averaging > 0
             found = resume.lay_out(found, config, setup.roles.lambda_, setup.bounds, fingerprint, averaged)
@@ -287,6 +307,10 @@ class Claim:
         start, end = setup.bounds[shard]
         vectors = 2 if setup.config.averaging > 0 else 1
         check_spool(setup.spool(shard), checkpoint.parts[shard].account.snapshots, 4 * vectors * (end - start))
+        copy = self._near.files(checkpoint.clock, shard)[0] if self._near is not None else None
+        with contextlib.suppress(CheckpointError):
+            if copy is not None and copy.is_file():
+                return checkpoint.tensors_at(copy, shard)
         return checkpoint.tensors(shard)
 
     def _call_usher(self) -> None:

@@ -99,7 +99,8 @@ class Keeper(Keeps):
         run: the run's directory.
         own: called before the module is looked at: where others use it, too, it has this learner's state then.
         learner_id: learner 0 keeps what snapshots are evaluated with.
-        every: updates between checkpoints; 0 = there are none but at the end.
+        every: updates between states to go on from, and between those that are to last (`checkpoint.partner_updates`); 0 = there
+            are none but at the end.
         begun: the clock that the learner goes on from, where snapshots that it first hears of were taken before; -1 = it begins.
         late: what there is becomes known within a mini-batch (`exchange/layerwise.py`), so that each begins with a copy.
         given_up: mini-batches may be, half-way.
@@ -112,7 +113,7 @@ class Keeper(Keeps):
         own: Callable[[], None],
         *,
         learner_id: int = 0,
-        every: int = 0,
+        every: tuple[int, int] = (0, 0),
         begun: int = -1,
         late: bool = False,
         given_up: bool = False,
@@ -124,7 +125,7 @@ class Keeper(Keeps):
         self._run = run
         self._own = own
         self._learner_id = learner_id
-        self._every = every
+        self._every, self._lasting = every[0], every[1] or 1
         self._late = late
         self._known = 0 if begun < 0 else None
         self._marked = [max(0, begun)]
@@ -169,9 +170,10 @@ class Keeper(Keeps):
         if mark > self._marked[-1]:
             _write(_of_learner(self._run, self._learner_id, mark), state)
             self._marked.append(mark)
-            for old in self._marked[:-_STATES]:
+            kept = {*self._marked[-_STATES:], *[each for each in self._marked if each % self._lasting == 0][-_STATES:]}
+            for old in set(self._marked) - kept:
                 _of_learner(self._run, self._learner_id, old).unlink(missing_ok=True)
-            del self._marked[:-_STATES]
+            self._marked = sorted(kept)
 
 
 class Given:

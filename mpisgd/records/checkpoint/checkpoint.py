@@ -16,7 +16,7 @@ import json
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ MANIFEST = "manifest.json"
 COORDINATOR = "coordinator.json"
 _DIRECTORY = re.compile(r"clock-(\d{6,})$")
 CRC = "crc32"
+TOLD = ("schema_version", "attempt", "learners", "model")
+"""Entries of a manifest that each part has, too."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,11 @@ class Checkpoint:
 
     def tensors(self, shard: int) -> dict[str, np.ndarray]:
         """The tensors of one shard by name: (slice,) or () float32. Raises CheckpointError where the file is another."""
+        return self.tensors_at(self.path / part_file(shard), shard)
+
+    def tensors_at(self, path: Path, shard: int) -> dict[str, np.ndarray]:
+        """Read the tensors of one shard from a copy of its file. Raises CheckpointError where the file is another."""
         part = self.parts[shard]
-        path = self.path / part_file(shard)
         try:
             nbytes = path.stat().st_size
             content = path.read_bytes() if nbytes == part.nbytes else bytes(0)
@@ -145,8 +150,10 @@ def directories(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
 
 
-def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Checkpoint:
+def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole: Collection[int] = ()) -> Checkpoint:
     """The newest checkpoint of a run that is whole, every byte of it; `complain` is told of each newer one why it is not taken.
+
+    `whole`: clocks of those whose bytes have been looked at.
 
     Raises CheckpointError where there is none.
     """
@@ -154,7 +161,7 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Che
     for path in directories(run):
         try:
             checkpoint = read(path)
-            for shard in range(len(checkpoint.parts)):
+            for shard in range(len(checkpoint.parts) * (checkpoint.clock not in whole)):
                 checkpoint.tensors(shard)
         except CheckpointError as error:
             complain(f"{path.name} is passed over: {error}")
@@ -210,6 +217,25 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
             return arrays
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as HDF5: {error}") from error
+
+
+def seal(directory: Path, clock: int, shards: int, attempt: int, coordinated: bool = False) -> bool:
+    """Write the manifest, where the parts of all shards are there, of this attempt; whether they are. Raises OSError."""
+    tables: list[dict[str, Any]] = []
+    for shard in range(shards):
+        try:
+            tables.append(read_json(directory / account_file(shard)))
+        except CheckpointError:
+            return False
+        if tables[-1]["attempt"] != attempt:
+            return False
+    told = {name: value for name, value in tables[0].items() if name in TOLD}
+    if coordinated:
+        told["coordinator"] = read_json(directory / COORDINATOR)["numbers"]
+    write_json(directory / MANIFEST, {**told, "clock": clock, "parts": [table["part"] for table in tables]})
+    durable.sync_directory(directory)
+    durable.sync_directory(directory.parent)
+    return True
 
 
 def way_on(run: Path, clock: int | None = None, command: str = "") -> str:

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import shutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from mpisgd.base import durable, storage
-from mpisgd.base.errors import CheckpointError
+from mpisgd.base.errors import CheckpointError, PeerError
 from mpisgd.config import CheckpointOptions
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Account
@@ -64,6 +64,7 @@ class Checkpoints:
         update: the slice and its optimiser.
         beside: files that the checkpoint refers to, and that must be on disk before it: the log, the snapshots.
         complain: is told, in the thread, when checkpoints begin to fail and when one is written again.
+        near: keeps a state on nodes (`near.py`), where options ask for that; may raise OSError or PeerError.
     """
 
     def __init__(
@@ -74,9 +75,14 @@ class Checkpoints:
         *,
         beside: Sequence[Path] = (),
         complain: Callable[[str], None] = lambda why: None,
+        near: Callable[[Account, Mapping[str, Any], Mapping[str, np.ndarray]], None] | None = None,
     ) -> None:
         self._share = share
         self._every = options.every_updates
+        self._near_every = options.partner_updates if near is not None else 0
+        self._near = near
+        self._far_away = False
+        """Whether the last state could not be kept near."""
         self._keep = options.keep
         self._update = update
         self._beside = list(beside)
@@ -94,11 +100,18 @@ class Checkpoints:
 
     def due(self, clock: int) -> bool:
         """Whether all shards write a checkpoint at this clock. To be asked after every update."""
-        if self._every == 0:
+        if not (self._every or self._near_every):
             return False
         if self._thread is None:  # the first update has been made: the optimiser has all its tensors
             self._begin(self._make_room)
-        return clock % self._every == 0
+        return self.lasts(clock) or self._is_near(clock)
+
+    def lasts(self, clock: int) -> bool:
+        """Whether a checkpoint of this clock goes into the run's directory, unless it is asked for besides."""
+        return self._every > 0 and clock % self._every == 0
+
+    def _is_near(self, clock: int) -> bool:
+        return self._near_every > 0 and clock % self._near_every == 0
 
     def busy(self) -> bool:
         """Whether the last one is still being written."""
@@ -115,7 +128,7 @@ class Checkpoints:
     def take(self, rows: list[int], *, last: bool = False, **told: Any) -> None:
         """Copy the slice as it is, and begin to write it; `told` are fields of `Account`, `rows` those of this log file.
 
-        Not while it is `busy`. `last`: the slice does not change any more, so it is not copied.
+        Not while it is `busy`. `last`: the slice does not change any more, so it is not copied, and written at any clock.
         """
         for name, tensor in self._update.state().items():
             if tensor.dim() == 0:
@@ -134,7 +147,9 @@ class Checkpoints:
             rows=[*map(list, self._share.continues), [self._share.attempt, *rows]],
             **told,
         )
-        self._begin(functools.partial(self._write, account))
+        self._begin(
+            functools.partial(self._write, account, lasts=last or self.lasts(account.clock) or not self._is_near(account.clock))
+        )
 
     def wait(self) -> None:
         """Wait until the last one is written, or given up. What else went wrong in the thread is raised here."""
@@ -165,7 +180,26 @@ class Checkpoints:
             if tensor.dim():
                 self._copies[name] = np.ones(tensor.numel(), np.float32)
 
-    def _write(self, account: Account) -> None:
+    def _write(self, account: Account, *, lasts: bool) -> None:
+        if self._is_near(account.clock):
+            self._keep_near(account)
+        if lasts:
+            self._write_here(account)
+
+    def _keep_near(self, account: Account) -> None:
+        assert self._near is not None
+        try:
+            for path in self._beside:  # of what is lost with a node, these have the rows
+                durable.sync(path)
+            self._near(account, self._told, self._copies)
+        except (OSError, PeerError) as error:
+            if not self._far_away:
+                self._complain(f"the state of clock {account.clock} could not be kept on nodes: {error}; training goes on")
+            self._far_away = True
+            return
+        self._far_away = False
+
+    def _write_here(self, account: Account) -> None:
         directory = disk.directory_of(self._share.run, account.clock)
         try:
             self._write_part(directory, account)
@@ -195,26 +229,9 @@ class Checkpoints:
         part = {"account": dataclasses.asdict(account), "nbytes": nbytes, disk.CRC: crc32}
         disk.write_json(directory / disk.account_file(self._share.shard), {**self._told, "part": part})
         durable.sync_directory(directory)
-        self._seal(directory, account.clock)
-
-    def _seal(self, directory: Path, clock: int) -> None:
-        """Write the manifest where all parts are there, of this attempt; then the oldest checkpoints may go."""
-        parts: list[dict[str, Any]] = []
-        for shard in range(self._share.shards):
-            try:
-                table = disk.read_json(directory / disk.account_file(shard))
-            except CheckpointError:
-                return  # not there yet: the shard that is last will see all others
-            if table["attempt"] != self._share.attempt:
-                return
-            parts.append(table["part"])
-        told = {**self._told, "clock": clock, "parts": parts}
-        if self._share.coordinated:
-            told["coordinator"] = disk.read_json(directory / disk.COORDINATOR)["numbers"]
-        disk.write_json(directory / disk.MANIFEST, told)
-        durable.sync_directory(directory)
-        durable.sync_directory(directory.parent)
-        self._prune(clock)
+        # Where not all parts are there, the shard that is last will see them.
+        if disk.seal(directory, account.clock, self._share.shards, self._share.attempt, self._share.coordinated):
+            self._prune(account.clock)
 
     def _prune(self, newest: int) -> None:
         """Remove what is older than the newest `keep` complete ones: all shards have come further, nobody writes there."""

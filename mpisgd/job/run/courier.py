@@ -1,0 +1,100 @@
+"""Carries files from rank to rank beside the loops: each end in a thread of its own, over a communicator of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import MAGIC
+from mpisgd.comm.mpi.library import MPI
+
+_HEADER, _BODY = 1, 2
+_LOOK_S, _MOVE_S = 0.05, 0.002
+_LONGEST_S = 60.0
+"""Seconds for one file: a rank that hangs holds up no other for longer."""
+_END_S = 5.0
+
+
+class Courier:
+    """One rank's end; all ranks make one.
+
+    Args:
+        sources: ranks whose files this one takes.
+        take: is given what a rank sends, two numbers and two files, uint8; may raise OSError.
+        complain: is told why something could not be taken.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        sources: Collection[int],
+        take: Callable[[int, int, np.ndarray, np.ndarray], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._comm = comm.Dup()
+        self._sources, self._take, self._complain = frozenset(sources), take, complain
+        self._over = threading.Event()
+        self._torn = False
+        """Whether something is under way that will not arrive."""
+        self._thread = threading.Thread(target=self._serve, name="courier", daemon=True)
+        if sources:
+            self._thread.start()
+
+    def send(self, dest: int, one: int, other: int, files: tuple[Path, Path]) -> None:
+        """Send two numbers and two files. Raises PeerError where they do not get through, OSError where they cannot be read."""
+        bodies = [np.fromfile(path, np.uint8) for path in files]
+        header = np.array([MAGIC, one, other, *map(len, bodies)], np.int64)
+        try:
+            self._wait(self._comm.Issend(header, dest, _HEADER), dest)
+            for body in bodies:
+                self._wait(self._comm.Issend(body, dest, _BODY), dest)
+        except MPI.Exception as error:
+            self._torn = True
+            raise PeerError(f"rank {dest} cannot be reached: {error}", dest) from error
+
+    def close(self) -> None:
+        """All have sent what they had, and call this."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)
+        if not (self._torn or self._thread.is_alive()):
+            self._comm.Free()
+
+    def _serve(self) -> None:
+        status = MPI.Status()
+        while not self._over.wait(_LOOK_S):
+            try:
+                message = self._comm.Improbe(MPI.ANY_SOURCE, _HEADER, status)
+                if message is not None:
+                    self._receive(status.source, status.Get_elements(MPI.BYTE), message)
+            except (OSError, PeerError) as error:
+                self._complain(str(error))
+            except MPI.Exception as error:  # a rank has died, or all are to end
+                self._torn = True
+                self._complain(f"nothing more is taken from other nodes: {error}")
+                return
+
+    def _receive(self, source: int, nbytes: int, message: MPI.Message) -> None:
+        header = np.zeros(max(5, -(-nbytes // 8)), np.int64)
+        message.Recv(header)
+        magic, one, other, *sizes = header.tolist()
+        if nbytes != 40 or magic != MAGIC or source not in self._sources or min(sizes) < 0:
+            self._torn = True
+            raise PeerError(f"rank {source} sends {nbytes} bytes that are no files' header", source)
+        bodies = [np.empty(size, np.uint8) for size in sizes]
+        for body in bodies:
+            self._wait(self._comm.Irecv(body, source, _BODY), source)
+        self._take(one, other, *bodies)
+
+    def _wait(self, request: MPI.Request, peer: int) -> None:
+        until_s = time.monotonic() + _LONGEST_S
+        while not request.Test():
+            if time.monotonic() > until_s:
+                self._torn = True
+                raise PeerError(f"rank {peer} has not moved a file for {_LONGEST_S:.0f} s", peer)
+            time.sleep(_MOVE_S)

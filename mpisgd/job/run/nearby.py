@@ -1,0 +1,132 @@
+"""States of shards on nodes (`records/checkpoint/near.py`) in a job: who keeps whose, and what a job that goes on finds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.job import interruption
+from mpisgd.job.run.courier import Courier
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.checkpoint.near import Near, newest
+from mpisgd.records.log.reader import Run
+
+_PART, _ACCOUNT = 33_001, 33_002
+"""Tags of a state's two files, from a rank that holds them to the shard's."""
+
+
+def partner_of(shard: int, shard_ranks: Sequence[int], hosts: Sequence[str]) -> int:
+    """The rank on another node that keeps a shard's state, too: the next shard's there, else any; -1 = there is no other node."""
+    own, count = hosts[shard_ranks[shard]], len(shard_ranks)
+    ring = [shard_ranks[(shard + step) % count] for step in range(1, count)]
+    elsewhere = [rank for rank, host in enumerate(hosts) if host != own]
+    others = [rank for rank in ring if hosts[rank] != own] or elsewhere[shard % max(1, len(elsewhere)) :]
+    return others[0] if others else -1
+
+
+def near_of(run: Path, node: str) -> Near:
+    """What a node holds of a run, whose config.toml is there."""
+    environment = Run(run).environment
+    first = (environment.get("attempts") or [environment])[0]
+    return Near(run, str(first.get("started", "")), node)
+
+
+class Nearby:
+    """One rank's part in keeping states near: that of its own shard, and those of shards whose partner it is."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, run: Path, hosts: Sequence[str], shard_ranks: Sequence[int], complain: Callable[[str], None]
+    ) -> None:
+        rank = comm.Get_rank()
+        partners = {shard: partner_of(shard, shard_ranks, hosts) for shard in range(len(shard_ranks))}
+        self._shards = len(shard_ranks)
+        self._partner = next((partners[shard] for shard, each in enumerate(shard_ranks) if each == rank), -1)
+        self.near = near_of(run, hosts[rank])
+        sources = {shard_ranks[shard] for shard, partner in partners.items() if partner == rank}
+        self._courier = Courier(comm, sources, self.near.take, complain)
+
+    def keep(self, account: Account, told: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+        """Keep a state here, and at the partner's. Raises OSError, PeerError."""
+        files = self.near.write(account, self._shards, told, tensors)
+        partner, self._partner = self._partner, -1  # one that does not take a file gets no other
+        if partner >= 0:
+            self._courier.send(partner, account.clock, account.shard, files)
+        self._partner = partner
+
+    def close(self) -> None:
+        """All shards have kept what they had, and all ranks call this."""
+        self._courier.close()
+
+    def forget(self) -> None:
+        """What the job wrote to its directory is enough now."""
+        self.near.forget()
+
+
+def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str], shard_ranks: Sequence[int]) -> tuple[int, str]:
+    """Make a checkpoint of the newest states that nodes hold, where they are newer than the run's own; collective.
+
+    A shard's rank whose node lacks its state is given it. Returns the clock, and a note for the user; -1, "" = nothing is newer.
+    """
+    rank = comm.Get_rank()
+    environment = Run(run).environment
+    attempt = max([each["attempt"] for each in environment.get("attempts") or ()], default=0)
+    own = interruption.newest(run) if rank == 0 else None
+    than: int = comm.bcast(-1 if own is None else own)
+    leads = hosts.index(hosts[rank]) == rank
+    everywhere = comm.allgather(near.held(attempt) if leads else [])
+    for clock, holders in newest(everywhere, than):
+        problem = ""
+        try:
+            for shard, holder in enumerate(holders):
+                if holder == rank:
+                    near.copy_to(run, clock, shard)
+            comm.Barrier()
+            if rank == 0:
+                disk.seal(disk.directory_of(run, clock), clock, len(holders), attempt)
+        except OSError as error:
+            problem = str(error)
+        if any(comm.allgather(problem)):
+            continue
+        if len(shard_ranks) == len(holders):
+            _hand_over(comm, near, clock, holders, shard_ranks, hosts, everywhere)
+        nodes = sorted({hosts[holder] for holder in holders})
+        shown = ", ".join(nodes[:3]) + f" and {len(nodes) - 3} more" * (len(nodes) > 3)
+        saved = f"the newest in {run / 'checkpoint'} is that of clock {than:,}" if than >= 0 else "the run's directory has none"
+        return clock, f"goes on from clock {clock:,}, whose state was in memory on {shown}; {saved}"
+    return -1, ""
+
+
+def _hand_over(
+    comm: MPI.Intracomm,
+    near: Near,
+    clock: int,
+    holders: Sequence[int],
+    shard_ranks: Sequence[int],
+    hosts: Sequence[str],
+    everywhere: Sequence[Sequence[Any]],
+) -> None:
+    """To each shard's rank whose node has not its state."""
+    rank = comm.Get_rank()
+    for shard, (holder, taker) in enumerate(zip(holders, shard_ranks, strict=True)):
+        holds = [any((each.clock, each.shard) == (clock, shard) for each in held) for held in everywhere]
+        if rank not in (holder, taker) or hosts[taker] in {host for host, has in zip(hosts, holds, strict=True) if has}:
+            continue
+        if rank == holder:
+            for path, tag in zip(near.files(clock, shard), (_PART, _ACCOUNT), strict=True):
+                comm.Send(np.fromfile(path, np.uint8), taker, tag)
+        else:
+            part, account = (_received(comm, holder, tag) for tag in (_PART, _ACCOUNT))
+            near.take(clock, shard, part, account)
+
+
+def _received(comm: MPI.Intracomm, source: int, tag: int) -> np.ndarray:
+    status = MPI.Status()
+    comm.Probe(source, tag, status)
+    content = np.empty(status.Get_elements(MPI.BYTE), np.uint8)
+    comm.Recv(content, source, tag)
+    return content
