@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import random
+import shutil
 import time
 import types
 from pathlib import Path
@@ -258,6 +259,32 @@ def test_only_numbers_are_read(what: str, why: str, tmp_path: Path) -> None:
     disk.write_json(path / disk.MANIFEST, table)
     with pytest.raises(CheckpointError, match=why):
         disk.read(path).tensors(0)
+
+
+def test_where_none_is_whole_each_is_named(tmp_path: Path) -> None:
+    """The newest may be one that a killed job has only begun."""
+    take(checkpoints(tmp_path, make_update()), 10)
+    path = disk.directory_of(tmp_path, 10) / disk.part_file(0)
+    path.write_bytes(path.read_bytes()[:-1])
+    disk.directory_of(tmp_path, 20).mkdir()
+    with pytest.raises(CheckpointError, match=f"clock-000020: manifest.json is missing; clock-000010: {path} is torn"):
+        disk.newest(tmp_path)
+
+
+def test_a_checkpoint_in_the_place_of_another_is_passed_over(tmp_path: Path) -> None:
+    """Whole as it is: what comes before it in the log, and what is removed after it, is of another clock."""
+    update = make_update()
+    writer = checkpoints(tmp_path, update)
+    take(writer, 10)
+    take(writer, 20)
+    path = disk.directory_of(tmp_path, 20)
+    shutil.rmtree(path)
+    shutil.copytree(disk.directory_of(tmp_path, 10), path)
+    complaints: list[str] = []
+    assert disk.newest(tmp_path, complaints.append).clock == 10
+    (why,) = complaints
+    assert str(path / disk.MANIFEST) in why
+    assert "is that of clock 10" in why
 
 
 def test_a_manifest_of_another_time(tmp_path: Path) -> None:

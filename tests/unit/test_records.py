@@ -373,6 +373,24 @@ def test_a_foreign_file_is_refused_and_named(kind: str, message: str, tmp_path: 
         read_table(path, "pushes")
 
 
+@pytest.mark.parametrize(
+    ("moved", "place", "whose"),
+    [
+        (schema.shard_file(1), schema.shard_file(0), "shard 1 in attempt 0"),
+        (schema.shard_file(1), schema.shard_file(1, 2), "shard 1 in attempt 0"),
+        (schema.evaluator_file(), schema.shard_file(2), "shard -1 in attempt 0"),
+    ],
+)
+def test_a_log_file_in_the_place_of_another_is_refused_and_named(moved: str, place: str, whose: str, tmp_path: Path) -> None:
+    """Whole as it is; whoever goes on with the run would have another's rows before its own."""
+    run_of(tmp_path / "run")
+    (tmp_path / "run" / moved).replace(tmp_path / "run" / place)
+    with pytest.raises(DataError, match=f"{place} is that of {whose}"):
+        read_table(tmp_path / "run" / place, "pushes")
+    with pytest.raises(DataError, match=f"{place} is that of {whose}"):
+        continuing.check_rows(tmp_path / "run", int(place[6:9]), [[int(place[18]), 10, 0, 0, 0]])
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     for read in (read_summary, lambda path: read_table(path, "pushes")):
         with pytest.raises(DataError, match="cannot be read as HDF5"):

@@ -157,7 +157,7 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole:
 
     Raises CheckpointError where there is none.
     """
-    why = ""
+    why: list[str] = []
     for path in directories(run):
         try:
             checkpoint = read(path)
@@ -165,12 +165,12 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole:
                 checkpoint.tensors(shard)
         except CheckpointError as error:
             complain(f"{path.name} is passed over: {error}")
-            why = why or f"; of the newest, {path.name}: {error}"
+            why.append(f"; {path.name}: {error}")  # of each: the newest may only be unfinished, and one before it damaged
             continue
         return checkpoint
     raise CheckpointError(
         f"{run} has no checkpoint that is complete: it cannot be continued; begin anew with --overwrite"
-        f" (checkpoint.every_updates says how often one is written){why}"
+        f" (checkpoint.every_updates says how often one is written){''.join(why)}"
     )
 
 
@@ -180,13 +180,15 @@ def read(path: Path) -> Checkpoint:
     try:
         if table["schema_version"] != schema.SCHEMA_VERSION:
             raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
+        if path.name != directory_of(path, table["clock"]).name:
+            raise CheckpointError(f"{path / MANIFEST} is that of clock {table['clock']}: somebody has moved it")
         parts = tuple(
             Part(Account(**{**each["account"], "bounds": tuple(each["account"]["bounds"])}), each["nbytes"], each[CRC])
             for each in table["parts"]
         )
         told = table.get("coordinator", {})
         return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts, coordinator=told)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
 
 

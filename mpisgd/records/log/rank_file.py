@@ -173,13 +173,17 @@ def _open(path: Path, open_: bool) -> h5py.File:
     except _BROKEN as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     try:
-        version = contained.attribute(file, "schema_version")
+        version, shard, attempt = (contained.attribute(file, name) for name in ("schema_version", "shard", "attempt"))
     except (DataError, *_BROKEN) as error:
         file.close()
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     if version != schema.SCHEMA_VERSION:
         file.close()
         raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
+    match = FILE.match(path.name)
+    if match and (shard, attempt or 0) != (int(match[2] or -1), int(match[3])):
+        file.close()
+        raise DataError(f"{path} is that of shard {shard} in attempt {attempt or 0} (-1 = of none): it was moved, or is damaged")
     return file
 
 
