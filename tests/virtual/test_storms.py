@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import random
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.checkpoint import Checkpoint
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 from tests.effort import spread, thinned
 from tests.virtual.storm import aftermath, package
-from tests.virtual.storm.draw import Draw, draw, draw_batch
+from tests.virtual.storm.draw import Damage, Draw, Fault, draw, draw_batch
 from tests.virtual.storm.for_ever import FOR_EVER
 from tests.virtual.storm.kept import KEPT
 from tests.virtual.storm.machine import Machine
@@ -81,3 +87,84 @@ def test_a_schedule_is_a_function_of_its_draw(tmp_path: Path) -> None:
     one, other = (aftermath.weather(drawn, tmp_path / name, proven=False) for name in ("one", "other"))
     assert [vars(end) for end in one.ends] == [vars(end) for end in other.ends]
     assert one.totals["events"] > 1000
+
+
+PLAIN = Draw(
+    "hardsync", shards=2, learners=3, evaluator=True, tolerant=True, seed=5, every_updates=1, latency_ns=5000, eager_nbytes=0,
+    reorders=False, flush_rows=4, attempts=((Fault("end", at_s=0.15),),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [7, *spread([2, 13, 20], 1)])
+def test_a_clock_that_jumps_changes_nothing(number: int, tmp_path: Path) -> None:
+    """But the dates that are told."""
+    drawn = replace(draw(random.Random(number), number), damages=())
+    peaceful = [tuple(fault for fault in faults if fault.what != "jump") for faults in drawn.attempts]
+    jumps = (Fault("jump", 0, by_s=-1e8), Fault("jump", 1, at_s=0.05, by_s=1e8), Fault("jump", 0, at_s=0.1, by_s=3e8))
+    seen = []
+    for name, more in (("peaceful", ()), ("jumps", jumps)):
+        attempts = tuple((*faults, *more) for faults in peaceful)
+        seen.append(aftermath.weather(replace(drawn, attempts=attempts), tmp_path / name, proven=False))
+        assert not seen[-1].failures
+    one, other = ([{**vars(end), "events": 0, "said": ""} for end in each.ends] for each in seen)
+    assert one == other
+    runs = [sorted((tmp_path / name).iterdir()) for name in ("peaceful", "jumps")]
+    for before, after in zip(*runs, strict=True):
+        for table in schema.TABLES:
+            assert Run(before).table(table).tobytes() == Run(after).table(table).tobytes()
+    began = [Run(each[0]).environment["started"] for each in runs]
+    assert [date[:4] for date in began] == ["2033", "2030"]
+
+
+def test_a_clock_that_jumps_is_that_of_a_lock(tmp_path: Path) -> None:
+    job = aftermath.Job(PLAIN, tmp_path / "run", random.Random(1), (Fault("jump", 0, by_s=-1e8), Fault("end", at_s=0.01)))
+    job.run()
+    assert re.search('"since": "2030', (tmp_path / "run" / schema.LOCK).read_text())
+
+
+def test_links_that_are_freed_let_go_one_message_at_a_time() -> None:
+    """Those of each link in their order; of which link the next one is, is drawn."""
+    machine = Machine(3, random.Random(1), tells=True)
+    came: list[tuple[int, int]] = []
+    for dest in (1, 2):
+        machine.cut(0, dest)
+    for number in range(20):
+        for dest in (1, 2):
+            machine._cross(0, dest, partial(came.append, (dest, number)))
+    machine.free()
+    machine.at(10**10, partial(machine.end, "all came"))
+    machine.run(10**11)
+    assert [[number for dest, number in came if dest == each] for each in (1, 2)] == [list(range(20))] * 2
+    assert [dest for dest, _ in came] not in ([1] * 20 + [2] * 20, [1, 2] * 20)
+    machine._cross(0, 1, partial(came.append, (1, 20)))
+    assert came[-1] == (1, 20)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_a_disk_that_hangs_ends_no_job(rank: int, tmp_path: Path) -> None:
+    """A shard's, or the evaluator's; it takes no harm but time."""
+    hangs = Fault("hang", rank, at_s=0.01, lasts_s=11.0)
+    seen = aftermath.weather(replace(PLAIN, attempts=((hangs,),)), tmp_path)
+    assert not seen.failures
+    assert [end.named for end in seen.ends] == [""]
+    assert 11 < seen.ends[0].seconds < 13
+
+
+@pytest.mark.parametrize("what", ["flipped", "torn", "missing"])
+def test_a_damaged_checkpoint_is_passed_over(what: str, tmp_path: Path) -> None:
+    seen = aftermath.weather(replace(PLAIN, damages=(Damage(what, "checkpoint", seed=1),)), tmp_path)
+    assert not seen.failures
+    assert seen.totals["passed over"] > 0
+    assert seen.totals["replayed"] == 1
+
+
+def test_who_reads_a_damaged_checkpoint_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were no checksum looked at, the laws would not hold."""
+    monkeypatch.setattr(Checkpoint, "tensors", _unchecked)
+    drawn = replace(PLAIN, damages=tuple(Damage("flipped", "checkpoint", seed=seed) for seed in (5, 12)))
+    assert any("goes on from" in failure for failure in aftermath.weather(drawn, tmp_path).failures)
+
+
+def _unchecked(found: Checkpoint, shard: int) -> dict[str, np.ndarray]:
+    path = found.path / disk.part_file(shard)
+    return disk._arrays(path, path.read_bytes())

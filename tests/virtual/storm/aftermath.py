@@ -1,4 +1,8 @@
-"""What must be true after a storm: the laws of what is DONE, who is named, what can be gone on with."""
+"""What must be true after a storm: the laws of what is DONE, who is named, what can be gone on with.
+
+What damage to files may come to is in `damage.py`. A clock that jumps changes nothing, and a disk that hangs for less than the
+limit ends no job: neither is grave. Links that are freed early are no fault of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,18 @@ import numpy as np
 
 from mpisgd import replay
 from mpisgd.analysis.books import imbalances
-from mpisgd.base.errors import MpisgdError
+from mpisgd.base.errors import CheckpointError, DataError, MpisgdError
 from mpisgd.exchange.roles import Role
 from mpisgd.job import interruption
 from mpisgd.liveness.pulse import LEAST_S
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import PORTIONS, Event, Outcome, Reason, Verdict
+from tests.virtual.storm.damage import Files
 from tests.virtual.storm.draw import Draw, Fault
 from tests.virtual.storm.job import End, Job
 
 MOST_ATTEMPTS = 5
+REFUSALS = (CheckpointError, DataError)
 
 
 @dataclass
@@ -47,12 +53,15 @@ def weather(drawn: Draw, path: Path, *, proven: bool = True) -> Seen:
     dice = random.Random(drawn.seed)
     seen = Seen(drawn, kinds=[drawn.way, f"S = {drawn.shards}", "tolerant" if drawn.tolerant else "fail-fast"])
     seen.kinds += sorted({fault.what for faults in drawn.attempts for fault in faults})
-    begun, jobs = 0, list[Job]()
+    seen.kinds += sorted({f"{damage.of} {damage.what}" for damage in drawn.damages})
+    seen.kinds += ["links freed"] * bool(drawn.freed)
+    jobs, files = list[Job](), Files(path / "run-0")
     for attempt in range(MOST_ATTEMPTS):
         faults = drawn.attempts[attempt] if attempt < len(drawn.attempts) else ()
-        run = path / f"run-{begun}"
-        resumed = run.exists()
-        job = Job(drawn, run, dice, faults, resumed=resumed)
+        job = _gone_on(seen, files, dice, faults) if files.run.exists() else None
+        if job is None:  # the first of a run
+            files = files.anew() if files.run.exists() else files
+            job = Job(drawn, files.run, dice, faults)
         jobs.append(job)  # held on to: what a dead rank had not handed to the kernel must not be when its file is collected
         end = job.run()
         seen.ends.append(end)
@@ -61,30 +70,75 @@ def weather(drawn: Draw, path: Path, *, proven: bool = True) -> Seen:
         if end.hangs:
             seen.failures.append(f"attempt {attempt} hangs: {end.hangs}\n{end.said}")
             return seen
-        whole = end.done and not end.named
-        _look_at_the_end(seen, job, end, attempt, faults)
-        if whole or seen.failures:
+        refused = _is_refused(end, files)
+        if not refused:
+            _look_at_the_end(seen, job, end, attempt, faults)
+        if (end.done and not end.named) or seen.failures:
             break
         seen.totals["ended"] += 1
         if end.done:
             break  # a fault in the very last moment: all is there
-        if interruption.newest(run) is None:
-            begun += 1  # anew
-        seen.totals["begun anew" if interruption.newest(run) is None else "gone on with"] += 1
+        files = _between(seen, files, attempt, refused)
     if seen.expect(seen.ends[-1].done, f"not DONE after {len(seen.ends)} attempts: {seen.ends[-1].named}"):
         seen.totals["DONE"] += 1
         try:
-            if drawn.logged:
-                _look_at_the_run(seen, job)
-            else:
-                _each_portion_once(seen, job, _remembered(jobs), _clock(job))
-            if proven and drawn.logged:
-                proof = replay.replay(run)
-                seen.totals["replayed"] += 1
-                seen.expect(proof.holds and any("identical" in line for line in proof.lines()), f"replay: {proof.lines()}")
+            _look_at_what_is_done(seen, jobs, proven)
         except MpisgdError as error:
-            seen.failures.append(f"DONE, but {type(error).__name__}: {error}")
+            if not _names_damaged(f"{type(error).__name__}: {error}", files):
+                seen.failures.append(f"DONE, but {type(error).__name__}: {error}")
+            seen.totals["DONE, and refused by who reads it"] += 1
     return seen
+
+
+def _look_at_what_is_done(seen: Seen, jobs: list[Job], proven: bool) -> None:
+    """Raises MpisgdError where it cannot be read."""
+    job = jobs[-1]
+    if not job.drawn.logged:
+        _each_portion_once(seen, job, _remembered(jobs), _clock(job))
+        return
+    _look_at_the_run(seen, job)
+    if proven:
+        proof = replay.replay(job.path)
+        seen.totals["replayed"] += 1
+        seen.expect(proof.holds and any("identical" in line for line in proof.lines()), f"replay: {proof.lines()}")
+
+
+def _between(seen: Seen, files: Files, attempt: int, refused: bool) -> Files:
+    """What happens to the files when an attempt has ended: those of the run that goes on, or of one that begins anew."""
+    anew = refused or interruption.newest(files.run) is None
+    seen.totals["refused by an attempt"] += refused
+    seen.totals["begun anew" if anew else "gone on with"] += 1
+    if anew:
+        return files.anew()
+    files.damage([damage for damage in seen.drawn.damages if damage.after == attempt])
+    seen.totals["damaged"] += len(files.spoilt)
+    return files
+
+
+def _gone_on(seen: Seen, files: Files, dice: random.Random, faults: tuple[Fault, ...]) -> Job | None:
+    """The next attempt of a run, some of whose files may be damaged; None where it is refused."""
+    try:
+        job = Job(seen.drawn, files.run, dice, faults, resumed=True)
+    except REFUSALS as error:
+        seen.totals["refused"] += 1
+        wrong = files.wrong(error)
+        seen.expect(not wrong, f"a run whose files were damaged is {wrong}")
+        return None
+    found = job.setup.resumption
+    assert found is not None
+    seen.totals["passed over"] += sum(note.startswith(f"{path.name} is passed over") for path in files.said for note in found.notes)
+    wrong = files.wrong(found) if files.spoilt else ""
+    seen.expect(not wrong, f"a run whose files were damaged: {wrong}")
+    return job
+
+
+def _is_refused(end: End, files: Files) -> bool:
+    """Whether an attempt ended for a file that was damaged, and is not DONE."""
+    return not end.done and _names_damaged(end.named, files)
+
+
+def _names_damaged(text: str, files: Files) -> bool:
+    return any(f"{refusal.__name__}: " in text for refusal in REFUSALS) and files.named(text)
 
 
 def _is_grave(fault: Fault, job: Job) -> bool:
@@ -101,7 +155,7 @@ def _is_grave(fault: Fault, job: Job) -> bool:
             return fault.lasts_s > 0.9 * patience_s
         case "cut":  # for the hub's patience, or, from a shard on, that of who waits for it
             return fault.lasts_s > 0.9 * LEAST_S
-        case "slow" | "unsaved":
+        case "slow" | "unsaved" | "hang" | "jump":
             return False
     return True
 
@@ -111,6 +165,7 @@ def _look_at_the_end(seen: Seen, job: Job, end: End, attempt: int, faults: tuple
     drawn, roles = job.drawn, job.roles
     learners = [*(roles.groups or roles.teams), *((rank,) for rank in roles.spare_ranks)]
     grave = [fault for fault in faults if _is_grave(fault, job)]
+    seen.expect(not end.let_in, f"attempt {attempt}: another job was let into its directory")
     if end.done and end.named:
         seen.expect(grave, f"attempt {attempt} is DONE, and failed: {end.named}\n{end.said}")
     elif not end.done:

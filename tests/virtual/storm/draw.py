@@ -85,10 +85,12 @@ class Fault:
     """Something that happens to a rank: at a second, or at one of its calls of MPI.
 
     Attributes:
-        what: kill, stop, cut, slow, signal, full (the log cannot be written), unsaved (checkpoints cannot), end (all are
-            killed), power (so are they, and the disk forgets what was not synced).
+        what: kill, stop, cut, slow, signal, full (the log cannot be written), unsaved (checkpoints cannot), hang (what is written
+            of either waits), jump (of the clock that tells dates), end (all are killed), power (so are they, and the disk forgets
+            what was not synced).
         lasts_s: how long; a kill lasts.
         other: of a cut, the far end; `both`: no message goes in either direction.
+        by_s: of a jump, forwards or back.
     """
 
     what: str
@@ -98,11 +100,33 @@ class Fault:
     lasts_s: float = 0.0
     other: int = 0
     both: bool = True
+    by_s: float = 0.0
 
     def __str__(self) -> str:
         when = f"call {self.at_call}" if self.at_call else f"{self.at_s:.3f} s"
         far = f"{'<->' if self.both else '->'}{self.other}" if self.what == "cut" else ""
-        return f"{self.what} {self.rank}{far} at {when}{f' for {self.lasts_s:.2f} s' if self.lasts_s else ''}"
+        lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
+        return f"{self.what} {self.rank}{far} at {when}{lasts}{f' by {self.by_s:.0f} s' if self.by_s else ''}"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that happens to a file while nobody runs (`damage.py`).
+
+    Attributes:
+        what: flipped (a byte), torn (its end is missing), missing, swapped (with another one).
+        of: checkpoint, log, snapshots; clocks: whole checkpoints are swapped.
+        after: the attempt that has ended before it.
+        seed: of which file, and where in it.
+    """
+
+    what: str
+    of: str
+    after: int = 0
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.what} after attempt {self.after}"
 
 
 @dataclass(frozen=True)
@@ -132,6 +156,9 @@ class Draw:
     iterations: int = 0
     """Of a batch optimisation; 0 = as its way has them."""
     logged: bool = True
+    damages: tuple[Damage, ...] = ()
+    freed: str = ""
+    """When links that are cut carry again, what they held in any order: deaths, end, both; "" = never before their time."""
 
     @property
     def is_batch(self) -> bool:
@@ -146,7 +173,8 @@ class Draw:
         kind = "tolerant" if self.tolerant else "fail-fast"
         groups = f" of {self.group_size} ranks, {self.micro_batches} micro-batches" * (self.group_size > 1)
         also = f"{groups}{f', {self.spares} spares' * bool(self.spares)}{', evaluator' * self.evaluator}"
-        return f"{self.way}, S = {self.shards}, {self.learners} learners{also}, {kind}: {faults}"
+        more = "".join(f"; {each}" for each in self.damages) + f"; links are freed: {self.freed}" * bool(self.freed)
+        return f"{self.way}, S = {self.shards}, {self.learners} learners{also}, {kind}: {faults}{more}"
 
 
 def draw(dice: random.Random, number: int) -> Draw:
@@ -159,7 +187,7 @@ def draw(dice: random.Random, number: int) -> Draw:
     spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant and size == 1 else 0
     drawn = functools.partial(_faults, dice, shards, learners * size + spares, evaluator, tolerant)
     others = range(shards, shards + learners * size + spares + evaluator)
-    return Draw(
+    drawn_so = Draw(
         way=way,
         shards=shards,
         learners=learners,
@@ -178,6 +206,7 @@ def draw(dice: random.Random, number: int) -> Draw:
         micro_batches=groups.choice((1, 2, 4)) if size > 1 else 1,
         alternating=size > 1 and groups.random() < 0.5,
     )
+    return _beset(drawn_so, number)
 
 
 def draw_agreed(dice: random.Random, number: int) -> Draw:
@@ -219,7 +248,7 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
     learners = dice.randint(1, 12)
     drawn = functools.partial(_faults, dice, 1 + shards, learners, evaluator, tolerant)  # the coordinator comes after the shards
     others = range(1 + shards, 1 + shards + learners + evaluator)
-    return Draw(
+    drawn_so = Draw(
         way=way,
         shards=shards,
         learners=learners,
@@ -235,6 +264,7 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
         **(_small(dice, number) if small else {}),
     )
+    return _beset(drawn_so, number)
 
 
 def _small(dice: random.Random, number: int) -> dict[str, Any]:
@@ -292,6 +322,43 @@ def _lasting(attempts: Attempts, ranks: range, tolerant: bool, number: int) -> A
     stopped = [rank for rank in ranks if dice.random() < 0.8] if dice.random() < 0.3 else []
     stops = (Fault("stop", rank, at_s=dice.uniform(0, 1.5) * _LAST_S, lasts_s=EVER_S) for rank in stopped)
     return ((*first, *stops), *later)
+
+
+_ENDS = ("end", "power", "signal")
+_DAMAGES = ("flipped", "flipped", "torn", "missing", "swapped", "swapped")
+_OF = ("checkpoint",) * 5 + ("log",) * 3 + ("snapshots", "clocks")
+
+
+def _beset(drawn: Draw, number: int) -> Draw:
+    """Files are damaged between attempts, clocks jump, disks hang, links are freed: each is drawn by itself, whatever else is."""
+    files, clocks, disks, links = (
+        random.Random(f"{what} of {number}: {drawn.seed}") for what in ("files", "dates", "disks", "links")
+    )
+    attempts, ranks = [list(faults) for faults in drawn.attempts], drawn.ranks
+    for _ in range(clocks.choice((0, 0, 0, 1, 2, 3))):
+        jump = Fault("jump", clocks.randrange(ranks), by_s=clocks.choice((-1, 1)) * 10 ** clocks.uniform(0, 8))
+        clocks.choice(attempts).append(replace(jump, at_s=clocks.choice((0.0, clocks.uniform(0, 1.2) * _LAST_S))))
+    writers = [*range(drawn.shards + drawn.is_batch), *[ranks - 1] * drawn.evaluator]
+    for _ in range(disks.choice((0, 0, 0, 1, 2))):
+        lasts_s = disks.choice((disks.uniform(1, 3) * PATIENCE_S, disks.uniform(1, LONG_S)))
+        hang = Fault("hang", disks.choice(writers), at_s=disks.uniform(0, 1.2) * _LAST_S, lasts_s=lasts_s)
+        disks.choice(attempts).append(hang)
+    every_updates, damages = drawn.every_updates, list[Damage]()
+    if drawn.logged and files.random() < 1 / 3:
+        every_updates = every_updates or files.randint(1, 3)
+        for after in sorted(files.sample(range(len(attempts)), files.randint(1, len(attempts)))):
+            attempts[after].append(Fault(files.choice(_ENDS), at_s=files.uniform(0.2, 1.2) * _LAST_S))
+            for _ in range(files.choice((1, 1, 2, 3))):
+                of = files.choice(_OF)
+                what = "swapped" if of == "clocks" else files.choice(_DAMAGES)
+                damages.append(Damage(what, of, after, files.randrange(2**31)))
+    return replace(
+        drawn,
+        every_updates=every_updates,
+        attempts=tuple(map(tuple, attempts)),
+        damages=tuple(damages),
+        freed=links.choice(("", "", "deaths", "end", "both")),
+    )
 
 
 DATA = {"name": "synthetic", "shape": [5], "classes": 3, "samples": 96, "test_samples": 8}

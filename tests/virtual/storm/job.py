@@ -8,11 +8,12 @@ import io
 from dataclasses import dataclass, field
 from unittest import mock
 
-from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
+from mpisgd.base.errors import ConfigError, MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
 from mpisgd.job import roles, tensors
 from mpisgd.job.finish import after_all
 from mpisgd.liveness.usher import GRACE_S
+from mpisgd.records import lock
 from mpisgd.records.log import schema
 from tests.virtual.storm import package
 from tests.virtual.storm.disk import Disk
@@ -34,6 +35,8 @@ class End:
     killed: list[int] = field(default_factory=list)
     outside: str = ""
     hangs: str = ""
+    let_in: bool = False
+    """Another job, into the directory of this one."""
     said: str = ""
     events: int = 0
     seconds: float = 0.0
@@ -54,12 +57,15 @@ class Job(Ranks):
         said = io.StringIO()
         for rank, process in enumerate(machine.processes):
             process.on_death.append(functools.partial(self._drop_files, rank))
+            if self.drawn.freed in ("deaths", "both"):
+                process.on_death.append(machine.free)
             process.begin(functools.partial(self._main, process))
         for fault in self.faults:
             self._arrange(fault)
         disk = Disk(self.path) if any(fault.what == "power" for fault in self.faults) else None
         with (
             package.on(machine),
+            package.dated(machine, self.begun),
             mock.patch.object(roles.base, "open_tables", self.open_tables),
             mock.patch.object(tensors, "Evaluations", Takes),
             contextlib.redirect_stderr(said),
@@ -70,6 +76,11 @@ class Job(Ranks):
             except Hangs as hangs:
                 end.hangs = str(hangs)
                 machine.end("it hangs")
+            with contextlib.suppress(ConfigError):
+                lock.check(self.path)
+                end.let_in = True
+            if not machine.over_why:  # rank 0 has come to its end, well or not
+                self.lock.release()
         if disk is not None and machine.over_why == "the power is lost":
             disk.lose_power()
         if disk is not None:
@@ -112,6 +123,8 @@ class Job(Ranks):
 
     def _leave(self, process: Process) -> None:
         """In order. Where rank 0 of a tolerant job has left, ushers end who is left a while later (`liveness/usher.py`)."""
+        if self.drawn.freed in ("end", "both") and not any(each.left for each in self.machine.processes):
+            self.machine.free()
         self.machine.leave(process)
         if process.rank == 0 and self.drawn.tolerant:
             self.machine.at(round(GRACE_S * 1e9), self._usher)
@@ -164,8 +177,10 @@ class Job(Ranks):
             case "slow":
                 machine.slow[fault.rank] = 30.0
                 machine.at(lasts_ns, lambda: machine.slow.update({fault.rank: 1.0}))
-            case "full" | "unsaved":
+            case "full" | "unsaved" | "hang":
                 self.broken[fault.what, fault.rank] = fault.at_s + fault.lasts_s
+            case "jump":
+                machine.wall_s[fault.rank] += fault.by_s * (fault.at_s > 0)
             case "signal":
                 for each in machine.processes:
                     each.at_work(functools.partial(self._hears, each))

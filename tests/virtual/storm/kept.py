@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
-from tests.virtual.storm.draw import Draw, Fault
+from tests.virtual.storm.draw import Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "logs of two shards are swapped before a run goes on: it came to its end with the rows of the other shard": Draw(
+        way="downpour", shards=4, learners=2, evaluator=True, tolerant=True, seed=1308670628, every_updates=5,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="kill", rank=6, at_call=88, both=False),
+                Fault(what="cut", rank=7, at_s=0.13768610189944808, lasts_s=0.582456386338985),
+                Fault(what="cut", rank=8, at_s=0.21051982183178528, lasts_s=0.166840741992519, other=3, both=False),
+                Fault(what="end", at_s=0.273215215963037),
+            ),
+        ),
+        group_size=2, micro_batches=2, alternating=True,
+        damages=(Damage(what="swapped", of="log", seed=876312508),), freed="both",
+    ),
+    "manifests of two checkpoints are swapped: a part of each was said to be torn, and no manifest was named": Draw(
+        way="ssp", shards=1, learners=4, evaluator=True, tolerant=True, seed=368508039, every_updates=2,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="stop", rank=5, at_call=114, lasts_s=0.5069834039783498),
+                Fault(what="stop", rank=5, at_call=6, lasts_s=0.8473643412208006),
+                Fault(what="end", at_s=0.13838541371294943),
+            ),
+        ),
+        damages=(Damage(what="swapped", of="checkpoint", seed=1242477244),), freed="deaths",
+    ),
+    "whole checkpoints of two clocks are swapped: the older went by the name of the newer, which replay would look for": Draw(
+        way="hardsync", shards=2, learners=3, evaluator=True, tolerant=True, seed=5, every_updates=1,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4, attempts=((Fault("end", at_s=0.15),),),
+        damages=(Damage("swapped", "clocks", seed=1),),
+    ),
+    "the newest checkpoint is only begun, and the one before, the only one, is damaged: the refusal did not name it": Draw(
+        way="hardsync", shards=2, learners=3, evaluator=True, tolerant=True, seed=5, every_updates=2,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4, attempts=((Fault("end", at_s=0.1),),),
+        damages=(Damage("flipped", "checkpoint", seed=1),),
+    ),
     "the last of all is missed when the others were told the end by another shard, and pushes too late: replay refused that": Draw(
         way="softsync", shards=4, learners=3, evaluator=False, tolerant=True, seed=213800534, every_updates=2,
         latency_ns=50000, eager_nbytes=0, reorders=False, flush_rows=16,

@@ -123,6 +123,8 @@ class Machine:
         """Per context, each rank's communicator (`mpi.equip`)."""
         self.slow: dict[int, float] = {}
         """Per rank, how many times as long its messages take."""
+        self.wall_s: dict[int, float] = defaultdict(float)
+        """Per rank, by how much the clock that tells dates has jumped."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._serial = 0
         self._running: Task | None = None
@@ -189,6 +191,11 @@ class Machine:
         return self._running.process.rank
 
     @property
+    def runs(self) -> bool:
+        """Whether a rank runs, and not what befalls them."""
+        return self._running is not None
+
+    @property
     def looks_in_vain(self) -> bool:
         return self._running is not None and self._running.process.vain > 0
 
@@ -238,6 +245,20 @@ class Machine:
     def heal(self, source: int, dest: int) -> None:
         for action in self._cut.pop((source, dest), []):
             self._cross(source, dest, action)
+
+    def free(self) -> None:
+        """Cut links carry again: what they hold comes one by one, of any link next, in the order of each."""
+        self.at(self.delay_ns(), partial(self._free, list(self._cut.items())))
+
+    def _free(self, links: list[tuple[tuple[int, int], list[Callable[[], None]]]]) -> None:
+        links = [(link, held) for link, held in links if self._cut.get(link) is held]
+        if links:
+            link, held = self.dice.choice(links)
+            if held:
+                held.pop(0)()
+            if not held:
+                del self._cut[link]
+            self.at(self.delay_ns(), partial(self._free, links))
 
     def kill(self, rank: int) -> None:
         """Without a goodbye. Of what it was sending, some has left, the rest never will; the others are told, if MPI tells."""

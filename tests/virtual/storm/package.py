@@ -5,14 +5,18 @@ So the real wires and the real pulse run in virtual time, and nothing here needs
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from mpisgd.job import provenance
+from mpisgd.records import lock
 from tests.virtual.storm.machine import Machine
 from tests.virtual.storm.mpi import ANY, BYTE, Comm, Group, Message, MPIError, Request, Status
 
@@ -41,6 +45,24 @@ class _Clock:
             machine.look_away()
         else:
             machine.pause(round(seconds * 1e9))
+
+
+class _Dates:
+    """In the place of `datetime.datetime`: the clock that jumps."""
+
+    @staticmethod
+    def now(zone: datetime.tzinfo | None = None) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(_wall_s(), zone)
+
+
+BEGIN_S = 2e9
+"""The date at which a machine begins."""
+
+
+def _wall_s() -> float:
+    """The date of the running rank; of rank 0, before any runs."""
+    machine = _machines[-1]
+    return BEGIN_S + machine.now_ns * 1e-9 + machine.wall_s[machine.rank if machine.runs else 0]
 
 
 _machines: list[Machine] = []
@@ -101,6 +123,21 @@ def on(machine: Machine) -> Iterator[None]:
             del sys.modules[_LIBRARY]
         else:
             sys.modules[_LIBRARY] = there  # this one alone: what else was imported meanwhile stays, torch cannot do it twice
+
+
+@contextmanager
+def dated(machine: Machine, begun: str) -> Iterator[None]:
+    """Meanwhile whoever asks for the date is told the machine's; `begun`: when this process did, as its lock has it."""
+    _machines.append(machine)
+    try:
+        with mock.patch.multiple(lock, datetime=_DATETIME, _begun=lambda process: begun):  # noqa: SIM117
+            with mock.patch.object(provenance, "datetime", _DATETIME), mock.patch.object(time, "time", _wall_s):
+                yield
+    finally:
+        _machines.pop()
+
+
+_DATETIME = SimpleNamespace(datetime=_Dates, UTC=datetime.UTC)
 
 
 def sleep(seconds: float) -> None:

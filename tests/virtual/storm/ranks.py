@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from mpisgd.pipeline.stage import Stage
 from mpisgd.records import directory
 from mpisgd.records.checkpoint.checkpoints import Share
 from mpisgd.records.checkpoint.snapshots import check_spool
+from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
 from mpisgd.records.log.reader import Run
@@ -44,11 +46,15 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Computes, Travels
 from mpisgd.vectors.flat import first_layers
 from mpisgd.vectors.memory import Memory
+from tests.virtual.storm import package
 from tests.virtual.storm.draw import COMPUTE_S, PATIENCE_S, Draw, Fault, config_of
 from tests.virtual.storm.machine import Machine, Process
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
 from tests.virtual.storm.standins import Computing, Delayed, Passing, Pulse, Works, computing
+
+_BEGUN = itertools.count()
+"""Number of a job, as a process has a second at which it began."""
 
 
 class Remembered(TableFile):
@@ -106,16 +112,31 @@ class Ranks(World):
         """Per rank that exchanges layer by layer, what its next mini-batch takes."""
         self.files: dict[int, list[TableFile]] = {rank: [] for rank in range(size)}
         self.broken: dict[tuple[str, int], float] = {}
-        """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
+        """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written, or wait ("hang")."""
+        self.begun = f"{next(_BEGUN)}"
+        for fault in faults:
+            if fault.what == "jump" and fault.at_s == 0:
+                self.machine.wall_s[fault.rank] += fault.by_s
         path.mkdir(parents=True, exist_ok=True)
         self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, drawn.tolerant, stages=self.tensors.stages)
+        with package.dated(self.machine, self.begun):
+            self._open(model.fingerprint, resumed)
+
+    def _open(self, fingerprint: str, resumed: bool) -> None:
+        """What `start.Claim` does."""
+        config, path, roles = self.config, self.path, self.roles
         told = environment(self.setup, NOTHING_BROUGHT, mpi="virtual", commits=False, **self.tensors.facts)
-        if resumed:
-            found = resume.find(path, config)
-            found = resume.lay_out(found, config, self.roles.lambda_, bounds, model.fingerprint, config.averaging > 0)
-            resume.forget_newer(path, found.checkpoint.clock)
-            told = found.environment(told, config)
-            self.setup = dataclasses.replace(self.setup, resumption=found)
+        self.lock = Lock(path)
+        try:
+            if resumed:
+                found = resume.find(path, config)
+                found = resume.lay_out(found, config, roles.lambda_, self.setup.bounds, fingerprint, config.averaging > 0)
+                resume.forget_newer(path, found.checkpoint.clock)
+                told = found.environment(told, config)
+                self.setup = dataclasses.replace(self.setup, resumption=found)
+        except MpisgdError:
+            self.lock.release()
+            raise
         directory.write_config(path, dumps(config, told))
 
     # --------------------------------------------------------------------------------------------------------------- the world
@@ -197,6 +218,7 @@ class Ranks(World):
         beside = [self.path / schema.shard_file(shard, setup.attempt), setup.spool(shard)]
         checkpoints = Delayed(share, self.config.checkpoint, update, beside=beside)
         checkpoints.process, checkpoints.broken = self.machine.processes[rank], lambda: self._is_broken("unsaved", rank)
+        checkpoints.hangs_ns = lambda: self._hangs_ns(rank)
         return checkpoints
 
     def open_tables(self, path: Path | None, **fields: Any) -> TableFile:
@@ -215,12 +237,24 @@ class Ranks(World):
                 write()
 
             file._write = fails  # type: ignore[method-assign]
+        if any(fault.what == "hang" and fault.rank == rank for fault in self.faults):
+            flush = file.flush
+
+            def waits() -> list[int]:
+                while self._hangs_ns(rank) > 0:
+                    self.machine.pause(self._hangs_ns(rank))
+                return flush()
+
+            file.flush = waits  # type: ignore[method-assign]
         return file
 
     # --------------------------------------------------------------------------------------------------------------- the ranks
 
     def fails(self, process: Process, why: str) -> None:
         self.why.setdefault(process.rank, why)
+
+    def _hangs_ns(self, rank: int) -> int:
+        return round(1e9 * self.broken.get(("hang", rank), 0.0)) - self.machine.now_ns
 
     def _is_broken(self, what: str, rank: int) -> bool:
         return self.machine.now_ns * 1e-9 < self.broken.get((what, rank), -1.0)

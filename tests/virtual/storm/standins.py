@@ -28,11 +28,12 @@ from tests.virtual.storm.package import VIRTUAL
 class Delayed(Checkpoints):
     """Writes its checkpoints a while later, in virtual time, unless the rank is killed before: the thread beside the loop.
 
-    `broken`: whether the disk takes none now.
+    `broken`: whether the disk takes none now; `hangs_ns`: for how long it takes nothing yet.
     """
 
     process: Process
     broken: Callable[[], bool]
+    hangs_ns: Callable[[], int]
     _pending: Callable[[], None] | None = None
 
     def _begin(self, action: Callable[[], None]) -> None:
@@ -46,6 +47,9 @@ class Delayed(Checkpoints):
         machine.at(machine.dice.randrange(100_000, 30_000_000), self._do)
 
     def _do(self) -> None:
+        if self._pending is not None and self.hangs_ns() > 0:
+            self.process.machine.at(self.hangs_ns(), self._do)
+            return
         action, self._pending = self._pending, None
         if action is not None and not self.process.dead:
             action()
@@ -54,6 +58,8 @@ class Delayed(Checkpoints):
         return self._pending is not None or super().busy()
 
     def wait(self) -> None:
+        while self._pending is not None and self.hangs_ns() > 0:
+            self.process.machine.pause(self.hangs_ns())
         self._do()
         super().wait()
 
