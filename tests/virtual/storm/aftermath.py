@@ -134,7 +134,7 @@ def _gone_on(seen: Seen, files: Files, dice: random.Random, faults: tuple[Fault,
 
 def _is_refused(end: End, files: Files) -> bool:
     """Whether an attempt ended for a file that was damaged, and is not DONE."""
-    return not end.done and _names_damaged(end.named, files)
+    return not end.done and any(_names_damaged(why, files) for why in end.why.values())
 
 
 def _names_damaged(text: str, files: Files) -> bool:

@@ -237,7 +237,8 @@ def draw_layered(dice: random.Random, number: int) -> Draw:
     drawn = draw(dice, number)
     ranks = drawn.shards, drawn.learners + drawn.spares, drawn.evaluator
     attempts = tuple(_faults(dice, *ranks, drawn.tolerant, later) for later in range(len(drawn.attempts)))
-    return replace(drawn, way=ways[number % len(ways)], attempts=attempts, group_size=1, micro_batches=1, alternating=False)
+    drawn = replace(drawn, way=ways[number % len(ways)], attempts=attempts, group_size=1, micro_batches=1, alternating=False)
+    return _beset(drawn, number)
 
 
 def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw:
