@@ -19,9 +19,19 @@ from tests.faults.job import stop_orderly
 
 #: Campaign -> how many runs. Seconds per run on two quiet cores stand in results/faults/README.md.
 BESIDE_THE_SOAK = {"flips": 1000, "virtual": 1000, "virtual_batch": 250, "fuzz": 48, "power": 21, "cuts": 12}
-ALONE = {"network": 60, "deaths": 20, "kills": 66, "batch": 20, "starts": 174, "stops": 15}
-#: What only root can do: mount file systems, make network namespaces.
-OF_ROOT = ("network", "power")
+ALONE = {
+    "network": 60,
+    "deaths": 20,
+    "kills": 66,
+    "batch": 20,
+    "starts": 174,
+    "stops": 15,
+    "phases": 51,
+    "site": 29,
+    "strangers": 14,
+}
+#: What only root can do: mount file systems, make network namespaces, be another user.
+OF_ROOT = ("network", "power", "strangers")
 MINUTES = 30
 
 

@@ -1,9 +1,10 @@
 """`python -m tests.faults.dying train ...`: mpisgd itself, but the rank DIE_RANK ends by SIGKILL when it comes to the point DIE_AT.
 
 The points are those of POINTS, in the order in which a rank comes to them; a learner that doubles as a shard, or is member of a
-team, does not come to all. DIE_BY says what happens there instead: SIGSTOP, or a number of seconds, for which it sleeps, and goes
-on; DIE_MEET_S shortens the last meeting, for which it is then late. In `mpi-init` the rank is killed from outside, while it waits
-in MPI_Init for rank DIE_WAITS, which begins that only when there is the file DIE_MARK.
+team, does not come to all. DIE_BY says what happens there instead: another signal, or a number of seconds, for which it sleeps,
+and goes on; or a limit that it has from then on, as "RLIMIT_NOFILE 16" (of RLIMIT_AS: above what it has). DIE_MEET_S shortens the
+last meeting, for which it is then late. In `mpi-init` the rank is killed from outside, while it waits in MPI_Init for rank
+DIE_WAITS, which begins that only when there is the file DIE_MARK.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib.abc
 import importlib.machinery
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -63,6 +65,20 @@ GROUPED = {
 }
 #: In a fault-tolerant run: the fifth time that all meet, when rank 0 has said DONE, and who is given up.
 LAST = {"last meeting": ("mpisgd.comm.mpi.tolerant", "TolerantWire.settle", 5, False)}
+#: While a checkpoint is written, by a shard's thread: the third time that this is called with something of that name.
+_DURABLE, _DISK, _SHARD = "mpisgd.base.durable", "mpisgd.records.checkpoint.checkpoint", "mpisgd.records.checkpoint.checkpoints"
+SAVING = {
+    "room": (_SHARD, "Checkpoints._make_room", 1, False, ""),
+    "begun": (_DISK, "write_tensors", 3, False, ".h5"),
+    "half written": (_DURABLE, "write_all", 6, False, ".h5."),
+    "written aside": (_DURABLE, "sync", 3, False, ".h5."),
+    "synced": (_DURABLE, "sync", 3, True, ".h5."),
+    "renamed": (_DISK, "write_tensors", 3, True, ".h5"),
+    "account": (_DISK, "write_json", 3, True, "shard-"),
+    "manifest aside": (_DURABLE, "sync", 3, True, ".manifest.json."),
+    "manifest": (_DISK, "write_json", 3, True, "manifest.json"),
+    "pruning": (_SHARD, "remove", 1, False, "clock-"),
+}
 SAID = "dies now"
 
 
@@ -72,6 +88,10 @@ def die() -> None:
     time.sleep(0.2)  # for the launcher to pass it on
     if by.isdigit():
         time.sleep(float(by))
+    elif by.startswith("RLIMIT_"):
+        name, _, most = by.partition(" ")
+        here = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) if name == "RLIMIT_AS" else 0
+        resource.setrlimit(getattr(resource, name), (here + int(most), here + int(most)))
     else:
         os.kill(os.getpid(), signal.Signals[by])
 
@@ -91,7 +111,7 @@ def _before_import(name: str, action: Callable[[], None]) -> None:
     sys.meta_path.insert(0, Finder())
 
 
-def _at_call(module: str, names: str, which: int, after: bool) -> None:
+def _at_call(module: str, names: str, which: int, after: bool, of: str = "") -> None:
     owner: Any = importlib.import_module(module)
     *path, name = names.split(".")
     for each in path:
@@ -100,7 +120,7 @@ def _at_call(module: str, names: str, which: int, after: bool) -> None:
 
     @functools.wraps(inner)
     def outer(*arguments: Any, **words: Any) -> Any:
-        if next(count) != which:
+        if of not in repr(arguments[:1]) or next(count) != which:
             return inner(*arguments, **words)
         result = inner(*arguments, **words) if after else None
         die()
@@ -131,6 +151,8 @@ def main() -> int:
             _before_import("mpi4py.MPI", _killed_in_init)
         elif at == TORCH:
             _before_import("torch", die)
+        elif at in SAVING:
+            _at_call(*SAVING[at])
         else:
             _at_call(*(START | LATER | GROUPED | LAST)[at])
     elif at == "mpi-init" and rank == os.environ["DIE_WAITS"]:

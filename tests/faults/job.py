@@ -127,6 +127,10 @@ class Job:
         os.kill(self.pids[rank], signum)
         return at
 
+    def send_launcher(self, signum: int) -> None:
+        """The same to the launcher."""
+        self._process.send_signal(signum)
+
     def end(self, timeout_s: float) -> int | None:
         """The launcher's exit status; None where it had to be killed."""
         try:

@@ -193,6 +193,10 @@ class Cluster:
         here = _namespace(self._holders[node])
         return sorted(pid for pid in pids if here and _namespace(pid) == here)
 
+    def adopt(self, pid: int) -> None:
+        """Count a process, and what it has started, as none of a job's."""
+        self._own.update(_line_of(pid))
+
     def nbytes(self, node: int) -> tuple[int, int]:
         """How many a node has sent and received."""
         stats = json.loads(self.call(node, "ip", "-json", "-statistics", "link", "show", "eth0"))[0]["stats64"]

@@ -326,6 +326,41 @@ def test_a_name_that_another_user_holds_is_no_sign(monkeypatch: pytest.MonkeyPat
     begun.communicate()
 
 
+CROWD = """
+held = []
+try:
+    for _ in range(10_000):
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].setblocking(False)
+        held[-1].connect("\\0" + sys.argv[1])
+except OSError as error:
+    print(type(error).__name__, flush=True)
+sys.stdin.read()
+"""
+
+
+@as_root
+@pytest.mark.parametrize("held_by", ["the user", "another user"])
+def test_a_crowd_of_another_user_before_a_name_hides_no_sign_and_makes_none(held_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever knows it may connect to it until its queue is full, and nobody can then ask who holds it."""
+    monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
+    name = f"{absent._prefix()}3-{os.getpid()}"
+    begun = [as_nobody(HOLD, name)] if held_by == "another user" else []
+    own = None if begun else siblings.hold(name)
+    for process in begun:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+    begun.append(as_nobody(CROWD, name))
+    assert begun[-1].stdout is not None
+    assert begun[-1].stdout.readline() == "BlockingIOError\n"
+    assert absent.gone() == ([3] if own else [])
+    for process in begun:
+        process.communicate()
+    if own:
+        own.close()
+    assert absent.gone() == []
+
+
 @as_root
 def test_whoever_squats_the_name_of_a_job_that_fails_does_not_silence_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")

@@ -42,6 +42,8 @@ END_S = 2.0
 _LONGEST_S = 1e6
 _LAUNCHER_S = 5.0
 """Seconds for a launcher to end by itself, after its ranks have left."""
+_LISTENING = "00010000"
+"""Flags of a socket in /proc/net/unix."""
 _PARENT, _BEGAN = 1, 19
 """Places of its parent and its beginning in a process's `stat`, after its name."""
 
@@ -237,7 +239,23 @@ def is_held(name: str) -> bool:
     """Ask whether a process of this user holds a name, and not one of another user of the machine."""
     with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
         asking.setblocking(False)
-        asking.connect(f"\0{name}")
+        try:
+            asking.connect(f"\0{name}")
+        except BlockingIOError:  # its queue is full: whoever knows the name can fill it
+            return _listens(name)
         _, user, _ = struct.unpack("iII", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
         return bool(user == os.geteuid())
+    return False
+
+
+def _listens(name: str, proc: Path = Path("/proc")) -> bool:
+    """Whether a process of this user listens at a name, as the system says; that takes a look at all that they have open."""
+    lines = (line.split(maxsplit=7) for line in (proc / "net" / "unix").read_text().splitlines())
+    listening = {f"socket:[{words[6]}]" for words in lines if words[7:] == [f"@{name}"] and words[3] == _LISTENING}
+    for process in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
+            for path in list((process / "fd").iterdir()) if process.stat().st_uid == os.geteuid() else []:
+                with contextlib.suppress(OSError):
+                    if str(path.readlink()) in listening:
+                        return True
     return False
