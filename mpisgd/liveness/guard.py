@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
 from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted, in_words
 from mpisgd.base.speech import last_words
@@ -175,7 +175,11 @@ def leave_within(seconds: float) -> None:
 
     Python's own watch over hangs does it, which needs no lock: it runs in C.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
+    try:
+        told: IO[str] | int = Path(os.devnull).open("w")  # noqa: SIM115 - until the end
+    except OSError:  # it may open no more files, and fails for just that
+        told = 2
+    faulthandler.dump_traceback_later(seconds, exit=True, file=told)
 
 
 def is_of_others(error: BaseException) -> bool:

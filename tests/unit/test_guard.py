@@ -148,6 +148,20 @@ def test_a_process_leaves_in_time_whatever_hangs() -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=300, check=False).returncode == EXIT_FAILED
 
 
+def test_a_process_that_may_open_no_more_files_leaves_all_the_same() -> None:
+    """A failure for just that reason would end in another one, and the job when others have waited for their patience."""
+    script = """
+import resource, time
+from mpisgd.liveness.guard import leave_within
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+leave_within(0.5)
+time.sleep(1000)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=300, check=False, capture_output=True, text=True)
+    assert done.returncode == EXIT_FAILED
+    assert "Too many open files" not in done.stderr
+
+
 @pytest.mark.parametrize("lost", [[4], []])
 def test_what_is_torn_by_a_death_names_the_dead(
     lost: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
