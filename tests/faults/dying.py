@@ -80,9 +80,16 @@ SAVING = {
     "pruning": (_SHARD, "remove", 1, False, "clock-"),
 }
 SAID = "dies now"
+ANY = "any"
+"""As DIE_RANK: the first rank that comes to the point, which makes the file DIE_MARK."""
 
 
 def die() -> None:
+    if os.environ["DIE_RANK"] == ANY:
+        try:
+            Path(os.environ["DIE_MARK"]).touch(exist_ok=False)
+        except FileExistsError:
+            return
     by = os.environ.get("DIE_BY", "SIGKILL")
     os.write(2, f"rank {launched_rank()} {SAID}\n".encode())
     time.sleep(0.2)  # for the launcher to pass it on
@@ -142,7 +149,7 @@ def _wait_for_mark() -> None:
 
 def main() -> int:
     rank, at = str(launched_rank()), os.environ["DIE_AT"]
-    if rank == os.environ["DIE_RANK"]:
+    if os.environ["DIE_RANK"] in (rank, ANY):
         if at == "launch":
             die()
         elif at == "import":

@@ -29,7 +29,7 @@ from mpisgd.job.interruption import newest
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from tests.faults.campaign import Found, configured, main
-from tests.faults.dying import SAID, SAVING
+from tests.faults.dying import ANY, SAID, SAVING
 from tests.faults.job import Job
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -144,7 +144,9 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     if "ranks" in drawn.act:
         found.kinds.append("all ranks" if drawn.all_ranks else "one rank")
     signum = signal.Signals[f"SIG{drawn.act.split(',')[0].split()[0]}"]
-    told = {"DIE_AT": drawn.phase, "DIE_RANK": str(drawn.victim), "DIE_BY": str(WAITS_S) if to_others else signum.name}
+    victim = ANY if drawn.phase == "evaluation" else str(drawn.victim)
+    told = {"DIE_MARK": str(directory / "mark"), "DIE_AT": drawn.phase, "DIE_RANK": victim}
+    told["DIE_BY"] = str(WAITS_S) if to_others else signum.name
     options = ULFM if drawn.tolerant else []
     words = [configured(directory, drawn.settings(out))]
     job = Job(drawn.ranks, words, options, module="tests.faults.dying", PYTHONPATH=HERE, **told)
@@ -182,7 +184,7 @@ def ended(job: Job, out: Path, status: int | None, found: Found, why: tuple[str,
     found.expect(job.left_s is not None, f"somebody was left\n{job.text}")
     if not (done and may_fail_late):
         found.expect((status == 0) == done, f"status {status}, DONE: {done}\n{job.text}")
-    last = "\n".join(job.text.splitlines()[-12:])
+    last = "\n".join(job.text.splitlines()[-30:])  # the launcher has its own
     found.expect(done or any(word in last for word in why), f"the reason is not told\n{job.text}")
     return done
 

@@ -33,7 +33,7 @@ from mpisgd.comm.mpi.launch import environment
 from mpisgd.job.interruption import newest
 from mpisgd.records.log import schema
 from tests.faults.campaign import Found, configured, main
-from tests.faults.dying import SAID
+from tests.faults.dying import ANY, SAID
 from tests.faults.job import Job
 from tests.faults.phases import HERE, LIMIT_S, SYNCHRONOUS, ULFM, ended, proved, settings, whole
 
@@ -59,7 +59,7 @@ WHY = {
     "files": ("open files", "Errno 24", "Too many", "file descriptor", "LIMITS", "limit"),
     "memory": ("memory", "Memory", "alloc", "mmap", "Errno 12", "signal", "map segment", "resource"),
     "out of memory": ("signal 9", "lost", "Killed"),
-    "removed": ("cannot be written", "No such file", "see who removed it", "is missing"),
+    "removed": ("cannot be written", "No such file", "lacks"),
 }
 GROUP = Path(f"/sys/fs/cgroup/memory/mpisgd-{os.getpid()}")
 STARVED = 128 << 10
@@ -122,7 +122,7 @@ def _hurt(what: str, how: str, generator: random.Random, directory: Path, found:
     more = {"faults": {"mode": "tolerant" if tolerant else "fail-fast", "patience_s": 5.0}}
     words = [configured(directory, settings(way, SHARDS, out) | more)]
     learner = SHARDS + generator.randrange(RANKS - SHARDS)
-    victim = 0 if how == "finish" else SHARDS if how == "evaluation" else generator.choice((0, SHARDS - 1, learner))
+    victim = 0 if how == "finish" else generator.choice((0, SHARDS - 1, learner))
     if how in ("training", "data"):
         victim = learner
     found.kinds += [way, "fault-tolerant" if tolerant else "fail-fast"]
@@ -132,6 +132,8 @@ def _hurt(what: str, how: str, generator: random.Random, directory: Path, found:
         job = Job(RANKS, words, options, inside=["sh", "-c", f'{limit}; exec "$@"', "sh"])
     else:
         told = {"DIE_AT": "room" if what == "out of memory" else how, "DIE_RANK": str(victim), "DIE_BY": "2"}
+        if how == "evaluation":
+            told |= {"DIE_RANK": ANY, "DIE_MARK": str(directory / "mark")}
         if what == "out of memory":
             victim = generator.randrange(SHARDS)
             told |= {"DIE_RANK": str(victim), "DIE_BY": "2" if "cgroup" in how else "SIGKILL"}
