@@ -44,7 +44,9 @@ SYNCHRONOUS = ("hardsync", "backup", "allreduce")
 PHASES = ("look-around", "data", "first gradient", "training", "written aside", "evaluation", "finish")
 ACTS = ("INT launcher", "TERM launcher", "INT ranks", "TERM ranks", "STOP", "STOP, fault-tolerant")
 STEPS = tuple(name for name in SAVING if name != "room")
-CELLS = [(phase, act) for phase in PHASES for act in ACTS] + [(step, "KILL") for step in STEPS]
+_TURNS = [[(phase, ACTS[(turn + at) % len(ACTS)]) for at, phase in enumerate(PHASES)] for turn in range(len(ACTS))]
+CELLS = [*_TURNS[0], *((step, "KILL") for step in STEPS), *(cell for turn in _TURNS[1:] for cell in turn)]
+"""Each act at each phase; the first few come to all phases."""
 AGREED = PHASES[2:]
 WAITS_S = 2
 """How long the rank that has come to the point stays there, where others are told."""

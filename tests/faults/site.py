@@ -80,7 +80,7 @@ for command in ("report", "replay"):
     said[command] = status, text.getvalue()[-2000:]
 try:
     run = open_run(sys.argv[1])
-    rows = [len(run.table(name)) for name in ("pushes", "updates", "evaluations", "events")]
+    rows = [len(getattr(run, name)) for name in ("pushes", "updates", "evaluations", "events")]
     said["open_run"] = 0, str(rows)
 except MpisgdError as error:
     said["open_run"] = 2, f"{type(error).__name__}: {error}"
