@@ -127,7 +127,7 @@ results: $(READY)  ## when each of the results was made, and how much of what it
 results-quick: $(READY)  ## draw all figures of results/ from kept numbers
 	$(IN_VENV) python results/made.py --draw
 
-# Within two hours on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
+# Two hours and a half on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults --out results/faults $(if $(COUNT),--count $(COUNT))
 	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m pytest tests/nodes -m long; \
