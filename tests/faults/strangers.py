@@ -120,7 +120,7 @@ class Stranger:
     """A process that attacks; `inside`: on which node."""
 
     def __init__(self, attack: str, inside: list[str], host: str) -> None:
-        first = int(Path("/proc/loadavg").read_text().split()[-1])
+        first = 1 if inside else int(Path("/proc/loadavg").read_text().split()[-1])  # nodes count their processes from 1
         user = 0 if attack == "own garbage" else NOBODY
         words = [*inside, *HERMIT, attack, host, str(first), str(user)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/")
