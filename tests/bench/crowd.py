@@ -328,7 +328,7 @@ def _tolerant_end(size: int) -> Counts:
         wire = VIRTUAL.tolerant.TolerantWire(comm, polite=True, vital=tuple(shard_ranks), describe=str, patience_s=PATIENCE_S)
         wire.meet()
         accounts_of(wire, account(clock=7), shard_ranks)
-        wire.meet(1.0)
+        wire.meet()
         end_of(wire, False, (), size)
         wire.part()
         machine.leave(machine.processes[rank])

@@ -179,7 +179,8 @@ def test_rows_before_a_bound_was_asked_for_are_counted(tmp_path: Path) -> None:
     """`--resume` with `--log.max-bytes`: of the rows that belong to the run, those before its checkpoint."""
     rows = rows_of(3000, seed=2)
     for attempt, (start, stop) in enumerate(((0, 2000), (2000, 3000))):
-        file = TableFile(tmp_path / schema.shard_file(0, attempt), shard=0, flush_rows=256, flush_s=1e9)
+        path, attributes = tmp_path / schema.shard_file(0, attempt), {"attempt": attempt}
+        file = TableFile(path, shard=0, flush_rows=256, flush_s=1e9, attributes=attributes)
         append(file, rows, start, stop)
         file.close()
     before = {"pushes": rows["pushes"][:2500], "updates": rows["updates"][:1250]}

@@ -28,6 +28,7 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("clip_norm", 1.0, False),
     ("clip_average", 1.0, False),
     ("evaluation.patience", 2, False),
+    ("checkpoint.partner_updates", 5, False),
     ("nonfinite", "drop", False),
     ("sampling", "replacement", False),
     ("autocast", "float16", False),

@@ -72,6 +72,8 @@ class Noted:
     def due(self, clock: int) -> bool:
         return clock % self.every == 0
 
+    lasts = due
+
     def busy(self) -> bool:
         self.asked += 1
         return self.asked == self.slow_at

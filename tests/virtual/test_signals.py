@@ -43,6 +43,8 @@ class Noted(Checkpoints):
     def due(self, clock: int) -> bool:
         return False
 
+    lasts = due
+
     def busy(self) -> bool:
         return False
 
@@ -90,6 +92,7 @@ def signalled(
     """A job whose ranks are sent signals at these seconds. It comes to an end, on wires that watch law 1."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job, "VirtualWire", SignalledWire)
+        patched.setattr(job, "check_books", _books_unless_interrupted)
         patched.setattr(job, "finish", _unless_interrupted)
         patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
         patched.setattr(chunks, "CHUNK_NBYTES", 400)
@@ -101,7 +104,12 @@ def signalled(
     return done
 
 
-_finish = job.finish
+_check_books, _finish = job.check_books, job.finish
+
+
+def _books_unless_interrupted(log: Run, shard: int, clock: int) -> None:
+    if (log.events["kind"] == Event.STOPPED).any():
+        _check_books(log, shard, clock)
 
 
 def _unless_interrupted(outcome: Outcome, log: Run) -> Outcome:

@@ -275,10 +275,10 @@ class TolerantWire(Wire):
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
-    def meet(self, busy_s: float = 0.0) -> None:
+    def meet(self) -> None:
         """Wait until all who are not lost are here."""
         nothing = np.zeros(1, np.int64)
-        self.settle(nothing, lambda _: nothing, 1, busy_s)
+        self.settle(nothing, lambda _: nothing, 1)
 
     def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int, busy_s: float = 0.0) -> np.ndarray:
         """Settle as `Wire` does; lost ranks say zeros, and a rank without which the others have met hears zeros.

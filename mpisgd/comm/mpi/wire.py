@@ -259,12 +259,15 @@ class Wire:
         elif requests:
             MPI.Request.Waitall(requests)
 
-    def meet(self, busy_s: float = 0.0) -> None:
-        """A barrier at which ranks wait politely. `busy_s`: seconds that a rank which lives may still have to do."""
+    def meet(self) -> None:
+        """A barrier at which ranks wait politely."""
         self._wait(self._comm.Ibarrier())
 
-    def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int) -> np.ndarray:
-        """Tell every rank, int64 (size,), what rank 0 decides from what all ranks say, int64 (ranks, n)."""
+    def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int, busy_s: float = 0.0) -> np.ndarray:
+        """Tell every rank, int64 (size,), what rank 0 decides from what all ranks say, int64 (ranks, n).
+
+        `busy_s`: seconds that a rank which lives may still have to do before it comes.
+        """
         if self._outbox is not None:
             self._outbox.empty()
         is_hub = self._comm.Get_rank() == HUB

@@ -26,13 +26,13 @@ from mpisgd.job.finish import (
     Outcome,
     accounts_of,
     after_all,
+    all_checked,
     check_books,
     end_of,
     farewell,
     finish,
     headline,
     outcome_of,
-    reading_s,
     refusals,
 )
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
@@ -204,7 +204,7 @@ class Rank:
             for shard, rank in enumerate(self.roles.shard_ranks):
                 if rank == self.rank:
                     check_books(Run(self.path), shard, int(said[0]))
-            wire.meet(reading_s(self.path) if self.rank == 0 else 0.0)
+            all_checked(wire, self.path)
         given_up: Iterable[int] = ()
         if self.rank == 0:
             self._check_who_came(wire)

@@ -25,7 +25,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
-from mpisgd.job.finish import accounts_of, check_books, end_of, finish, outcome_of, reading_s, refusals
+from mpisgd.job.finish import accounts_of, all_checked, check_books, end_of, finish, outcome_of, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
@@ -292,7 +292,7 @@ class Ranks(World):
             for shard, its_rank in enumerate(self.roles.shard_ranks):
                 if rank == its_rank:
                     check_books(Run(self.path), shard, int(said[0]))
-            wire.meet(reading_s(self.path) if rank == 0 else 0.0)
+            all_checked(wire, self.path)
         given_up: Iterable[int] = ()
         if rank == 0:
             outcome = finish(outcome, Run(outcome.path) if self.drawn.logged else None)
