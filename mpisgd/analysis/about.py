@@ -136,9 +136,11 @@ def header(run: Run, state: Status, final_error: str) -> Table:
 
 def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
     """Say how a killed run goes on, and what that costs, where it has checkpoints or was to have some."""
-    if state.ended or state.diverged or not run.config.get("checkpoint", {}).get("every_updates"):
+    options = run.config.get("checkpoint", {})
+    near = bool(options.get("partner_updates"))
+    if state.ended or state.diverged or not (options.get("every_updates") or near):
         return []
-    words = way_on(run.path, max(run.final_clock(shard) for shard in range(run.shards)))
+    words = way_on(run.path, max(run.final_clock(shard) for shard in range(run.shards)), near=near)
     return [("if it was killed", words)] if words else []
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MpisgdError
 from mpisgd.comm.mpi.launch import STARTED_BY
 from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.config import config_file
@@ -60,6 +60,8 @@ class Attempts:
         self._ours = False
         """Whether the run there is that of this job, and not an older one, which the job has refused to replace."""
         self._under_way: UnderWay | None = None
+        self._asked_nodes = False
+        """Whether the last start was to go on from what nodes hold, where the directory has no checkpoint."""
         self._told = 0
         """The signal that has told this process to stop."""
 
@@ -74,7 +76,8 @@ class Attempts:
         with self._hearing():
             while True:
                 status = self._start(words)
-                if status in (EXIT_OK, EXIT_USAGE) or self._told or made == self._restarts:
+                refused = status == EXIT_USAGE and not self._asked_nodes
+                if status == EXIT_OK or refused or self._told or made == self._restarts:
                     return status
                 made += 1
                 words, how = self._again()
@@ -125,10 +128,12 @@ class Attempts:
         path = self._job.path
         if not (self._ours or self._job.resumed):
             return self._job.words, "it had not begun, and is started anew"
-        clock = newest(path)
-        if clock is None:
+        clock, asked, self._asked_nodes = newest(path), self._asked_nodes, False
+        if clock is None and (asked or not _keeps_near(path)):
             return [*self._job.words, "--overwrite"], "it has no checkpoint, and begins anew"
-        return shlex.split(resume_line(path, config_file.of_run(path)))[2:], f"it goes on from its checkpoint of clock {clock:,}"
+        self._asked_nodes = clock is None
+        how = "the newest state that nodes hold" if clock is None else f"its checkpoint of clock {clock:,}"
+        return shlex.split(resume_line(path, config_file.of_run(path)))[2:], f"it goes on from {how}"
 
     def _stamp(self) -> tuple[int, int]:
         """Which config.toml there is: each attempt writes its own, when all of its ranks hear signals."""
@@ -157,3 +162,11 @@ class Attempts:
         self._told = self._told or number
         if self._under_way is not None:
             self._under_way.stop()
+
+
+def _keeps_near(run: Path) -> bool:
+    """Whether nodes may hold states of a run."""
+    try:
+        return config_file.of_run(run).checkpoint.partner_updates > 0
+    except MpisgdError:
+        return False

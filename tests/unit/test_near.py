@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpisgd.job.run.nearby import partner_of
-from mpisgd.records.checkpoint.checkpoint import Account, seal
+from mpisgd.records.checkpoint.checkpoint import Account, seal, way_on
 from mpisgd.records.checkpoint.checkpoint import newest as newest_checkpoint
 from mpisgd.records.checkpoint.near import Held, Near, newest
 from mpisgd.records.log import schema
@@ -136,3 +136,11 @@ def test_the_newest_clock_at_which_some_node_has_each_shards_state() -> None:
 )
 def test_a_partner_is_on_another_node(hosts: str, shard_ranks: tuple[int, ...], partners: list[int]) -> None:
     assert [partner_of(shard, shard_ranks, list(hosts)) for shard in range(len(shard_ranks))] == partners
+
+
+def test_a_run_whose_state_nodes_hold_is_not_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / schema.CONFIG).touch()
+    assert way_on(tmp_path).endswith("has no complete checkpoint to go on from: begin anew with --overwrite")
+    assert way_on(tmp_path, 7, "again", near=True) == f"to go on from the newest state that nodes hold, or {tmp_path}: again"
+    (tmp_path / schema.DONE).touch()
+    assert way_on(tmp_path, 7, "again", near=True) == ""

@@ -31,7 +31,7 @@ does = json.loads(Path("plan").read_text())[len(starts)]
 run = Path("run")
 if does.get("begins"):
     run.mkdir(exist_ok=True)
-    (run / "config.toml.new").write_text(str(len(starts)))
+    (run / "config.toml.new").write_text(does.get("config", str(len(starts))))
     os.replace(run / "config.toml.new", run / "config.toml")
 if does.get("ends"):
     (run / "DONE").touch()
@@ -167,6 +167,17 @@ def test_it_begins_again_where_it_was(capfd: pytest.CaptureFixture[str]) -> None
     Path("starts").unlink()
     status, starts = run([{"status": 3}, {"status": 4}], "--max-restarts", "1")
     assert (status, len(starts)) == (4, 2), "no more often than that"
+
+
+def test_where_states_are_kept_on_nodes_these_are_asked_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """It begins anew where none holds them, which `--resume` refuses."""
+    kept = {"begins": True, "status": 137, "config": "[checkpoint]\npartner_updates = 5\n"}
+    plan = [kept, {"status": EXIT_USAGE}, {"begins": True, "ends": True, "status": 0}]
+    status, starts = run(plan, "--max-restarts", "2")
+    assert (status, starts) == (0, [started(), ["--resume", "run"], started("--overwrite")])
+    told = capfd.readouterr().err
+    assert "status 137: it goes on from the newest state that nodes hold, restart 1 of 2" in told
+    assert "it has no checkpoint, and begins anew, restart 2 of 2" in told
 
 
 @pytest.mark.parametrize(("status", "starts"), [(EXIT_USAGE, 1), (EXIT_INTERRUPTED, 2), (137, 2)])

@@ -125,7 +125,7 @@ class Rank:
     def way_on(self) -> str:
         """How this run can be continued, as the last words of one that fails."""
         clock = self.built.newest_clock() if self.built is not None else None
-        return way_on(self.path, clock, self._resuming) if self._ready else ""
+        return way_on(self.path, clock, self._resuming, near=self._nearby is not None) if self._ready else ""
 
     @property
     def _resuming(self) -> str:
@@ -218,6 +218,7 @@ class Rank:
             call("on_end", self.callbacks.on_end, end)
             given_up = wire.presence.given_up()
         diverged, given_up = end_of(wire, outcome.diverged, given_up, self.ranks.size)
+        self._forget_near()
         self._part(wire)
         self.ranks.end(given_up)
         why = refusals(accounts, self.roles.describe)
@@ -234,9 +235,12 @@ class Rank:
                 missing[0],
             )
 
-    def _part(self, wire: Wire) -> None:
+    def _forget_near(self) -> None:
+        """What nodes hold is no longer wanted: the run is DONE, or has a checkpoint of its last update."""
         if self._nearby is not None:
             self._nearby.forget()
+
+    def _part(self, wire: Wire) -> None:
         self.vigil.stop()
         self.pulse.stop()
         away = wire.presence.away()
@@ -257,6 +261,8 @@ class Rank:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
             self.claim.unlock()
         (status,) = wire.settle(np.zeros(0, np.int64), lambda _: np.array([status]), 1).tolist()
+        if not status:
+            self._forget_near()
         self._part(wire)
         return AgreedError(text, status) if status else RunInterrupted(text)
 

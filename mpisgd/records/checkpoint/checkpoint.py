@@ -240,15 +240,18 @@ def seal(directory: Path, clock: int, shards: int, attempt: int, coordinated: bo
     return True
 
 
-def way_on(run: Path, clock: int | None = None, command: str = "") -> str:
+def way_on(run: Path, clock: int | None = None, command: str = "", *, near: bool = False) -> str:
     """Say how a failed run is continued; "" where it is done, or not even begun.
 
-    `clock`: the newest that is known to whoever asks; `command`: the one that goes on, with all that it takes.
+    `clock`: the newest that is known to whoever asks; `command`: the one that goes on, with all that it takes; `near`: nodes may
+    hold a newer state.
     """
     command = command or f"mpisgd train --resume {shlex.quote(str(run))}"
     try:
         if not (run / schema.CONFIG).is_file() or (run / schema.DONE).exists():
             return ""
+        if near:
+            return f"to go on from the newest state that nodes hold, or {run}: {command}"
         for path in directories(run):
             if (path / MANIFEST).is_file():
                 saved = read(path).clock
