@@ -72,6 +72,7 @@ def test_a_job_goes_on_from_what_the_other_node_has(started: list[Job], tmp_path
     assert proof.lines()[-1].startswith("identical"), proof.lines()
 
 
+@pytest.mark.slow
 def test_what_is_damaged_on_one_node_is_taken_from_the_other(started: list[Job], tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed(started, run, 21)
@@ -86,6 +87,7 @@ def test_what_is_damaged_on_one_node_is_taken_from_the_other(started: list[Job],
     assert f"goes on from clock {clock:,}, whose state was in memory on node0, node1; the run's directory has none" in job.text
 
 
+@pytest.mark.slow
 def test_where_nodes_have_not_all_shards_the_directory_is_gone_on_with(started: list[Job], tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed(started, run, 35, "--checkpoint.every-updates", "21")

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpisgd.job.run import nearby
 from mpisgd.job.run.nearby import partner_of
 from mpisgd.records.checkpoint.checkpoint import Account, seal, way_on
 from mpisgd.records.checkpoint.checkpoint import newest as newest_checkpoint
 from mpisgd.records.checkpoint.near import Held, Near, newest
 from mpisgd.records.log import schema
+from tests.unit.fakes import Threads
 
 TOLD = {"schema_version": schema.SCHEMA_VERSION, "attempt": 0, "learners": 2, "model": "mine"}
 
@@ -144,3 +146,30 @@ def test_a_run_whose_state_nodes_hold_is_not_said_to_have_none(tmp_path: Path) -
     assert way_on(tmp_path, 7, "again", near=True) == f"to go on from the newest state that nodes hold, or {tmp_path}: again"
     (tmp_path / schema.DONE).touch()
     assert way_on(tmp_path, 7, "again", near=True) == ""
+
+
+def test_a_state_that_cannot_be_written_to_the_directory_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two nodes one cannot write; all ranks go on, to an older state or without."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / schema.CONFIG).write_text('shards = 2\n[environment]\nlearners = 2\nstarted = "then"\n')
+    (tmp_path / "root").mkdir()
+    nears = [Near(run, "then", f"node{rank}", tmp_path / "root") for rank in (0, 1)]
+    for clock in (10, 20):
+        for shard, near in enumerate(nears):
+            keep(near, shard, clock)
+    comm = Threads(2)
+    copy_to = Near.copy_to
+
+    def full(near: Near, run: Path, clock: int, shard: int) -> None:
+        if (clock, shard) == (20, 1):
+            raise OSError("no space left")
+        copy_to(near, run, clock, shard)
+
+    monkeypatch.setattr(Near, "copy_to", full)
+    found = comm.everywhere(lambda rank: nearby.bring_home(comm, nears[rank], run, ["node0", "node1"], (0, 1)))  # type: ignore[arg-type]
+    assert [clock for clock, _ in found] == [10, 10]
+    assert newest_checkpoint(run).clock == 10
+    assert "cannot be written to the run's directory: no space left" in capsys.readouterr().err

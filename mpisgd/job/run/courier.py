@@ -41,6 +41,8 @@ class Courier:
         self._over = threading.Event()
         self._torn = False
         """Whether something is under way that will not arrive."""
+        self._kept: list[MPI.Request] = []
+        """With their memory, which MPI may still read or write."""
         self._thread = threading.Thread(target=self._serve, name="courier", daemon=True)
         if sources:
             self._thread.start()
@@ -96,5 +98,6 @@ class Courier:
         while not request.Test():
             if time.monotonic() > until_s:
                 self._torn = True
+                self._kept.append(request)
                 raise PeerError(f"rank {peer} has not moved a file for {_LONGEST_S:.0f} s", peer)
             time.sleep(_MOVE_S)

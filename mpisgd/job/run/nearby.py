@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpisgd.base.speech import warn
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.job import interruption
 from mpisgd.job.run.courier import Courier
@@ -16,7 +18,7 @@ from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.near import Near, newest
 from mpisgd.records.log.reader import Run
 
-_PART, _ACCOUNT = 33_001, 33_002
+_PART, _ACCOUNT = 32_201, 32_202
 """Tags of a state's two files, from a rank that holds them to the shard's."""
 
 
@@ -76,21 +78,13 @@ def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str],
     environment = Run(run).environment
     attempt = max([each["attempt"] for each in environment.get("attempts") or ()], default=0)
     own = interruption.newest(run) if rank == 0 else None
-    than: int = comm.bcast(-1 if own is None else own)
+    than: int = comm.bcast(-1 if own is None else own, root=0)
     leads = hosts.index(hosts[rank]) == rank
     everywhere = comm.allgather(near.held(attempt) if leads else [])
     for clock, holders in newest(everywhere, than):
-        problem = ""
-        try:
-            for shard, holder in enumerate(holders):
-                if holder == rank:
-                    near.copy_to(run, clock, shard)
-            comm.Barrier()
-            if rank == 0:
-                disk.seal(disk.directory_of(run, clock), clock, len(holders), attempt)
-        except OSError as error:
-            problem = str(error)
-        if any(comm.allgather(problem)):
+        mine = [shard for shard, holder in enumerate(holders) if holder == rank]
+        copied = _done(comm, partial(_copy, near, run, clock, mine))
+        if not (copied and _done(comm, partial(_seal, rank, run, clock, len(holders), attempt))):
             continue
         if len(shard_ranks) == len(holders):
             _hand_over(comm, near, clock, holders, shard_ranks, hosts, everywhere)
@@ -99,6 +93,26 @@ def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str],
         saved = f"the newest in {run / 'checkpoint'} is that of clock {than:,}" if than >= 0 else "the run's directory has none"
         return clock, f"goes on from clock {clock:,}, whose state was in memory on {shown}; {saved}"
     return -1, ""
+
+
+def _done(comm: MPI.Intracomm, action: Callable[[], None]) -> bool:
+    """Whether all ranks could do something with files."""
+    try:
+        action()
+    except OSError as error:
+        warn(f"mpisgd: a state that nodes hold cannot be written to the run's directory: {error}")
+        return all(comm.allgather(False))
+    return all(comm.allgather(True))
+
+
+def _copy(near: Near, run: Path, clock: int, shards: Sequence[int]) -> None:
+    for shard in shards:
+        near.copy_to(run, clock, shard)
+
+
+def _seal(rank: int, run: Path, clock: int, shards: int, attempt: int) -> None:
+    if rank == 0:
+        disk.seal(disk.directory_of(run, clock), clock, shards, attempt)
 
 
 def _hand_over(
