@@ -171,7 +171,7 @@ class CheckpointOptions:
 
     @property
     def regular(self) -> bool:
-        """Whether states are kept while nothing asks for one."""
+        """Checkpoints or states on nodes come at regular clocks, without a signal."""
         return self.every_updates > 0 or self.partner_updates > 0
 
 

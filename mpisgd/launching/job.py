@@ -61,7 +61,7 @@ class Attempts:
         """Whether the run there is that of this job, and not an older one, which the job has refused to replace."""
         self._under_way: UnderWay | None = None
         self._asked_nodes = False
-        """Whether the last start was to go on from what nodes hold, where the directory has no checkpoint."""
+        """The last start asked the nodes for states, since the directory has no checkpoint."""
         self._told = 0
         """The signal that has told this process to stop."""
 
@@ -165,7 +165,7 @@ class Attempts:
 
 
 def _keeps_near(run: Path) -> bool:
-    """Whether nodes may hold states of a run."""
+    """True where nodes may hold states of a run (`checkpoint.partner_updates`)."""
     try:
         return config_file.of_run(run).checkpoint.partner_updates > 0
     except MpisgdError:

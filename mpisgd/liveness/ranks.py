@@ -125,7 +125,7 @@ def connections(rank: int, hosts: Sequence[str], shard_ranks: Collection[int]) -
 
 def make_room(connections: int) -> str:
     """Raise this process's limit of open files to what it may need; say what is missing, "" = nothing."""
-    needed = len(list(Path("/proc/self/fd").iterdir())) + _OPEN_FILES + connections if connections else 0
+    needed = len(list(Path("/dev/fd").iterdir())) + _OPEN_FILES + connections if connections else 0
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return ""

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
 from tests.effort import EVERYTHING, PATTERNS, REST
+from tests.faults.job import Job
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
@@ -112,6 +113,15 @@ def left_of(session: int) -> dict[int, str]:
         lines = subprocess.run(ps, capture_output=True, text=True, check=False).stdout.splitlines()
         return {int(line.split()[0]): line[:160] for line in lines}
     return {}
+
+
+@pytest.fixture
+def started() -> Iterator[list[Job]]:
+    """Jobs that a test begins; what is left of these is killed when it ends."""
+    jobs: list[Job] = []
+    yield jobs
+    for job in jobs:
+        job.end(0.0)
 
 
 @pytest.fixture(autouse=True, scope="session")

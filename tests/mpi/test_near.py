@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mpisgd import replay
 from mpisgd.job import interruption
-from mpisgd.job.run.nearby import near_of
+from mpisgd.job.run.partners import near_of
 from mpisgd.records.checkpoint.near import Near
 from tests.faults.job import Job
 from tests.mpi import laws
@@ -19,14 +18,6 @@ RANKS = 4
 JOB = ("--shards", "2", "--model", "mlp", "--threads", "1", "--epochs", "12", "--log.progress", "plain", "--log.progress-s", "0.1")
 SLOW = ("--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02", "--checkpoint.partner-updates", "7")
 END_S = 120.0
-
-
-@pytest.fixture
-def started() -> Iterator[list[Job]]:
-    jobs: list[Job] = []
-    yield jobs
-    for job in jobs:
-        job.end(0.0)
 
 
 def begin(started: list[Job], *words: str) -> Job:
@@ -41,6 +32,7 @@ def nears(run: Path) -> list[Near]:
 def killed(started: list[Job], run: Path, clock: int, *words: str) -> None:
     """A run whose ranks are killed when both nodes hold each shard's state of this clock, or a later one."""
     job = begin(started, *JOB, *SLOW, *words, "--out", str(run))
+    job.wait_for("states in memory of each shard's node and a partner's every 7 updates")
     job.wait_for("epoch ")
     until_s = time.monotonic() + END_S
     while any(len([each for each in near.held(0) if each.clock >= clock]) < 2 for near in nears(run)):
@@ -96,4 +88,4 @@ def test_where_nodes_have_not_all_shards_the_directory_is_gone_on_with(started: 
             path.unlink()
     saved = interruption.newest(run)
     job = went_on(started, run)
-    assert f"attempt 1 goes on at clock {saved:,}" in job.text and "in memory" not in job.text
+    assert f"attempt 1 goes on at clock {saved:,}" in job.text and "was in memory" not in job.text

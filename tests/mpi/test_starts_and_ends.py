@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ ULFM = ("--with-ft", "ulfm")
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
 COMMON = ("--threads", "1", "--epochs", "1", "--model", "softmax", "--log.progress", "plain")
 END_S = 60.0
-
-
-@pytest.fixture
-def started() -> Iterator[list[Job]]:
-    jobs: list[Job] = []
-    yield jobs
-    for job in jobs:
-        job.end(0.0)
 
 
 def begin(started: list[Job], out: Path, ranks: int, module: str, *words: str, **env: str) -> Job:

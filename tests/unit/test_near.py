@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpisgd.job.run import nearby
-from mpisgd.job.run.nearby import partner_of
+from mpisgd.job.run import partners
+from mpisgd.job.run.partners import partner_of
 from mpisgd.records.checkpoint.checkpoint import Account, seal, way_on
 from mpisgd.records.checkpoint.checkpoint import newest as newest_checkpoint
 from mpisgd.records.checkpoint.near import Held, Near, newest
@@ -169,7 +169,7 @@ def test_a_state_that_cannot_be_written_to_the_directory_holds_up_nobody(
         copy_to(near, run, clock, shard)
 
     monkeypatch.setattr(Near, "copy_to", full)
-    found = comm.everywhere(lambda rank: nearby.bring_home(comm, nears[rank], run, ["node0", "node1"], (0, 1)))  # type: ignore[arg-type]
+    found = comm.everywhere(lambda rank: partners.bring_home(comm, nears[rank], run, ["node0", "node1"], (0, 1)))  # type: ignore[arg-type]
     assert [clock for clock, _ in found] == [10, 10]
     assert newest_checkpoint(run).clock == 10
     assert "cannot be written to the run's directory: no space left" in capsys.readouterr().err

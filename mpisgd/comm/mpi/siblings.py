@@ -249,7 +249,7 @@ def is_held(name: str) -> bool:
 
 
 def _listens(name: str, proc: Path = Path("/proc")) -> bool:
-    """Whether a process of this user listens at a name, as the system says; that takes a look at all that they have open."""
+    """Look through the open sockets of this user's processes for a listener at a name: slow, and no queue can hide it."""
     lines = (line.split(maxsplit=7) for line in (proc / "net" / "unix").read_text().splitlines())
     listening = {f"socket:[{words[6]}]" for words in lines if words[7:] == [f"@{name}"] and words[3] == _LISTENING}
     for process in proc.glob("[0-9]*"):

@@ -21,7 +21,7 @@ _END_S = 5.0
 
 
 class Courier:
-    """One rank's end; all ranks make one.
+    """Courier of one rank; collective: every rank of `comm` makes its own.
 
     Args:
         sources: ranks whose files this one takes.
@@ -40,16 +40,16 @@ class Courier:
         self._sources, self._take, self._complain = frozenset(sources), take, complain
         self._over = threading.Event()
         self._torn = False
-        """Whether something is under way that will not arrive."""
+        """A file was given up half-way: the communicator is not freed."""
         self._kept: list[MPI.Request] = []
-        """With their memory, which MPI may still read or write."""
+        """Requests that were given up, with memory that MPI may still read or write."""
         self._thread = threading.Thread(target=self._serve, name="courier", daemon=True)
         if sources:
             self._thread.start()
 
     def send(self, dest: int, one: int, other: int, files: tuple[Path, Path]) -> None:
         """Send two numbers and two files. Raises PeerError where they do not get through, OSError where they cannot be read."""
-        bodies = [np.fromfile(path, np.uint8) for path in files]
+        bodies = [np.memmap(path, np.uint8, "r") for path in files]
         header = np.array([MAGIC, one, other, *map(len, bodies)], np.int64)
         try:
             self._wait(self._comm.Issend(header, dest, _HEADER), dest)

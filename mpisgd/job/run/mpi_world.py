@@ -18,7 +18,7 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.job.run.nearby import Nearby
+from mpisgd.job.run.partners import Partners
 from mpisgd.job.run.start import Claim
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import World
@@ -38,14 +38,14 @@ class MpiWorld(World):
     saves = True
     join: Callable[[Sequence[int]], Group] | None = None
 
-    def __init__(self, claim: Claim, wire: Wire, nearby: Nearby | None = None) -> None:
+    def __init__(self, claim: Claim, wire: Wire, partners: Partners | None = None) -> None:
         self._setup = claim.setup
         self._config = config = claim.setup.config
         self.tensors: Tensors = claim.tensors
         self._fingerprint = claim.tensors.model.fingerprint
         self._saved = claim.saved
         self._wire = wire
-        self._nearby = nearby
+        self._partners = partners
         self._gradient: Gradient | None = None
         self.progress = config.log.progress
         on_gpu = "cuda" in (config.device, config.shard_device)
@@ -150,7 +150,7 @@ class MpiWorld(World):
         )
         log = [setup.path / schema.shard_file(shard, setup.attempt)] if config.log.enabled else []
         beside = [*log, setup.spool(shard)]
-        near = None if self._nearby is None else self._nearby.keep
+        near = None if self._partners is None else self._partners.keep
         complain: Callable[[str], None] = lambda text: self.warn(rank, text)  # noqa: E731
         return Checkpoints(share, config.checkpoint, update, beside=beside, complain=complain, near=near)
 

@@ -37,8 +37,9 @@ from mpisgd.job.finish import (
 )
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.roles import Built, build
+from mpisgd.job.run import partners
 from mpisgd.job.run.mpi_world import MpiWorld
-from mpisgd.job.run.nearby import Nearby
+from mpisgd.job.run.partners import Partners
 from mpisgd.job.run.start import Claim, agree_on, name
 from mpisgd.liveness import tolerance
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
@@ -94,7 +95,7 @@ class Rank:
         self._ready = False
         self._join: Callable[[Sequence[int]], Group] | None = None
         """How ranks of a group that may lose some come together; None = as the wire's team."""
-        self._nearby: Nearby | None = None
+        self._partners: Partners | None = None
         self.built: Built | None = None
         """The role, once it is built."""
 
@@ -125,7 +126,7 @@ class Rank:
     def way_on(self) -> str:
         """How this run can be continued, as the last words of one that fails."""
         clock = self.built.newest_clock() if self.built is not None else None
-        return way_on(self.path, clock, self._resuming, near=self._nearby is not None) if self._ready else ""
+        return way_on(self.path, clock, self._resuming, near=self._partners is not None) if self._ready else ""
 
     @property
     def _resuming(self) -> str:
@@ -151,8 +152,8 @@ class Rank:
                 self._say(f"mpisgd: warning: {wasted}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
-        nearby = self._nearby = self._keeps_near()
-        world = MpiWorld(self.claim, wire, nearby)
+        self._partners = self._keeps_near()
+        world = MpiWorld(self.claim, wire, self._partners)
         world.callbacks, world.join = self.callbacks, self._join
         self.built = built = build(self.setup, world, self.rank)
         try:
@@ -165,8 +166,8 @@ class Rank:
             world.close()
         self.loggers.close()
         wire.meet()
-        if nearby is not None:
-            nearby.close()
+        if self._partners is not None:
+            self._partners.close()
         built.leave()
         built.expendable = False
         return self._end(wire, said)
@@ -181,12 +182,12 @@ class Rank:
         self.pulse.tolerate(vital, wire.waiting, wire.presence)
         return wire
 
-    def _keeps_near(self) -> Nearby | None:
-        """Where states are kept on nodes."""
+    def _keeps_near(self) -> Partners | None:
+        """Begin to keep states on nodes, where the configuration asks for that."""
         if not self.setup.config.checkpoint.partner_updates:
             return None
         complain: Callable[[str], None] = lambda text: warn(f"mpisgd: {self._name(self.rank)}: {text}")  # noqa: E731
-        return Nearby(self.comm, self.path, self.ranks.hosts, self.roles.shard_ranks, complain)
+        return Partners(self.comm, self.path, self.ranks.hosts, self.roles.shard_ranks, complain)
 
     def _name(self, rank: int) -> str:
         return name(self.roles, self.ranks, rank)
@@ -236,9 +237,9 @@ class Rank:
             )
 
     def _forget_near(self) -> None:
-        """What nodes hold is no longer wanted: the run is DONE, or has a checkpoint of its last update."""
-        if self._nearby is not None:
-            self._nearby.forget()
+        """Remove the states on nodes: the run is DONE, or has a checkpoint of its last update."""
+        if self._partners is not None:
+            self._partners.forget()
 
     def _part(self, wire: Wire) -> None:
         self.vigil.stop()
@@ -283,7 +284,8 @@ class Rank:
             f"{f' {setup.config.spares} spare(s),' if setup.config.spares else ''}"
             f" {len(set(setup.hosts))} host(s)"
             f"{f', {carried}' if carried else ''}"
-            f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
+            f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"
+            f"{partners.said(setup.config.checkpoint.partner_updates, setup.hosts)};"
             f" {tolerance.said(setup.config, setup.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
         )
 

@@ -26,7 +26,7 @@ from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.provenance import environment
 from mpisgd.job.resume import Resumption
 from mpisgd.job.run.alike import INITIAL, Facts, of_data, of_loss, of_model, require_alike
-from mpisgd.job.run.nearby import bring_home, near_of
+from mpisgd.job.run.partners import bring_home, near_of
 from mpisgd.job.tensors import (
     Tensors,
     check_piece,
@@ -277,7 +277,7 @@ class Claim:
     def _open(self, resumed: bool, clock: int, note: str) -> Resumption | None:
         """A new directory, or the one that there is; its config.toml says what begins, or goes on, now.
 
-        `clock`, `note`: as of `nearby.bring_home`.
+        `clock`, `note`: as of `partners.bring_home`.
         """
         setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
         version = MPI.Get_library_version().split("\n")[0].strip("\0 ")

@@ -1,7 +1,8 @@
-"""States of shards on nodes (`records/checkpoint/near.py`) in a job: who keeps whose, and what a job that goes on finds of them."""
+"""Keep states of shards on their nodes and on partners' (`records/checkpoint/near.py`), and find them in a job that goes on."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,15 +32,23 @@ def partner_of(shard: int, shard_ranks: Sequence[int], hosts: Sequence[str]) -> 
     return others[0] if others else -1
 
 
+def said(every_updates: int, hosts: Sequence[str]) -> str:
+    """Say in a run's first line where states are kept; "" = on no node."""
+    if every_updates == 0:
+        return ""
+    where = "of each shard's node and a partner's" if len(set(hosts)) > 1 else "of the only node, which has no partner"
+    return f", states in memory {where} every {every_updates:,} updates"
+
+
 def near_of(run: Path, node: str) -> Near:
-    """What a node holds of a run, whose config.toml is there."""
+    """Name the states that a node holds of a run. Raises DataError where the run has no config.toml."""
     environment = Run(run).environment
     first = (environment.get("attempts") or [environment])[0]
     return Near(run, str(first.get("started", "")), node)
 
 
-class Nearby:
-    """One rank's part in keeping states near: that of its own shard, and those of shards whose partner it is."""
+class Partners:
+    """Keeps the state of this rank's shard, and of shards whose partner it is; collective: every rank of `comm` makes its own."""
 
     def __init__(
         self, comm: MPI.Intracomm, run: Path, hosts: Sequence[str], shard_ranks: Sequence[int], complain: Callable[[str], None]
@@ -65,7 +74,7 @@ class Nearby:
         self._courier.close()
 
     def forget(self) -> None:
-        """What the job wrote to its directory is enough now."""
+        """Remove the states on this node: the run's directory has all that is needed."""
         self.near.forget()
 
 
@@ -96,7 +105,7 @@ def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str],
 
 
 def _done(comm: MPI.Intracomm, action: Callable[[], None]) -> bool:
-    """Whether all ranks could do something with files."""
+    """Do something with files on each rank; True where all ranks could."""
     try:
         action()
     except OSError as error:
@@ -124,7 +133,7 @@ def _hand_over(
     hosts: Sequence[str],
     everywhere: Sequence[Sequence[Any]],
 ) -> None:
-    """To each shard's rank whose node has not its state."""
+    """Send a state to each shard's rank whose node lacks it; a rank that cannot keep it reads the run's directory."""
     rank = comm.Get_rank()
     for shard, (holder, taker) in enumerate(zip(holders, shard_ranks, strict=True)):
         holds = [any((each.clock, each.shard) == (clock, shard) for each in held) for held in everywhere]
@@ -132,10 +141,11 @@ def _hand_over(
             continue
         if rank == holder:
             for path, tag in zip(near.files(clock, shard), (_PART, _ACCOUNT), strict=True):
-                comm.Send(np.fromfile(path, np.uint8), taker, tag)
+                comm.Send(np.memmap(path, np.uint8, "r"), taker, tag)
         else:
             part, account = (_received(comm, holder, tag) for tag in (_PART, _ACCOUNT))
-            near.take(clock, shard, part, account)
+            with contextlib.suppress(OSError):
+                near.take(clock, shard, part, account)
 
 
 def _received(comm: MPI.Intracomm, source: int, tag: int) -> np.ndarray:
