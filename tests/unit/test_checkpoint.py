@@ -9,6 +9,7 @@ import random
 import shutil
 import time
 import types
+import zlib
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -118,6 +119,24 @@ def test_a_run_goes_on_with_the_same_bits(name: str, dc: float, tmp_path: Path) 
     for key, value in whole.state().items():
         assert torch.equal(value, again.state()[key]), key
     assert len(whole.state()) >= 2 + (name != "sgd") + 2 * (dc > 0)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[], [()], [(0,)], [(7,), (), (7,)], [(3,), (0, 4), (5,)], [(600, 900), (), (2, 3, 4)], [(300_000,)] * 9, [(1,)] * 300],
+    ids=range(8),
+)
+def test_the_bytes_and_the_sum_that_are_told_are_those_of_the_file(shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tensors = {f"{-number}": rng.normal(size=shape).astype(np.float32) for number, shape in enumerate(shapes)}
+    path = tmp_path / "part.h5"
+    nbytes, crc32 = disk.write_tensors(path, tensors, {"clock": 10, "shard": 0})
+    content = path.read_bytes()
+    assert (nbytes, crc32) == (len(content), zlib.crc32(content))
+    with h5py.File(path) as file:
+        assert dict(file.attrs) == {"clock": 10, "shard": 0} and file.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(file[name][()], tensor)
 
 
 def test_what_the_account_says_comes_back(tmp_path: Path) -> None:

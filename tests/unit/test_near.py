@@ -46,7 +46,7 @@ def test_the_newest_two_of_each_shard_are_kept(near: Near) -> None:
 def test_what_another_node_sends_is_the_same(near: Near, tmp_path: Path) -> None:
     keep(near, 0, 10)
     other = Near(tmp_path / "run", "2026-11-28T00:00:00+00:00", "node2", tmp_path / "root")
-    part, told = (np.fromfile(path, np.uint8) for path in near.files(10, 0))
+    part, told = (np.array_split(np.fromfile(path, np.uint8), 3) for path in near.files(10, 0))
     other.take(10, 0, part, told)
     assert other.held(0) == near.held(0) == [Held(10, 0, 2, 0)]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ _HEADER, _BODY = 1, 2
 _LOOK_S, _MOVE_S = 0.05, 0.002
 _LONGEST_S = 60.0
 """Seconds for one file: a rank that hangs holds up no other for longer."""
+_PIECE = 8 << 20
+"""Bytes that are sent at a time: memory for a whole file would cost its taker more than to copy the file."""
 _END_S = 5.0
 
 
@@ -25,7 +28,7 @@ class Courier:
 
     Args:
         sources: ranks whose files this one takes.
-        take: is given what a rank sends, two numbers and two files, uint8; may raise OSError.
+        take: is given what a rank sends, two numbers and two files, in pieces, each gone when the next is taken; may raise OSError.
         complain: is told why something could not be taken.
     """
 
@@ -33,7 +36,7 @@ class Courier:
         self,
         comm: MPI.Intracomm,
         sources: Collection[int],
-        take: Callable[[int, int, np.ndarray, np.ndarray], None],
+        take: Callable[[int, int, Iterable[np.ndarray], Iterable[np.ndarray]], None],
         complain: Callable[[str], None],
     ) -> None:
         self._comm = comm.Dup()
@@ -52,9 +55,11 @@ class Courier:
         bodies = [np.memmap(path, np.uint8, "r") for path in files]
         header = np.array([MAGIC, one, other, *map(len, bodies)], np.int64)
         try:
-            self._wait(self._comm.Issend(header, dest, _HEADER), dest)
+            self._wait(self._comm.Issend(header, dest, _HEADER), dest, _until_s())
             for body in bodies:
-                self._wait(self._comm.Issend(body, dest, _BODY), dest)
+                until_s = _until_s()
+                for start in range(0, len(body), _PIECE):
+                    self._wait(self._comm.Issend(body[start : start + _PIECE], dest, _BODY), dest, until_s)
         except MPI.Exception as error:
             self._torn = True
             raise PeerError(f"rank {dest} cannot be reached: {error}", dest) from error
@@ -88,16 +93,30 @@ class Courier:
         if nbytes != 40 or magic != MAGIC or source not in self._sources or min(sizes) < 0:
             self._torn = True
             raise PeerError(f"rank {source} sends {nbytes} bytes that are no files' header", source)
-        bodies = [np.empty(size, np.uint8) for size in sizes]
-        for body in bodies:
-            self._wait(self._comm.Irecv(body, source, _BODY), source)
-        self._take(one, other, *bodies)
+        bodies = [self._pieces(source, size) for size in sizes]
+        try:
+            self._take(one, other, *bodies)
+        except OSError:
+            for _ in itertools.chain(*bodies):
+                pass  # what cannot be kept is sent all the same
+            raise
 
-    def _wait(self, request: MPI.Request, peer: int) -> None:
-        until_s = time.monotonic() + _LONGEST_S
+    def _pieces(self, source: int, nbytes: int) -> Iterator[np.ndarray]:
+        """Receive a file, each piece into the memory of the last."""
+        room, until_s = np.empty(min(nbytes, _PIECE), np.uint8), _until_s()
+        for start in range(0, nbytes, _PIECE):
+            piece = room[: nbytes - start]
+            self._wait(self._comm.Irecv(piece, source, _BODY), source, until_s)
+            yield piece
+
+    def _wait(self, request: MPI.Request, peer: int, until_s: float) -> None:
         while not request.Test():
             if time.monotonic() > until_s:
                 self._torn = True
                 self._kept.append(request)
                 raise PeerError(f"rank {peer} has not moved a file for {_LONGEST_S:.0f} s", peer)
             time.sleep(_MOVE_S)
+
+
+def _until_s() -> float:
+    return time.monotonic() + _LONGEST_S

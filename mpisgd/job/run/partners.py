@@ -143,7 +143,7 @@ def _hand_over(
             for path, tag in zip(near.files(clock, shard), (_PART, _ACCOUNT), strict=True):
                 comm.Send(np.memmap(path, np.uint8, "r"), taker, tag)
         else:
-            part, account = (_received(comm, holder, tag) for tag in (_PART, _ACCOUNT))
+            part, account = ([_received(comm, holder, tag)] for tag in (_PART, _ACCOUNT))
             with contextlib.suppress(OSError):
                 near.take(clock, shard, part, account)
 

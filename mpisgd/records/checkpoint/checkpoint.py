@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
+import os
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,10 @@ _DIRECTORY = re.compile(r"clock-(\d{6,})$")
 CRC = "crc32"
 TOLD = ("schema_version", "attempt", "learners", "model")
 """Entries of a manifest that each part has, too."""
+_LAYOUT_NBYTES = 4096
+"""More than HDF5 writes about one data set."""
+_PIECE = 1 << 20
+"""Bytes whose CRC-32 is taken just before they are written: they are in the cache then."""
 
 
 @dataclass(frozen=True)
@@ -268,32 +274,41 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Map
     HDF5 lays the file out in memory, but never sees the disk: a full one would make it crash at the end of the process (TRAPS 8),
     and while the disk is busy its library would keep its lock, which the run log needs as well, and Python's.
     """
-    layout = _Layout()
+    layout = _Layout(-1, sum(4 * tensor.size for tensor in tensors.values()) + _LAYOUT_NBYTES * (16 + len(tensors)))
     with h5py.File(layout, "w") as file:
         for name, value in attributes.items():
             file.attrs[name] = value
         offsets = {name: _lay_out(file, name, tensor) for name, tensor in tensors.items()}
+    crc32 = 0
     with durable.written_aside(path) as raw:
-        durable.write_all(raw, layout.getbuffer())
-        for name, offset in offsets.items():
-            raw.seek(offset)
-            durable.write_all(raw, np.ascontiguousarray(tensors[name], "<f4").reshape(-1).data)
-        raw.truncate(layout.size)
-        raw.seek(0)
-        crc32 = nbytes = 0
-        while piece := raw.read(1 << 20):
-            crc32, nbytes = zlib.crc32(piece, crc32), nbytes + len(piece)
-    return nbytes, crc32
+        for content in _in_order(layout, {offset: tensors[name] for name, offset in offsets.items() if tensors[name].size}):
+            for start in range(0, len(content), _PIECE):
+                piece = content[start : start + _PIECE]
+                crc32 = zlib.crc32(piece, crc32)
+                durable.write_all(raw, piece)
+    return layout.end, crc32
 
 
-class _Layout(io.BytesIO):
-    """File without its data, as HDF5 writes it; `size`: how long it is to be."""
+class _Layout(mmap.mmap):
+    """File without its data, as HDF5 writes it, in memory that is taken only where something is written; `end`: of the file."""
 
-    size = 0
+    end = 0
 
-    def truncate(self, size: int | None = None, /) -> int:
-        self.size = 0 if size is None else size
-        return self.size
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> None:
+        super().seek(self.end if whence == os.SEEK_END else position)
+
+    def truncate(self, size: int) -> None:
+        self.end = size
+
+
+def _in_order(layout: _Layout, tensors: Mapping[int, np.ndarray]) -> Iterator[memoryview]:
+    """All bytes of a file: tensors at their offsets, and between them what HDF5 wrote there, else zeros."""
+    end = 0
+    for offset, tensor in sorted(tensors.items()):
+        yield memoryview(layout[end:offset])
+        yield np.ascontiguousarray(tensor, "<f4").reshape(-1).data.cast("B")
+        end = offset + 4 * tensor.size
+    yield memoryview(layout[end : layout.end])
 
 
 def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:

@@ -16,7 +16,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,13 @@ class Near:
         self._prune(account.shard)
         return part, directory / disk.account_file(account.shard)
 
-    def take(self, clock: int, shard: int, part: np.ndarray, account: np.ndarray) -> None:
-        """Keep the files of another node's shard, uint8, as they are. Raises OSError."""
+    def take(self, clock: int, shard: int, part: Iterable[np.ndarray], account: Iterable[np.ndarray]) -> None:
+        """Keep the files of another node's shard as they are; of each, the pieces in order, uint8. Raises OSError."""
         directory = self._directory(clock)
-        for name, content in ((disk.part_file(shard), part), (disk.account_file(shard), account)):
+        for name, pieces in ((disk.part_file(shard), part), (disk.account_file(shard), account)):
             with durable.written_aside(directory / name) as raw:
-                durable.write_all(raw, content.data)
+                for piece in pieces:
+                    durable.write_all(raw, piece.data)
         self._prune(shard)
 
     def held(self, attempt: int) -> list[Held]:
