@@ -70,7 +70,7 @@ _DURABLE, _DISK, _SHARD = "mpisgd.base.durable", "mpisgd.records.checkpoint.chec
 SAVING = {
     "room": (_SHARD, "Checkpoints._make_room", 1, False, ""),
     "begun": (_DISK, "write_tensors", 3, False, ".h5"),
-    "half written": (_DURABLE, "write_all", 6, False, ".h5."),
+    "half written": (_DURABLE, "write_all", 8, False, ".h5."),
     "written aside": (_DURABLE, "sync", 3, False, ".h5."),
     "synced": (_DURABLE, "sync", 3, True, ".h5."),
     "renamed": (_DISK, "write_tensors", 3, True, ".h5"),
