@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MpisgdError
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from mpisgd.comm.mpi.launch import STARTED_BY
 from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.config import config_file
 from mpisgd.config.trust import resume_line
-from mpisgd.job.interruption import newest
+from mpisgd.job.interruption import keeps_near, newest
 from mpisgd.launching.under_way import UnderWay
 from mpisgd.records.log import schema
 
@@ -129,7 +129,7 @@ class Attempts:
         if not (self._ours or self._job.resumed):
             return self._job.words, "it had not begun, and is started anew"
         clock, asked, self._asked_nodes = newest(path), self._asked_nodes, False
-        if clock is None and (asked or not _keeps_near(path)):
+        if clock is None and (asked or not keeps_near(path)):
             return [*self._job.words, "--overwrite"], "it has no checkpoint, and begins anew"
         self._asked_nodes = clock is None
         how = "the newest state that nodes hold" if clock is None else f"its checkpoint of clock {clock:,}"
@@ -162,11 +162,3 @@ class Attempts:
         self._told = self._told or number
         if self._under_way is not None:
             self._under_way.stop()
-
-
-def _keeps_near(run: Path) -> bool:
-    """True where nodes may hold states of a run (`checkpoint.partner_updates`)."""
-    try:
-        return config_file.of_run(run).checkpoint.partner_updates > 0
-    except MpisgdError:
-        return False

@@ -39,6 +39,14 @@ def test_where_nothing_is_complete_it_is_a_failure(tmp_path: Path) -> None:
         interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), "")
 
 
+def test_where_nodes_may_hold_a_state_the_run_is_not_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[checkpoint]\npartner_updates = 5\n")
+    with pytest.raises(CheckpointError, match="go on from the newest state that nodes hold with: mpirun again"):
+        interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), "mpirun again")
+    said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun again")
+    assert said.endswith("and " + f"{tmp_path} has none: go on from the newest state that nodes hold with: mpirun again")
+
+
 def test_it_passes_to_whoever_started_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     comm = Threads(1)
     with pytest.raises(SystemExit) as left, failing_fast(comm, lambda: "shard 0"):  # type: ignore[arg-type]

@@ -43,6 +43,19 @@ def test_the_newest_two_of_each_shard_are_kept(near: Near) -> None:
     assert near.held(0) == []
 
 
+def test_what_nodes_hold_of_a_run_that_was_replaced_goes(near: Near, tmp_path: Path) -> None:
+    """Else the memory of a node fills with states that nobody asks for any more."""
+    root, begun = tmp_path / "root", "2026-11-29T00:00:00+00:00"
+    beside = [Near(tmp_path / "run", begun, "a-node1", root), Near(tmp_path / "another", begun, "node1", root)]
+    for each in (near, *beside):
+        keep(each, 0, 10)
+    again = Near(tmp_path / "run", begun, "node1", root)
+    keep(again, 0, 2)
+    again.forget_replaced()
+    assert near.held(0) == []
+    assert all(each.held(0) for each in (again, *beside))
+
+
 def test_what_another_node_sends_is_the_same(near: Near, tmp_path: Path) -> None:
     keep(near, 0, 10)
     other = Near(tmp_path / "run", "2026-11-28T00:00:00+00:00", "node2", tmp_path / "root")

@@ -58,6 +58,7 @@ class Partners:
         self._shards = len(shard_ranks)
         self._partner = next((partners[shard] for shard, each in enumerate(shard_ranks) if each == rank), -1)
         self.near = near_of(run, hosts[rank])
+        self.near.forget_replaced()
         sources = {shard_ranks[shard] for shard, partner in partners.items() if partner == rank}
         self._courier = Courier(comm, sources, self.near.take, complain)
 

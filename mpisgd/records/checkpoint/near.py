@@ -1,6 +1,6 @@
 """The newest state of shards on the nodes themselves, in memory: each on its own node and on a partner's, as SCR and VeloC have it.
 
-    /dev/shm/mpisgd-USER-RUN-NODE/clock-000120/shard-000.h5, shard-000.json     as in a checkpoint (`checkpoint.py`)
+    /dev/shm/mpisgd-USER-RUN-BEGUN-NODE/clock-000120/shard-000.h5, shard-000.json     as in a checkpoint (`checkpoint.py`)
 
 A node that is lost takes its copies along; those on partners' nodes are left. Where there is no /dev/shm, files lie in TMPDIR.
 """
@@ -54,10 +54,11 @@ class Near:
     """
 
     def __init__(self, run: Path, begun: str, node: str, root: Path | None = None) -> None:
-        name = hashlib.sha256(f"{run.resolve()} {begun}".encode()).hexdigest()[:16]
+        name, time = (hashlib.sha256(each.encode()).hexdigest()[:16] for each in (str(run.resolve()), begun))
         shared_memory = Path("/dev/shm")
         usual = shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
-        self.path = (root or usual) / f"mpisgd-{os.getuid()}-{name}-{re.sub('[^a-zA-Z0-9.-]', '_', node)}"
+        self._of_run, self._node = f"mpisgd-{os.getuid()}-{name}-", re.sub("[^a-zA-Z0-9.-]", "_", node)
+        self.path = (root or usual) / f"{self._of_run}{time}-{self._node}"
 
     def write(self, account: Account, shards: int, told: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
         """Write a shard's state; its two files. Raises OSError."""
@@ -113,6 +114,12 @@ class Near:
     def forget(self) -> None:
         """Remove all that this node holds of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def forget_replaced(self) -> None:
+        """Remove what this node holds of runs that had the same directory before."""
+        for path in self.path.parent.glob(f"{self._of_run}{'?' * 16}-{self._node}"):
+            if path != self.path:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _table(self, directory: Path, name: str) -> tuple[dict[str, Any], Path]:
         table = disk.read_json(directory / name)
