@@ -117,7 +117,7 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 
 gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 	$(IN_VENV) python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu-check: torch finds no CUDA device here")'
-	$(IN_VENV) python -m pytest tests/gpu $(ARGS)
+	$(IN_VENV) python -m pytest tests/gpu tests/virtual/test_courses.py $(ARGS)
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train --device cuda --ways all --out results/bench/cuda
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train --device cuda --shard-device cuda --ways all --out results/bench/cuda-shards
 

@@ -2,8 +2,8 @@
 
 How stale a gradient is depends on seconds alone. So the virtual cluster runs first, without gradients; its log says which weights
 each gradient came from, and of which gradients each update is made. That order is then computed, one gradient after the other, or
-on a GPU all at once whose weights are there. All of it is kept after every epoch: weights that gradients still to come are computed
-from, the optimiser, the epochs evaluated.
+on a GPU in windows (`windows.py`). All of it is kept after every epoch: weights that gradients still to come are computed from, the
+optimiser, the epochs evaluated.
 
 One shard; learners without own steps; models without buffers; no compensation of delays.
 """
@@ -24,8 +24,8 @@ import torch
 from numpy.lib.recfunctions import repack_fields
 from torch import Tensor
 from virtual_runs import Job
+from windows import Windows, refusal
 
-from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, Part
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data import DataSet
@@ -35,7 +35,7 @@ from mpisgd.job.tensors import Tensors
 from mpisgd.records.log.reader import Run
 from mpisgd.rules.verdict import Kind
 from mpisgd.simulate import simulate
-from mpisgd.simulate.batch import Batch
+from mpisgd.update.schedule import of_run
 from mpisgd.update.slice_update import SliceUpdate
 
 TRAINING = 10_000
@@ -44,7 +44,7 @@ ROW = ("epochs", "test_error", "test_loss", "training_error", "training_loss")
 """What is known of each epoch; training: at the same weights, of the first `TRAINING` samples."""
 AVERAGED = ("averaged_error", "averaged_loss")
 """More, where weights are averaged: of their average, on the test data."""
-_COLUMNS = ("clock", "timestamp", "learner_id", "seq", "samples", "gradients", "weight")
+COLUMNS = ("clock", "timestamp", "learner_id", "seq", "samples", "gradients", "weight")
 
 
 @dataclass
@@ -74,8 +74,7 @@ class Course:
 
     Args:
         folder: where the state is kept; it must be of this job.
-        at_once: compute the gradients of many learners at once, if the model allows it: to float tolerance, and not to the bit,
-            those of one by one.
+        at_once: compute it in windows, where the job allows it: to float tolerance, and not to the bit, it is the same.
 
     Raises ConfigError, DataError where the job or its data cannot be had.
     """
@@ -84,6 +83,7 @@ class Course:
         self.config = config = from_mapping({**job, "out": str(folder / "run")})
         self.folder = folder
         torch.set_num_threads(config.threads)
+        torch.backends.cudnn.allow_tf32 = False  # a GPU evaluates in float32, too
         data = parts.load_data(config, NOTHING_BROUGHT)
         self.train_samples = len(data.train)
         self.order = _order(config, folder / "order.npy", self.train_samples)
@@ -92,21 +92,18 @@ class Course:
         self.tensors.check()
         learners = range(config.virtual.learners)
         self.gradients = [self.tensors.gradient(learner_id) for learner_id in learners]
-        self.batch = _batch(config, self.tensors) if at_once else None
-        self.rooms = [torch.empty_like(self.tensors.model.weights) for _ in learners] if self.batch else []
         self.model, protocol = self.tensors.model, config.protocol.make(config.virtual.learners)
         per_update = parts.gradients_per_update(protocol, config.virtual.learners, config.virtual.learners)
         self.update = self.tensors.update((0, self.model.size), per_update, kind=SliceUpdate)
         self.measures = [parts.make_measure(config, self.model, self.tensors.loss, each) for each in (data, _on_training(data))]
         self.uses = np.bincount(self.order["timestamp"])
+        self.columns = [self.order[name].tolist() for name in COLUMNS]
+        self.last = np.flatnonzero(np.diff(self.order["clock"], append=-1))
+        """Of each update the row of its last gradient."""
+        self.samples = np.cumsum(self.order["samples"])[self.last]
         self.state = State(kept={0: self.update.weights.clone()})
+        self.windows = self._windows(per_update) if at_once and not refusal(config, self.tensors) else None
         self._resume()
-        by_learner = np.argsort(self.order["learner_id"], kind="stable")[::-1]
-        left = by_learner[by_learner >= self.state.row]
-        self.coming = [left[self.order["learner_id"][left] == each].tolist() for each in learners] if self.batch else []
-        """Of each learner the rows that are not yet taken, the next one last."""
-        self.begun: set[int] = set()
-        """Learners whose next gradient is computed, or about to be."""
 
     @property
     def staleness(self) -> np.ndarray:
@@ -115,46 +112,44 @@ class Course:
 
     def run(self) -> Iterator[list[float]]:
         """Go on to the end; yield the row of each epoch once all is kept."""
-        state, order, began = self.state, self.order, time.monotonic() - self.state.seconds
+        state, began = self.state, time.monotonic() - self.state.seconds
         if not state.rows:
             yield self._evaluate(0.0)
-        columns = [order[name].tolist() for name in _COLUMNS]
-        for row in range(state.row, len(order)):
-            clock, timestamp, learner_id, seq, samples, gradients, weight = (column[row] for column in columns)
-            if self.batch is None:
-                self._compute(learner_id, timestamp, seq)
+        while state.row < len(self.order):
+            stop = self._due(len(state.rows) * self.config.evaluation.every_epochs)
+            if self.windows is None:
+                self._advance(stop)
             else:
-                self._compute_at_once(self.batch, learner_id)
+                state.clock, state.kept = self.windows.advance(state.row, stop, state.clock, state.kept)
+                self.update.restore(self.windows.state, int(self.samples[state.clock - 1]))
+            found = self._evaluate(self.update.epochs)
+            state.row, state.samples, state.seconds = stop, self.update.samples, time.monotonic() - began
+            self._keep()
+            yield found
+
+    def _due(self, epochs: float) -> int:
+        """The row after the update at which an evaluation is due."""
+        update = int(np.searchsorted(self.samples / self.train_samples, epochs - 1e-9))
+        return int(self.last[min(update, len(self.last) - 1)]) + 1
+
+    def _advance(self, stop: int) -> None:
+        """Take the gradients up to this row, each computed by itself."""
+        for row in range(self.state.row, stop):
+            clock, timestamp, learner_id, seq, samples, gradients, weight = (column[row] for column in self.columns)
+            self.model.weights.copy_(self.state.kept[timestamp])
+            self.gradients[learner_id].compute(seq)
+            self.update.scratch[:] = self.gradients[learner_id].memory.gradients
             self.uses[timestamp] -= 1
             if not self.uses[timestamp]:
-                del state.kept[timestamp]
+                del self.state.kept[timestamp]
             self.update.accumulate(weight, samples, timestamp, gradients)
-            if row + 1 == len(order) or columns[0][row + 1] > clock:
+            if row == self.last[clock]:
                 self._step(clock + 1)
-                due = len(state.rows) * self.config.evaluation.every_epochs
-                if self.update.epochs >= due - 1e-9 or row + 1 == len(order):
-                    found = self._evaluate(self.update.epochs)
-                    state.row, state.samples, state.seconds = row + 1, self.update.samples, time.monotonic() - began
-                    self._keep()
-                    yield found
 
-    def _compute(self, learner_id: int, timestamp: int, seq: int) -> None:
-        self.model.weights.copy_(self.state.kept[timestamp])
-        self.gradients[learner_id].compute(seq)
-        self.update.scratch[:] = self.gradients[learner_id].memory.gradients
-
-    def _compute_at_once(self, batch: Batch, learner_id: int) -> None:
-        """With this learner's next gradient all that come from weights that are there."""
-        if learner_id not in self.begun:
-            for each, rows in enumerate(self.coming):
-                weights = self.state.kept.get(int(self.order["timestamp"][rows[-1]])) if rows else None
-                if weights is not None and each not in self.begun:
-                    batch.add(each, int(self.order["seq"][rows[-1]]), weights, self.rooms[each])
-                    self.begun.add(each)
-        batch.result(learner_id)
-        self.begun.discard(learner_id)
-        self.coming[learner_id].pop()
-        self.update.scratch[:] = self.rooms[learner_id]
+    def _windows(self, per_update: float) -> Windows:
+        factor, alpha0 = of_run(self.config, per_update, self.train_samples), self.update.learning_rate
+        rates = [alpha0 * factor(samples / self.train_samples) for samples in [0, *self.samples.tolist()]]
+        return Windows(self.config, self.tensors, self.order, rates, self.update.weights)
 
     def _step(self, clock: int) -> None:
         self.update.step()
@@ -178,6 +173,8 @@ class Course:
         if path.is_file():
             self.state = State(**torch.load(path, map_location=self.model.weights.device))
             self.update.restore(self.state.update, self.state.samples)
+            if self.windows is not None:
+                self.windows.restore(self.state.update)
             self.uses -= np.bincount(self.order["timestamp"][: self.state.row], minlength=len(self.uses))
 
     def _keep(self) -> None:
@@ -185,16 +182,6 @@ class Course:
         aside = self.folder / f".state.{os.getpid()}"
         torch.save({item.name: getattr(self.state, item.name) for item in dataclasses.fields(State)}, aside)
         aside.replace(self.folder / "state.pt")
-
-
-def _batch(config: Config, tensors: Tensors) -> Batch | None:
-    assert tensors.data is not None
-    batch = Batch(config, tensors.model, tensors.loss, tensors.data, tensors.sampling)
-    try:
-        batch.check()
-    except ConfigError:
-        return None
-    return batch
 
 
 def _on_training(data: DataSet) -> DataSet:
@@ -210,7 +197,7 @@ def _order(config: Config, path: Path, train_samples: int) -> np.ndarray:
             quiet = dataclasses.replace(config.log, **log)
             run = Run(simulate(dataclasses.replace(config, virtual=virtual, out=f"{folder}/run", log=quiet)).path)
             applied = run.pushes[run.pushes["verdict"] == Kind.APPLY]
-            order = np.array(applied[list(_COLUMNS)])
+            order = np.array(applied[list(COLUMNS)])
         aside = path.with_name(f".{path.name}.{os.getpid()}.npy")
         np.save(aside, repack_fields(order))
         aside.replace(path)

@@ -88,7 +88,7 @@ class Trained:
 
 
 def make(folder: Path, curves: Sequence[Curve], device: str = "cpu") -> None:
-    """Compute what is left of each curve that no other process computes, on a GPU all gradients at once whose weights are there.
+    """Compute what is left of each curve that no other process computes, on a GPU in windows (`windows.py`).
 
     Raises DataError where data are missing.
     """
