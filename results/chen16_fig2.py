@@ -47,10 +47,17 @@ class Moved(nn.Module):
         super().__init__()
         self._most = degrees * math.pi / 180, zoom
 
+    def draw(self, samples: int) -> Tensor:
+        """An angle and a zoom for each sample."""
+        angle, zoom = (most * (2 * torch.rand(samples) - 1) for most in self._most)
+        return torch.stack([angle, zoom], 1)
+
     def forward(self, images: Tensor) -> Tensor:
-        if not self.training:
-            return images
-        angle, zoom = (most * (2 * torch.rand(len(images), device=images.device) - 1) for most in self._most)
+        return self.given(images, self.draw(len(images)).to(images.device)) if self.training else images
+
+    def given(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """The images, turned and zoomed by so much."""
+        angle, zoom = drawn.unbind(1)
         cos, sin, none = (1 + zoom) * torch.cos(angle), (1 + zoom) * torch.sin(angle), torch.zeros_like(angle)
         turned = torch.stack([torch.stack([cos, -sin, none], 1), torch.stack([sin, cos, none], 1)], 1)
         grid = nn.functional.affine_grid(turned, list(images.shape), align_corners=False)

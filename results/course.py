@@ -121,7 +121,8 @@ class Course:
                 self._advance(stop)
             else:
                 state.clock, state.kept = self.windows.advance(state.row, stop, state.clock, state.kept)
-                self.update.restore(self.windows.state, int(self.samples[state.clock - 1]))
+                averages = {"averages": torch.tensor(float(state.clock))} if self.config.averaging_bias_correction else {}
+                self.update.restore({**self.windows.state, **averages}, int(self.samples[state.clock - 1]))
             found = self._evaluate(self.update.epochs)
             state.row, state.samples, state.seconds = stop, self.update.samples, time.monotonic() - began
             self._keep()

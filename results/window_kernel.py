@@ -18,6 +18,7 @@ def _take(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel, whose ann
     weights,
     momenta,
     sums,
+    averages,
     factors,
     decays,
     momentum,
@@ -32,6 +33,7 @@ def _take(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel, whose ann
     theta = tl.load(weights + element, inside)
     speed = tl.load(momenta + element, inside)
     total = tl.load(sums + element, inside)
+    average = tl.load(averages + element, inside)
     factor = tl.load(factors + element, inside)
     decay = tl.load(decays + element, inside)
     for at in range(taken, taken + tl.load(now)):
@@ -42,19 +44,21 @@ def _take(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a kernel, whose ann
         if divisor > 0:
             speed = momentum * speed + (total / divisor + decay * theta)
             theta = theta - tl.load(real + at + 4 * learners) * factor * speed
-        for each in range(tl.load(now + at + 5 * learners), tl.load(now + at + 5 * learners + 1)):
+            average = average + tl.load(real + at + 5 * learners) * (theta - average)
+        for each in range(tl.load(now + at + 6 * learners), tl.load(now + at + 6 * learners + 1)):
             tl.store(pulled + tl.load(now + pulls + each) * size + element, theta, inside)
     tl.store(weights + element, theta, inside)
     tl.store(momenta + element, speed, inside)
     tl.store(sums + element, total, inside)
+    tl.store(averages + element, average, inside)
 
 
 def take(now: Tensor, vectors: tuple[Tensor, ...], places: tuple[int, int], momentum: float) -> None:
     """Sum gradients, make updates and let learners pull, as the row `now` of the table says.
 
     Args:
-        vectors: gradients and weights pulled, (learners, parameters); weights, momentum, sum, factors of the rate and weight
-            decays, (parameters,).
+        vectors: gradients and weights pulled, (learners, parameters); weights, momentum, sum, average, factors of the rate and
+            weight decays, (parameters,).
         places: in the row, of the gradients that are taken, and of the learners that pull.
     """
     learners, size = vectors[0].shape

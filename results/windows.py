@@ -5,121 +5,44 @@ taken in the order of the log, updates are made and learners pull, until a gradi
 threads with a parameter. Pass and kernel are a CUDA graph; windows are planned ahead as a table, of which a graph reads a row.
 On a CPU the same is done without graphs, to test it.
 
-Gradients are those of one by one to float tolerance. Networks are an `nn.Sequential` of convolutions, linear layers and some
-without parameters; the optimiser is SGD with momentum, weight decay and groups.
+Gradients are those of one by one to float tolerance. What networks may be `passes.py` says; the optimiser is SGD with momentum,
+weight decay and groups; weights may be averaged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from passes import Passes, is_known, layers_of
+from torch import Tensor
 
+from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.streams import Domain
 from mpisgd.config import Config, SgdOptions
 from mpisgd.data import Split
 from mpisgd.job.tensors import Tensors
-from mpisgd.models.cifar10_full import WithinChannels
 from mpisgd.update.schedule import momentum_of_run
-from mpisgd.vectors.flat import FlatModel
 
 SHARES = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """A graph computes the gradients of such a share of the learners; where fewer are wanted, some are computed twice."""
 _MOMENTUM = "optimizer.momentum_buffer"
-_WITHOUT_PARAMETERS = (nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, WithinChannels)
 
 
 def refusal(config: Config, tensors: Tensors) -> str:
     """Why a job's gradients are computed one by one; "" = they need not be."""
     module, optimizer, data = tensors.model.module, config.optimizer, tensors.data
-    if not (isinstance(module, nn.Sequential) and all(_is_known(layer) for layer in module)):
-        return "the network is no nn.Sequential of plain convolutions, linear layers, and layers that neither draw nor remember"
+    if not all(is_known(layer) for _, layer in layers_of(module)):
+        return "the network has layers that a pass of many learners cannot have"
     if not isinstance(optimizer, SgdOptions) or optimizer.nesterov or momentum_of_run(config, 1, 1) is not None:
         return "the optimiser is not SGD with a constant momentum"
-    if config.averaging or config.clip_norm or config.clip_average or config.compensation or config.modulate != "gradient":
-        return "weights are averaged, gradients clipped or corrected, or weights by staleness are of the rate"
+    if config.clip_norm or config.clip_average or config.compensation or config.modulate != "gradient":
+        return "gradients are clipped or corrected, or weights by staleness are of the rate"
     if data is None or type(data.train) is not Split or data.train.chosen is not None:
         return "the training samples are not in memory, or are a part of those"
     return ""
-
-
-def _is_known(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.Conv2d):
-        same = tuple(2 * int(each) + 1 for each in layer.padding) == layer.kernel_size and layer.padding_mode == "zeros"
-        return same and layer.stride == layer.dilation == (1, 1) and layer.groups == 1 and layer.bias is not None
-    return (isinstance(layer, nn.Linear) and layer.bias is not None) or isinstance(layer, _WITHOUT_PARAMETERS)
-
-
-class Convolution(torch.autograd.Function):
-    """Convolutions of stride 1 that keep the size of images, of each learner with filters of its own."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
-        """Images (learners, channels, mu, height, width); filters (learners, out, channels, ...); bias (learners, out)."""
-        seen = _seen(x, filters)
-        context.save_for_backward(filters, seen)
-        context.shape = x.shape
-        return torch.baddbmm(bias[:, :, None], filters.flatten(2), seen).view(*filters.shape[:2], *x.shape[2:])
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        """A convolution of the gradient with the filters turned; and products with what each filter saw."""
-        filters, seen = context.saved_tensors
-        of_places = gradient.flatten(2)
-        of_filters = torch.bmm(of_places, seen.mT).view(filters.shape)
-        of_images = None
-        if context.needs_input_grad[0]:
-            turned = filters.flip(3, 4).transpose(1, 2).flatten(2)
-            of_images = torch.bmm(turned, _seen(gradient, filters)).view(context.shape)
-        return of_images, of_filters, of_places.sum(2)
-
-
-def _seen(x: Tensor, filters: Tensor) -> Tensor:
-    """What filters see at each place: (learners, channels x height x width of a filter, mu x height x width)."""
-    high, wide = filters.shape[3:]
-    around = functional.pad(x, (wide // 2, wide // 2, high // 2, high // 2))
-    own, shape = around.stride(), x.shape
-    places = around.as_strided((*shape[:2], high, wide, *shape[2:]), (own[0], own[1], own[3], own[4], *own[2:]))
-    return places.reshape(shape[0], shape[1] * high * wide, -1)
-
-
-class Passes:
-    """The passes of a network, each learner's mini-batch at weights of its own."""
-
-    def __init__(self, model: FlatModel, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._model, self._loss = model, loss
-        self._layers = list(model.module.named_children())
-
-    def gradients(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Gradients at weights (learners, parameters), of the same shape; samples (learners x mu, ...), learner by learner."""
-        leaves = {name: each.contiguous().requires_grad_() for name, each in self._views(weights).items()}
-        count, x = len(weights), inputs.view(len(weights), -1, *inputs.shape[1:])
-        if x.dim() > 3:
-            x = x.transpose(1, 2).contiguous()  # (learners, channels, mu, ...): products are of all images of a learner
-        for name, layer in self._layers:
-            if isinstance(layer, nn.Conv2d):
-                x = Convolution.apply(x, leaves[f"{name}.weight"], leaves[f"{name}.bias"])
-            elif isinstance(layer, nn.Linear):
-                x = torch.baddbmm(leaves[f"{name}.bias"][:, None], x, leaves[f"{name}.weight"].mT)
-            elif isinstance(layer, nn.Flatten):
-                x = x.transpose(1, 2).flatten(2) if x.dim() > 3 else x.flatten(2)
-            else:
-                x = layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        made = torch.autograd.grad(count * self._loss(x.flatten(0, 1), targets), list(leaves.values()))  # the mean of all
-        found = torch.empty_like(weights)
-        for view, gradient in zip(self._views(found).values(), made, strict=True):
-            view.copy_(gradient)
-        return found
-
-    def _views(self, rows: Tensor) -> dict[str, Tensor]:
-        """The parameters, (learners, *shape), in flat vectors (learners, parameters)."""
-        first = self._model.views(rows[0])
-        shapes = {name: ((len(rows), *view.shape), (rows.stride(0), *view.stride())) for name, view in first.items()}
-        return {name: rows.as_strided(*shapes[name], view.storage_offset()) for name, view in first.items()}
 
 
 class Windows:
@@ -149,7 +72,9 @@ class Windows:
         self._learners, self._mu = count, mu
         self._sizes = sorted({math.ceil(share * count) for share in SHARES})
         self.weights, self.momentum, self._sum = weights, torch.zeros_like(weights), torch.zeros_like(weights)
-        self._momentum = config.optimizer.momentum
+        self._momentum, self._seed = config.optimizer.momentum, config.seed
+        self._decay, self._corrected = config.averaging, config.averaging_bias_correction
+        self.averaged = weights.clone()
         self._factors, self._decays = torch.ones_like(weights), torch.full_like(weights, config.optimizer.weight_decay)
         for each in tensors.segments:
             self._factors[each.start : each.stop] = each.rate
@@ -157,12 +82,14 @@ class Windows:
                 self._decays[each.start : each.stop] = each.weight_decay
         self._pulled = torch.zeros(count, len(weights), device=device)
         self._gradients = torch.zeros_like(self._pulled)
-        # A row of the table: the number of gradients taken; learners that compute; their samples; of each gradient taken its
-        # learner, whether it begins a sum, its weight, the divisor (0: more are to come), the rate; how many learners have
-        # pulled before the first gradient, and after each; these learners.
+        # A row of the table: the number of gradients taken; learners that compute; their samples; numbers drawn for these; of each
+        # gradient taken its learner, whether it begins a sum, its weight, the divisor (0: more are to come), the rate, the share of
+        # the new weights in the average; how many learners have pulled before the first gradient, and after each; these learners.
         self._samples = 1 + count
-        self._taken = self._samples + count * mu
-        self._pulls = self._taken + 6 * count + 1
+        self._drawn = self._samples + count * mu
+        self._width = sum(layer.draw(0).shape[1] for layer in self._passes.drawing)
+        self._taken = self._drawn + count * mu * self._width
+        self._pulls = self._taken + 7 * count + 1
         self._now = torch.zeros(self._pulls + count, dtype=torch.int32, device=device)
         self._graphs: dict[int, Callable[[], None]] = {}
         self._memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -170,12 +97,19 @@ class Windows:
     @property
     def state(self) -> dict[str, Tensor]:
         """What a `SliceUpdate` calls its state."""
-        return {"weights": self.weights} | ({_MOMENTUM: self.momentum} if self._momentum else {})
+        averaged = {"averaged": self.averaged} if self._decay else {}
+        return {"weights": self.weights} | averaged | ({_MOMENTUM: self.momentum} if self._momentum else {})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave."""
         for name, tensor in self.state.items():
             tensor.copy_(state[name])
+
+    def _share(self, update: int) -> float:
+        """Share of the weights that an update made in their average, as in `update/average.py`."""
+        if not self._decay:
+            return 0.0
+        return (1 - self._decay) / (1 - self._decay**update if self._corrected else 1)
 
     def advance(self, start: int, stop: int, clock: int, kept: dict[int, Tensor]) -> tuple[int, dict[int, Tensor]]:
         """Take the gradients of these rows, which end with an update; `kept`: weights by clock, of which gradients are to come.
@@ -223,7 +157,11 @@ class Windows:
             now[1 : 1 + size] = filled
             drawn = [self._sampling.indices(learner, seqs[coming[learner]]) for learner in chosen] * size
             now[self._samples : self._samples + size * self._mu] = np.concatenate(drawn[:size])
-            taken, real = (each[self._taken : self._pulls - 1].reshape(6, count) for each in (now, now.view(np.float32)))
+            if self._width:
+                numbers = [self._numbers(learner, seqs[coming[learner]]) for learner in chosen] * size
+                end = self._drawn + size * self._mu * self._width
+                now.view(np.float32)[self._drawn : end] = np.concatenate(numbers[:size]).reshape(-1)
+            taken, real = (each[self._taken : self._pulls - 1].reshape(7, count) for each in (now, now.view(np.float32)))
             pulled, pulls, at = now[self._pulls - count :], list[int](), 0
             there |= wanted
             while row < stop and learner_ids[row] in there:
@@ -232,8 +170,7 @@ class Windows:
                 taken[0, at], taken[1, at], real[2, at] = learner, summed == 0, weights[row]
                 summed += gradients[row]
                 if row + 1 == len(clocks) or clocks[row + 1] > clock:
-                    real[3, at], real[4, at] = summed, self._rates[clock]
-                    clock, summed = clock + 1, 0
+                    clock, real[3:6, at], summed = clock + 1, (summed, self._rates[clock], self._share(clock + 1)), 0
                     pulls += waiting.pop(clock, [])
                 del coming[learner]
                 if self._next[row]:
@@ -250,6 +187,11 @@ class Windows:
             table.append(now)
             sizes.append(size)
         return np.stack(table), sizes
+
+    def _numbers(self, learner: int, seq: int) -> np.ndarray:
+        """What a learner's layers draw for a mini-batch, (mu, n)."""
+        with seeded(seeds_of(Domain.DROPOUT, self._seed, learner, seq)):
+            return torch.cat([layer.draw(self._mu) for layer in self._passes.drawing], 1).numpy()
 
     def _window(self, size: int) -> None:
         """Compute so many gradients, and take those of the present row of the table."""
@@ -283,7 +225,9 @@ class Windows:
             inputs = inputs.div_(train.scale)
         if train.mean is not None:
             inputs = inputs.sub_(train.mean)
-        made = self._passes.gradients(self._pulled.index_select(0, chosen), inputs, train.targets.index_select(0, samples))
+        drawn = self._now.view(torch.float32)[self._drawn : self._drawn + size * self._mu * self._width].view(size * self._mu, -1)
+        targets = train.targets.index_select(0, samples)
+        made = self._passes.gradients(self._pulled.index_select(0, chosen), inputs, targets, drawn)
         self._gradients.index_copy_(0, chosen.long(), made)
 
     def _take_nothing(self) -> None:
@@ -297,7 +241,8 @@ class Windows:
         if not self._now.is_cpu:
             from window_kernel import take
 
-            vectors = (self._gradients, self._pulled, self.weights, self.momentum, self._sum, self._factors, self._decays)
+            matrices, constant = (self._gradients, self._pulled), (self._factors, self._decays)
+            vectors = (*matrices, self.weights, self.momentum, self._sum, self.averaged, *constant)
             take(self._now, vectors, (self._taken, self._pulls), self._momentum)
             return
         now, real = self._now.tolist(), self._now.view(torch.float32).tolist()
@@ -308,7 +253,8 @@ class Windows:
                 step = self._sum / divisor + self._decays * self.weights
                 self.momentum.mul_(self._momentum).add_(step)
                 self.weights.sub_(real[at + 4 * count] * self._factors * self.momentum)
-            for each in range(now[at + 5 * count], now[at + 5 * count + 1]):
+                self.averaged.lerp_(self.weights, real[at + 5 * count])
+            for each in range(now[at + 6 * count], now[at + 6 * count + 1]):
                 self._pulled[now[self._pulls + each]] = self.weights
 
 

@@ -43,6 +43,13 @@ IMAGES: dict[str, Any] = {
     "groups": {"rate": {"*.bias": 2.0}, "weight_decay": {"ip1.weight": 1.0}},
     "epochs": 1,
 }
+#: A model that draws numbers for each sample, with weight normalisation, of sequences in a sequence.
+DRAWN: dict[str, Any] = {
+    "model": {"name": "chen16_fig2:network"},
+    "data": {"name": "synthetic", "shape": [1, 28, 28], "classes": 10, "samples": 240, "test_samples": 60},
+    "alpha0": 0.003,
+    "epochs": 1,
+}
 
 
 def weights_of(course: Any) -> dict[str, torch.Tensor]:
@@ -80,24 +87,33 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", [{}, IMAGES], ids=["mlp", "images"])
-@pytest.mark.parametrize("name", ["softsync", "softsync n = 6", "hardsync"])
+@pytest.mark.parametrize("model", [{}, IMAGES, DRAWN], ids=["mlp", "images", "drawn"])
+@pytest.mark.parametrize("name", ["softsync", "softsync n = 6", "hardsync", "ramp"])
 def test_windows_have_the_weights_of_one_by_one(name: str, model: dict[str, Any], device: str, tmp_path: Path) -> None:
-    job, found = {**JOB, **PROTOCOLS[name], **model, "averaging": 0.0}, []
+    ramp = {"protocol": {"name": "async", "ramp": 30}, "averaging": 0.9, "averaging_bias_correction": True}
+    job, found = {**JOB, **PROTOCOLS.get(name, ramp), **model}, []
     for at, at_once in ((device, True), ("cpu", False)):
         (tmp_path / str(at_once)).mkdir()
         course = script("course").Course(job, tmp_path / str(at_once), at, at_once=at_once)
         assert (course.windows is not None) == at_once
         begun = course.update.weights.clone()
         assert len(list(course.run())) == job["epochs"] + 1
-        found.append((course.update.weights - begun).cpu())
+        averaged = course.update.weights if course.update.averaged is None else course.update.averaged
+        found.append(torch.cat([course.update.weights - begun, averaged - begun]).cpu())
     assert (found[0] - found[1]).norm() < (1e-4 if device == "cpu" else 1e-3) * found[1].norm()
 
 
-def test_a_model_that_draws_is_computed_one_by_one(tmp_path: Path) -> None:
-    """Together it would draw otherwise."""
-    job = {**JOB, **PROTOCOLS["softsync"], "data": {"name": "digits"}, "epochs": 0.1, "model": {"name": "chen16_fig2:small"}}
-    course = script("course").Course(job, tmp_path, at_once=True)
+REFUSED: dict[str, dict[str, Any]] = {
+    "batch norm": {"model": {"name": "mlp", "hidden": [16], "batch_norm": True}},
+    "nesterov": {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
+    "clipped": {"clip_norm": 0.5},
+    "of the rate": {"modulate": "rate"},
+}
+
+
+@pytest.mark.parametrize("name", spread(REFUSED, 2))
+def test_what_windows_cannot_have_is_computed_one_by_one(name: str, tmp_path: Path) -> None:
+    course = script("course").Course({**JOB, **PROTOCOLS["softsync"], "epochs": 0.1, **REFUSED[name]}, tmp_path, at_once=True)
     assert course.windows is None
     assert len(list(course.run())) == 2
 

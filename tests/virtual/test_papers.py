@@ -309,12 +309,18 @@ def test_tables_of_the_page_are_those_of_the_kept_numbers() -> None:
 NUMBERS = [path for path in sorted((RESULTS / "figures").glob("*.json")) if "numbers" in json.loads(path.read_text("utf-8"))]
 
 
+def _rounded(number: str) -> float:
+    """The last bits of a mean are another processor's."""
+    return float(f"{float(number):.12g}")
+
+
 @pytest.mark.parametrize("path", NUMBERS, ids=lambda path: path.stem)
 def test_kept_numbers_draw_the_kept_tables(path: Path) -> None:
     shared, drawing = script("virtual_runs"), script(path.stem.replace("-", "_"))
     tables, figure = drawing.draw(shared.kept(path)["numbers"])
-    told = json.loads(path.read_text("utf-8"))["tables"]
-    assert json.loads(json.dumps(shared._plain([dataclasses.asdict(table) for table in tables]))) == told, "make results-quick"
+    told = json.loads(path.read_text("utf-8"), parse_float=_rounded)["tables"]
+    drawn = json.dumps(shared._plain([dataclasses.asdict(table) for table in tables]))
+    assert json.loads(drawn, parse_float=_rounded) == told, "make results-quick"
     assert all(axes.has_data() or not axes.axison or axes.patches for axes in figure.axes)
 
 
