@@ -86,10 +86,10 @@ class Course:
         torch.backends.cudnn.allow_tf32 = False  # a GPU evaluates in float32, too
         data = parts.load_data(config, NOTHING_BROUGHT)
         self.train_samples = len(data.train)
-        self.order = _order(config, folder / "order.npy", self.train_samples)
         self.tensors = Tensors.load(config, NOTHING_BROUGHT, data, config.virtual.learners, device=device)
         self.tensors.shard_device = device
         self.tensors.check()
+        self.order = order_of(config, folder / "order.npy", self.train_samples, self.tensors.model.size)
         learners = range(config.virtual.learners)
         self.gradients = [self.tensors.gradient(learner_id) for learner_id in learners]
         self.model, protocol = self.tensors.model, config.protocol.make(config.virtual.learners)
@@ -189,10 +189,11 @@ def _on_training(data: DataSet) -> DataSet:
     return dataclasses.replace(data, test=data.train.part(np.arange(min(TRAINING, len(data.train)))))
 
 
-def _order(config: Config, path: Path, train_samples: int) -> np.ndarray:
+def order_of(config: Config, path: Path, train_samples: int, parameters: int) -> np.ndarray:
     """The gradients that the virtual run applies, in order; kept in a file."""
     if not path.is_file():
-        virtual = dataclasses.replace(config.virtual, gradients=False, train_samples=train_samples)
+        sizes = {"train_samples": train_samples, "parameters": parameters}
+        virtual = dataclasses.replace(config.virtual, gradients=False, **sizes)
         with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
             log: dict[str, Any] = {"progress": "off", "flush_rows": 8192, "flush_s": 1e9}
             quiet = dataclasses.replace(config.log, **log)
