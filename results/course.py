@@ -97,7 +97,7 @@ class Course:
         self.update = self.tensors.update((0, self.model.size), per_update, kind=SliceUpdate)
         self.measures = [parts.make_measure(config, self.model, self.tensors.loss, each) for each in (data, _on_training(data))]
         self.uses = np.bincount(self.order["timestamp"])
-        self.columns = [self.order[name].tolist() for name in COLUMNS]
+        self.columns = {name: self.order[name].tolist() for name in COLUMNS}
         self.last = np.flatnonzero(np.diff(self.order["clock"], append=-1))
         """Of each update the row of its last gradient."""
         self.samples = np.cumsum(self.order["samples"])[self.last]
@@ -136,7 +136,7 @@ class Course:
     def _advance(self, stop: int) -> None:
         """Take the gradients up to this row, each computed by itself."""
         for row in range(self.state.row, stop):
-            clock, timestamp, learner_id, seq, samples, gradients, weight = (column[row] for column in self.columns)
+            clock, timestamp, learner_id, seq, samples, gradients, weight = (column[row] for column in self.columns.values())
             self.model.weights.copy_(self.state.kept[timestamp])
             self.gradients[learner_id].compute(seq)
             self.update.scratch[:] = self.gradients[learner_id].memory.gradients
@@ -150,7 +150,7 @@ class Course:
     def _windows(self, per_update: float) -> Windows:
         factor, alpha0 = of_run(self.config, per_update, self.train_samples), self.update.learning_rate
         rates = [alpha0 * factor(samples / self.train_samples) for samples in [0, *self.samples.tolist()]]
-        return Windows(self.config, self.tensors, self.order, rates, self.update.weights)
+        return Windows(self.config, self.tensors, self.columns, rates, self.update.weights)
 
     def _step(self, clock: int) -> None:
         self.update.step()

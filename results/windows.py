@@ -12,7 +12,8 @@ weight decay and groups; weights may be averaged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,26 +50,20 @@ class Windows:
     """The weights of learners, the gradients computed at them, and the update that they go into.
 
     Args:
-        order: of each gradient that is applied, in order, the columns of `course.COLUMNS`.
+        columns: `course.COLUMNS` by name, of each gradient that is applied, in order.
         rates: learning rates by clock.
         weights: (parameters,); updated in place. momentum: likewise.
     """
 
     def __init__(
-        self,
-        config: Config,
-        tensors: Tensors,
-        order: np.ndarray,
-        rates: list[float],
-        weights: Tensor,
+        self, config: Config, tensors: Tensors, columns: Mapping[str, list[Any]], rates: Sequence[float], weights: Tensor
     ) -> None:
         assert tensors.data is not None
         assert isinstance(config.optimizer, SgdOptions)
         device, count, mu = weights.device, config.virtual.learners, config.mu
         self._sampling, self._rates, self._train = tensors.sampling, rates, tensors.data.train.on(device)
         self._passes = Passes(tensors.model, tensors.loss)
-        self._columns = {name: order[name].tolist() for name in order.dtype.names}
-        self._next = _next_of_same(self._columns["learner_id"])
+        self._columns, self._next = columns, _next_of_same(columns["learner_id"])
         self._learners, self._mu = count, mu
         self._sizes = sorted({math.ceil(share * count) for share in SHARES})
         self.weights, self.momentum, self._sum = weights, torch.zeros_like(weights), torch.zeros_like(weights)
