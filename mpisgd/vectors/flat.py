@@ -133,6 +133,12 @@ _UNDONE = (
 )
 
 
+def _view(part: Tensor, shape: torch.Size, order: Sequence[int]) -> Tensor:
+    if not order:
+        return part.view(shape)
+    return part.view([shape[at] for at in order]).permute([order.index(at) for at in range(len(order))])
+
+
 class FlatModel:
     """A module whose trainable parameters and gradients are views into two flat float32 vectors.
 
@@ -183,6 +189,7 @@ class FlatModel:
                     f"model: parameter {name} was made in torch.inference_mode(), and cannot change: expected torch.no_grad()"
                 )
         self._orders = {name: self._order(parameter) for name, parameter in parameters}
+        self._strides = {name: self._stride(parameter, self._orders[name]) for name, parameter in parameters}
         size = sum(parameter.numel() for _, parameter in parameters)
         self.move_to(Memory.zeros(size, device, begins))
 
@@ -282,18 +289,20 @@ class FlatModel:
         dense = parameter.permute(order).is_contiguous()
         return order if dense and not parameter.is_contiguous() else []
 
-    @staticmethod
-    def _view(part: Tensor, shape: torch.Size, order: Sequence[int]) -> Tensor:
-        if not order:
-            return part.view(shape)
-        return part.view([shape[at] for at in order]).permute([order.index(at) for at in range(len(order))])
+    def _stride(self, parameter: nn.Parameter, order: Sequence[int]) -> tuple[int, ...]:
+        """Strides that the order does not tell: those of dimensions of 1, by which torch chooses kernels; () = there are none."""
+        if not (order or parameter.is_contiguous()) or (self._channels_last and parameter.dim() == 4):
+            return ()
+        plain = _view(torch.empty(parameter.numel(), device="meta"), parameter.shape, order)
+        return () if plain.stride() == parameter.stride() else parameter.stride()
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The parameters, by name, that a flat vector of the model's size holds: views into it."""
         found, offset = {}, 0
         for name, parameter in self._parameters:
             end = offset + parameter.numel()
-            found[name] = self._view(vector[offset:end], parameter.shape, self._orders[name])
+            view, strides = _view(vector[offset:end], parameter.shape, self._orders[name]), self._strides[name]
+            found[name] = view.as_strided(view.shape, strides, view.storage_offset()) if strides else view
             offset = end
         return found
 

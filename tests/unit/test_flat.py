@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 
 import numpy as np
@@ -144,3 +145,16 @@ def test_a_squared_norm_that_is_too_large_is_no_warning(value: float, expected: 
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
         np.testing.assert_equal(squared_norm(vector), expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 3, 3), (1, 5), (4, 3, 1, 1), (1, 1, 2), (3, 2)])
+def test_strides_are_kept_those_of_dimensions_of_1_too(shape: tuple[int, ...]) -> None:
+    """Torch chooses a convolution's kernel by them, and so its last bits."""
+    for order in itertools.permutations(range(len(shape))):
+        tensor = torch.randn([shape[at] for at in order]).permute([order.index(at) for at in range(len(order))])
+        module = nn.Module()
+        module.weight = nn.Parameter(tensor)
+        expected = tensor.clone(), tensor.stride()
+        FlatModel(module, "contiguous", "cpu")
+        assert torch.equal(module.weight, expected[0])
+        assert module.weight.stride() == expected[1]
