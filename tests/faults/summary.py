@@ -26,7 +26,7 @@ def of_campaigns(campaigns: dict[str, dict[str, Any]]) -> list[str]:
     lines = ["| campaign | runs | seed | failures | minutes | commit | date |", "|---|---:|---:|---:|---:|---|---|"]
     for name, table in campaigns.items():
         minutes = table["seconds"] / 60 if "seconds" in table else table["count"]
-        cells = (table["count"], table["seed"], len(table["failures"]), f"{minutes:.0f}", table["commit"], table["date"])
+        cells = (table["count"], table["seed"], len(table["failures"]), f"{minutes:.0f}", table["commit"][:8], table["date"])
         lines.append(f"| [{name}]({name}.json) | {' | '.join(map(str, cells))} |")
     return lines
 
