@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -102,7 +103,10 @@ class Course:
         """Of each update the row of its last gradient."""
         self.samples = np.cumsum(self.order["samples"])[self.last]
         self.state = State(kept={0: self.update.weights.clone()})
-        self.windows = self._windows(per_update) if at_once and not refusal(config, self.tensors) else None
+        why = refusal(config, self.tensors) if at_once else ""
+        self.windows = self._windows(per_update) if at_once and not why else None
+        if why:
+            print(f"computed one gradient after the other: {why}", file=sys.stderr, flush=True)
         self._resume()
 
     @property
@@ -177,6 +181,7 @@ class Course:
             if self.windows is not None:
                 self.windows.restore(self.state.update)
             self.uses -= np.bincount(self.order["timestamp"][: self.state.row], minlength=len(self.uses))
+            self.state.kept = {clock: weights for clock, weights in self.state.kept.items() if self.uses[clock : clock + 1].any()}
 
     def _keep(self) -> None:
         self.state.update = self.update.state()

@@ -124,7 +124,7 @@ class Windows:
             self._window(size)
         clock = self._columns["clock"][stop - 1] + 1
         pulled = {stamps[row]: learner for learner, row in self._coming(stop).items() if stamps[row] <= clock}
-        return clock, {stamp: self._pulled[learner].clone() for stamp, learner in pulled.items()}
+        return clock, {clock: self.weights.clone()} | {stamp: self._pulled[learner].clone() for stamp, learner in pulled.items()}
 
     def _coming(self, start: int) -> dict[int, int]:
         """Of each learner that has a gradient from this row on, the row of the first one."""

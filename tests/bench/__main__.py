@@ -86,6 +86,14 @@ def _near(options: Options) -> Measured:
     return rows, near.lines_of(rows)
 
 
+def _state(options: Options) -> Measured:
+    from mpisgd.comm.mpi.library import MPI
+    from tests.bench import state
+
+    rows = state.measure(MPI.COMM_WORLD, options.repetitions)
+    return rows, state.lines_of(rows)
+
+
 def _settings(options: Options) -> Measured:
     rows = settings.measure(options.repetitions)
     return rows, settings.lines_of(rows)
@@ -142,6 +150,7 @@ BENCHES = {
     "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
     "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
     "near": Bench(3, "images/s of hardsync that keeps states on two nodes, over without, AlexNet's shapes", _near),
+    "state": Bench(2, "CPU seconds of a state of AlexNet's shapes, on its own node and on a partner's", _state),
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
     "beside": Bench(1, "cycles and images/s of this checkout over another one's, each by its own benches", _beside),
     "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", _clipping),

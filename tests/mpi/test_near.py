@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from mpisgd import replay
 from mpisgd.job import interruption
 from mpisgd.job.run.partners import near_of
-from mpisgd.records.checkpoint.near import Held, Near
+from mpisgd.records.checkpoint.near import Near
 from tests.faults.job import Job
 from tests.mpi import laws
 
@@ -30,20 +29,13 @@ def nears(run: Path) -> list[Near]:
     return [near_of(run, f"node{number}") for number in range(2)]
 
 
-def held_now(near: Near) -> list[Held]:
-    """What a node holds of a run that goes on, which removes older states meanwhile."""
-    with contextlib.suppress(FileNotFoundError):
-        return near.held(0)
-    return []
-
-
 def killed(started: list[Job], run: Path, clock: int, *words: str) -> None:
     """A run whose ranks are killed when both nodes hold each shard's state of this clock, or a later one."""
     job = begin(started, *JOB, *SLOW, *words, "--out", str(run))
     job.wait_for("states in memory of each shard's node and a partner's every 7 updates")
     job.wait_for("epoch ")
     until_s = time.monotonic() + END_S
-    while any(len([each for each in held_now(near) if each.clock >= clock]) < 2 for near in nears(run)):
+    while any(len([each for each in near.held(0) if each.clock >= clock]) < 2 for near in nears(run)):
         assert time.monotonic() < until_s, job.text
         time.sleep(0.05)
     job.end(0.0)
@@ -70,6 +62,16 @@ def test_a_job_goes_on_from_what_the_other_node_has(started: list[Job], tmp_path
     laws.same_bits(tmp_path / "run", tmp_path / "whole")
     proof = replay.replay(tmp_path / "run")
     assert proof.lines()[-1].startswith("identical"), proof.lines()
+
+
+@pytest.mark.slow
+def test_a_run_that_replaces_another_leaves_nothing_of_it_on_nodes(started: list[Job], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    killed(started, run, 7)
+    before = nears(run)
+    job = begin(started, *JOB, "--epochs", "1", "--checkpoint.partner-updates", "7", "--overwrite", "--out", str(run))
+    assert job.end(END_S) == 0, job.text
+    assert not any(near.path.exists() for near in (*before, *nears(run)))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -186,3 +187,18 @@ def test_a_state_that_cannot_be_written_to_the_directory_holds_up_nobody(
     assert [clock for clock, _ in found] == [10, 10]
     assert newest_checkpoint(run).clock == 10
     assert "cannot be written to the run's directory: no space left" in capsys.readouterr().err
+
+
+def test_a_clock_that_goes_while_states_are_listed_is_not_there(near: Near, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of an attempt before may still live: an exception on one rank would leave the others waiting."""
+    for clock in (10, 20):
+        keep(near, 0, clock)
+    listed = Path.iterdir
+
+    def going(path: Path) -> Iterator[Path]:
+        if path.name == "clock-000020":
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", going)
+    assert [each.clock for each in near.held(0)] == [10]

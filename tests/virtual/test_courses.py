@@ -103,6 +103,54 @@ def test_windows_have_the_weights_of_one_by_one(name: str, model: dict[str, Any]
     assert (found[0] - found[1]).norm() < (1e-4 if device == "cpu" else 1e-3) * found[1].norm()
 
 
+@pytest.mark.parametrize("name", ["softsync", "softsync n = 6", "ramp"])
+@pytest.mark.parametrize("windows_first", [False, True])
+def test_what_a_gpu_began_a_cpu_ends_and_the_other_way_round(name: str, windows_first: bool, tmp_path: Path) -> None:
+    job = {**JOB, **PROTOCOLS.get(name, {"protocol": {"name": "async", "ramp": 30}})}
+    begun = script("course").Course(job, tmp_path, at_once=windows_first)
+    for _ in zip(range(2), begun.run(), strict=False):
+        pass
+    ended = script("course").Course(job, tmp_path, at_once=not windows_first)
+    assert len(list(ended.run())) == 2
+    (tmp_path / "whole").mkdir()
+    whole = script("course").Course(job, tmp_path / "whole")
+    list(whole.run())
+    torch.testing.assert_close(ended.update.weights, whole.update.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_no_next_gradient_needs_but_a_later_one_are_kept(tmp_path: Path) -> None:
+    """Learner 0 makes the first update and leaves; learner 1 pushes what is stale, pulls, and pushes again before the second."""
+    job = {**JOB, **PROTOCOLS["softsync"], "epochs": 12 / 240, "evaluation": {"every_epochs": 4 / 240}, "virtual": {"learners": 2}}
+    module = script("course")
+    (tmp_path / "other").mkdir()
+    order = module.Course(job, tmp_path / "other").order[:3].copy()
+    rows = {
+        "clock": (0, 1, 1),
+        "timestamp": (0, 0, 1),
+        "learner_id": (0, 1, 1),
+        "seq": (0, 0, 1),
+        "samples": 4,
+        "gradients": 1,
+        "weight": 1.0,
+    }
+    for column, values in rows.items():
+        order[column] = values
+    found = []
+    for at, ways in enumerate([(False, False), (True, False), (False, True)]):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        np.save(folder / "order.npy", order)
+        for at_once in ways:
+            course = module.Course(job, folder, at_once=at_once)
+            for _ in zip(range(2 if course.state.row == 0 else 1), course.run(), strict=False):
+                pass
+            course._keep()
+        assert course.state.clock == 2
+        found.append(course.update.weights)
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], rtol=1e-4, atol=1e-6)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "batch norm": {"model": {"name": "mlp", "hidden": [16], "batch_norm": True}},
     "nesterov": {"optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}},
@@ -112,9 +160,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", spread(REFUSED, 2))
-def test_what_windows_cannot_have_is_computed_one_by_one(name: str, tmp_path: Path) -> None:
+def test_what_windows_cannot_have_is_computed_one_by_one(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     course = script("course").Course({**JOB, **PROTOCOLS["softsync"], "epochs": 0.1, **REFUSED[name]}, tmp_path, at_once=True)
     assert course.windows is None
+    assert "computed one gradient after the other: " in capsys.readouterr().err
     assert len(list(course.run())) == 2
 
 

@@ -84,7 +84,7 @@ class Near:
         """List what there is, every byte of it whole, of an attempt of the run."""
         found = []
         for directory in self._clocks():
-            for path in sorted(directory.iterdir()):
+            for path in _listed(directory):
                 if _SHARD.match(path.name):
                     with contextlib.suppress(CheckpointError, OSError, KeyError, TypeError, ValueError):
                         table, part = self._table(directory, path.name)
@@ -147,7 +147,7 @@ class Near:
         """Directories of clocks, the newest first."""
         if not self._is_own():
             return []
-        found = [path for path in self.path.iterdir() if _CLOCK.match(path.name) and path.is_dir() and not path.is_symlink()]
+        found = [path for path in _listed(self.path) if _CLOCK.match(path.name) and path.is_dir() and not path.is_symlink()]
         return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
 
     def _prune(self, shard: int) -> None:
@@ -158,6 +158,14 @@ class Near:
                 (path / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def _listed(directory: Path) -> list[Path]:
+    """List a directory; none of a directory that a rank of an attempt before has just removed."""
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
 
 
 def newest(everywhere: list[list[Held]], than: int) -> list[tuple[int, list[int]]]:
