@@ -18,7 +18,7 @@ import tomli_w
 from mpisgd.base.errors import ConfigError, nearest
 from mpisgd.base.speech import all_visible
 from mpisgd.config import KINDS, Config, StagesOptions, kind_of, make_options, replace
-from mpisgd.config.hints import option
+from mpisgd.config.hints import does_nothing, option
 
 #: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
 INNER = "inner_optimizer"
@@ -115,6 +115,7 @@ def dumps(config: Config, environment: Mapping[str, Any] | None = None) -> str:
 def _structure(cls: type, table: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
     known = {item.name for item in dataclasses.fields(cls)}
+    table = {key: value for key, value in table.items() if key in known or not does_nothing(prefix + key, value)}
     for key in table:
         if key not in known:
             hint = option(prefix + key, file=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from mpisgd.base.errors import nearest
 
@@ -98,6 +99,9 @@ _SAME: Mapping[str, str] = {
 #: Name -> what to say of it; names are in small letters, with underscores.
 OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for name in names.split()}
 
+#: Key of a file that is gone -> the value with which it did nothing, and what serves its purpose now.
+REMOVED: Mapping[str, tuple[Any, str]] = {}
+
 _SUBMIT: Mapping[str, str] = {
     "give `learners`, or `nodes` and `tasks_per_node`: ranks = shards + learners (+ 1 evaluator)": (
         "ntasks n np ranks tasks workers num_workers world_size"
@@ -173,10 +177,17 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
     """Explain an unknown option or, in a `file`, key, such as `optimizer.lr`; "" where no framework has it."""
     plain = name.lstrip("-").lower().replace("-", "_")
     component, _, own = plain.rpartition(".")
+    if plain in REMOVED:
+        return f"it is gone; {REMOVED[plain][1]}"
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
     if component == "schedule" and own in _SCHEDULERS_OWN.split():
         text = _KWARGS
     return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
+
+
+def does_nothing(key: str, value: Any) -> bool:
+    """Return whether a key that is gone has the value with which it did nothing, as runs before wrote it."""
+    return key in REMOVED and bool(REMOVED[key][0] == value)
 
 
 def foreign(words: Iterable[str], known: Collection[str], table: Mapping[str, str] = OPTIONS) -> tuple[str, str] | None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.command_line.options import parse
 from mpisgd.config import (
     KINDS,
     Config,
@@ -28,6 +29,7 @@ from mpisgd.config import (
     RmspropOptions,
     StepOptions,
     config_file,
+    hints,
 )
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
@@ -246,3 +248,18 @@ def test_a_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == ascii("λ"), done.stderr
+
+
+@pytest.mark.parametrize("key", sorted(hints.REMOVED))
+def test_a_key_that_is_gone_is_passed_over_where_it_did_nothing_and_else_refused(key: str) -> None:
+    table, _, name = key.rpartition(".")
+    option = f"--{key.replace('_', '-')}"
+
+    def read(value: Any) -> Config:
+        return config_file.from_mapping({table: {name: value}} if table else {name: value})
+
+    assert read(hints.REMOVED[key][0]) == Config()
+    with pytest.raises(ConfigError, match=f"unknown key '{key}': it is gone; "):
+        read("anything")
+    with pytest.raises(ConfigError, match=f"unknown option {option}: it is gone; "):
+        parse([option, "3"], "mpisgd train")
