@@ -8,7 +8,7 @@ from mpisgd.analysis.tables import Table, columns_of
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason
 
-_KINDS = (Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED)
+_KINDS = (Event.LOST, Event.MISSED, Event.RETURNED)
 
 
 def happened(run: Run) -> bool:
@@ -34,7 +34,6 @@ def table(run: Run) -> Table:
                     int(np.count_nonzero(mine["kind"] == Event.RETURNED)),
                     int(lost["clock"][0]) if len(lost) else None,
                     float(lost["time_s"][0]) if len(lost) else None,
-                    ", ".join(f"{rank:.0f}" for rank in mine["value"][mine["kind"] == Event.SUCCEEDED]) or None,
                     int(np.count_nonzero(theirs["reason"] == Reason.TORN)),
                     int(theirs["seq"].max(initial=-1)) + 1,
                     reached,
@@ -42,11 +41,11 @@ def table(run: Run) -> Table:
             )
     columns = columns_of(
         "learner | shard | missed [times] | longest silence [s] :.2f | back [times] | lost at clock | lost at [s] :.2f"
-        " | place taken by ranks | torn [gradients] | mini-batches here | on all shards"
+        " | torn [gradients] | mini-batches here | on all shards"
     )
     note = (
-        "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Place taken: by a spare. Torn: came"
-        " in part, and was dropped. Where a shard has one mini-batch more than came to all, its learner died between two shards."
+        "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Torn: came in"
+        " part, and was dropped. Where a shard has one mini-batch more than came to all, its learner died between two shards."
     )
     return Table("faults", "Learners that died or hung", columns, tuple(rows), note)
 

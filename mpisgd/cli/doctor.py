@@ -28,7 +28,7 @@ class Options:
     """Examine MPI, ranks, cores, threads, torch and the file system, and name the mend for what is wrong.
 
     Start it as you would start training, to examine what training would find: mpirun -n 4 mpisgd doctor. Options of a run may
-    follow its file, or stand for it: --shards 2 --group-size 2, or --spares 1.
+    follow its file, or stand for it: --shards 2 --group-size 2.
     Exit status 1: something must be mended before a run can go well.
     """
 

@@ -22,7 +22,7 @@ from mpisgd.sweep.elements import Element
 
 #: Option -> what stands for its value, and its text; all others are those of train.
 OPTIONS = {
-    "-n": ("RANKS", "how many ranks to start: shards, learners, spares, and the evaluator if there is one"),
+    "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
     "--resize": ("RUN", "go on with a run that is under way on this machine, with -n ranks: it is told to save and leave first"),
     "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
     "--launcher": (

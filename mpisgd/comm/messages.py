@@ -49,9 +49,6 @@ class Tag(enum.IntEnum):
     WANTED = 37
     NORM_PULL = 38
     NORM_ANSWER = 39
-    APPOINTED = 40
-    SUCCEEDS = 41
-    GOES_ON = 42
     NORM_TOLD = 43
     PART = 50
     PART_BODY = 51
@@ -179,9 +176,6 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.NORM_TOLD: Layout("learner_id", "clock", "value"),
     Tag.WANTED: Layout("given_up", "leaves", "loss"),
     Tag.GIVEN_UP: Layout("learner_id"),
-    Tag.APPOINTED: Layout("learner_id"),
-    Tag.SUCCEEDS: Layout("learner_id"),
-    Tag.GOES_ON: Layout("seq"),
     Tag.COMMAND: Layout("op", "out", "a", "b", "alpha", "beta"),
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
@@ -296,16 +290,8 @@ class Stuck(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """Another shard has come to its end without a learner, or has lost a spare that had its place, with none to follow: nothing is
-    taken of it there any more, and it cannot go on."""
+    """Another shard has come to its end without a learner: nothing is taken of it there any more, and it cannot go on."""
 
-    learner_id: int
-
-
-class Succeeds(NamedTuple):
-    """A spare rank takes the place of a learner that is dead."""
-
-    rank: int
     learner_id: int
 
 
@@ -371,6 +357,4 @@ class Refused(NamedTuple):
 
 
 FromLearner = Push | Pull | Goodbye | GaveUp
-Message = (
-    FromLearner | NormPull | NormTold | Torn | Lost | Stuck | GivenUp | Succeeds | Interrupt | SnapshotPull | Refused | Command
-)
+Message = FromLearner | NormPull | NormTold | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused | Command

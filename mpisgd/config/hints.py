@@ -100,7 +100,9 @@ _SAME: Mapping[str, str] = {
 OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for name in names.split()}
 
 #: Key of a file that is gone -> the value with which it did nothing, and what serves its purpose now.
-REMOVED: Mapping[str, tuple[Any, str]] = {}
+REMOVED: Mapping[str, tuple[Any, str]] = {
+    "spares": (0, "a run goes on without a learner that dies; mpisgd run --max-restarts begins again with all of them"),
+}
 
 _SUBMIT: Mapping[str, str] = {
     "give `learners`, or `nodes` and `tasks_per_node`: ranks = shards + learners (+ 1 evaluator)": (

@@ -118,8 +118,6 @@ class Config:
     more slice, of asynchronous protocols one for each learner. Not with compensation, nor shards on a GPU."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
-    spares: int = 0
-    """Ranks that wait to take the place of learners that die or hang. For fault-tolerant runs; at most as many as learners."""
     aggregation: Literal["none", "node"] = "none"
     """Sum gradients on each node in shared memory. node: ranks that compute on one node are a team; one of them pulls and pushes
     for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
@@ -241,7 +239,6 @@ class Config:
             team_size=0,
             group_size=1,
             micro_batches=1,
-            spares=0,
             seed=0,
             epochs=0,
             mu=1,

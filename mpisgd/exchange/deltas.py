@@ -13,7 +13,7 @@ updates are seen, where bfloat16(w) would lose those below 1/256 of w. Shards su
     Each           else what a learner holds is its own: it depends on the clocks that it was given. A shard keeps a slice for each
 
 A learner that hangs, and is done without, is sent nothing until it asks again; by then it has had all that was sent before, so its
-shard knows what it holds. A spare that takes the place of a dead one holds nothing.
+shard knows what it holds.
 
 A learner's pushes name the clocks that it was given. Common's h is a function of the clock alone, so the log need not tell of a
 learner that asked again, without a push, as shards lagged. With Each no pull is without a push, but the last. So replay has the

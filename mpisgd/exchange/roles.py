@@ -20,7 +20,6 @@ class Role(enum.Enum):
     MEMBER = "member"
     BOTH = "learner and shard"
     EVALUATOR = "evaluator"
-    SPARE = "spare"
     COORDINATOR = "coordinator"
 
 
@@ -46,8 +45,6 @@ class Roles:
 
     coordinator_rank: int = -1
     """The coordinator of a batch optimisation; -1 = there is none."""
-    spare_ranks: tuple[int, ...] = ()
-    """Ranks that take the place of learners that die; until then they do nothing."""
 
     def __post_init__(self) -> None:
         if not self.teams:
@@ -57,13 +54,6 @@ class Roles:
     def lambda_(self) -> int:
         """Learners, as shards, protocols and the log count them: teams, where gradients are aggregated."""
         return len(self.learner_ranks)
-
-    def succeeded(self, learner_id: int, rank: int) -> Roles:
-        """The roles when a spare rank has taken the place of a learner."""
-        before, spares = self.learner_ranks[learner_id], tuple(each for each in self.spare_ranks if each != rank)
-        learners = (*self.learner_ranks[:learner_id], rank, *self.learner_ranks[learner_id + 1 :])
-        evaluator = rank if self.evaluator_rank == before else self.evaluator_rank
-        return dataclasses.replace(self, learner_ranks=learners, evaluator_rank=evaluator, teams=(), spare_ranks=spares)
 
     @cached_property
     def computing_ranks(self) -> tuple[int, ...]:
@@ -103,8 +93,7 @@ class Roles:
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        alone = self.learner_ranks if not self.groups and all(len(team) == 1 for team in self.teams) else self.computing_ranks
-        return {rank: number for number, rank in enumerate(alone)}  # a spare may be no learner of its rank's order
+        return {rank: number for number, rank in enumerate(self.computing_ranks)}
 
     @cached_property
     def _places(self) -> dict[int, tuple[Role, int]]:
@@ -114,7 +103,6 @@ class Roles:
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, group in enumerate(self.groups) for rank in group}
         if self.coordinator_rank >= 0:
             places[self.coordinator_rank] = (Role.COORDINATOR, 0)
-        places |= {rank: (Role.SPARE, number) for number, rank in enumerate(self.spare_ranks)}
         return places | {rank: (Role.BOTH if rank in places else Role.SHARD, shard) for shard, rank in enumerate(self.shard_ranks)}
 
     @property
@@ -135,7 +123,7 @@ class Roles:
             hosts: of each rank.
             learners, shards: whether they take any.
         """
-        computing = sorted({*self.computing_ranks, *self.spare_ranks, self.evaluator_rank}) if learners else []
+        computing = sorted({*self.computing_ranks, self.evaluator_rank}) if learners else []
         serving = [each for each in self.shard_ranks if each not in computing] if shards else []
         return [each for each in (*computing, *serving) if hosts[each] == hosts[rank]].index(rank)
 
@@ -152,7 +140,7 @@ class Roles:
 def world_size(config: Config, learners: int) -> int:
     """Number of ranks of a job of so many learners."""
     shards = 0 if config.protocol.collective else config.shards
-    return shards + int(config.protocol.batch) + learners * config.group_size + config.spares + int(config.evaluator)
+    return shards + int(config.protocol.batch) + learners * config.group_size + int(config.evaluator)
 
 
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
@@ -169,7 +157,6 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
             coordinator=config.protocol.batch,
             placement=config.placement,
             hosts=hosts,
-            spares=config.spares,
         )
         if config.in_groups:
             return in_groups(roles, config.group_size, hosts)
@@ -204,12 +191,11 @@ def assign(
     placement: Literal["packed", "spread"],
     hosts: Sequence[str],
     coordinator: bool = False,
-    spares: int = 0,
 ) -> Roles:
     """Give every rank its role.
 
     packed: shards are the first ranks. spread: one shard on each node in turn, so that their network links add up
-    [Zhang16 2.3]. The coordinator is the first rank that is no shard, the evaluator the last, and spares come before it; learners
+    [Zhang16 2.3]. The coordinator is the first rank that is no shard, the evaluator the last; learners
     are the rest, in rank order.
 
     Args:
@@ -218,35 +204,26 @@ def assign(
         evaluator, coordinator: whether a rank is given to evaluation, and to a batch optimisation.
         placement: see above.
         hosts: host name of each rank, length `world_size`.
-        spares: how many ranks wait for a learner to die.
 
     Raises:
-        ConfigError: fewer ranks than shards (+ 1 coordinator) + 1 learner (+ spares) (+ 1 evaluator); more spares than learners.
+        ConfigError: fewer ranks than shards (+ 1 coordinator) + 1 learner (+ 1 evaluator).
     """
-    needed = shards + int(coordinator) + 1 + spares + int(evaluator)
+    needed = shards + int(coordinator) + 1 + int(evaluator)
     if world_size < needed:
         raise ConfigError(
             f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s)"
             f"{' + 1 coordinator' if coordinator else ''} + 1 learner"
-            f"{f' + {spares} spare(s)' if spares else ''}"
             f"{' + 1 evaluator' if evaluator else ''}; start with: {words(needed)} ..."
         )
     shard_ranks = tuple(range(shards)) if placement == "packed" else _spread(shards, hosts)
     rest = [rank for rank in range(world_size) if rank not in shard_ranks]
     coordinator_rank = rest.pop(0) if coordinator else -1
     evaluator_rank = rest.pop() if evaluator else rest[0]
-    learners = rest[: len(rest) - spares]
-    if spares > len(learners):
-        raise ConfigError(
-            f"spares = {spares}: expected at most {len(rest) // 2}, for {len(rest)} ranks are learners and spares, and a spare"
-            " takes the place of one learner"
-        )
     return Roles(
         shard_ranks=shard_ranks,
-        learner_ranks=tuple(learners),
+        learner_ranks=tuple(rest),
         evaluator_rank=evaluator_rank,
         coordinator_rank=coordinator_rank,
-        spare_ranks=tuple(rest[len(learners) :]),
     )
 
 

@@ -58,9 +58,7 @@ class ShardChannel:
         self.duplex = duplex
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = [-1] * (
-            1 + max(*roles.shard_ranks, *roles.computing_ranks, *roles.spare_ranks, roles.evaluator_rank)
-        )
+        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
         for learner_id, rank in enumerate(roles.learner_ranks):
             self._learner_of_rank[rank] = learner_id
         self._team_sizes = [len(team) for team in roles.teams]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, compatibility, replace
+from mpisgd.config import Config, compatibility
 from mpisgd.exchange.roles import Roles, of_job, world_size
 from mpisgd.protocols import Protocol
 
@@ -26,7 +26,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
 
 def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
     """Place a virtual cluster, whose learners the configuration counts; returns the node of each rank, too. Raises ConfigError."""
-    options, config = config.virtual, replace(config, spares=0)  # of real ranks alone, as `faults`
+    options = config.virtual
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)
     _check_named(config, [nodes[rank] for rank in roles.computing_ranks], roles.streams)

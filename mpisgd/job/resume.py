@@ -32,7 +32,7 @@ from mpisgd.records.log.reader import Run
 
 #: What may be another than in the run's config.toml.
 CHANGEABLE = (
-    *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares", "binding"),
+    *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "binding"),
     *("stages", "group_size", "pipeline"),
 )
 _TOLD = (

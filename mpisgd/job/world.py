@@ -146,10 +146,6 @@ class World(ABC):
         Broken when any is."""
         return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
 
-    def take_place(self, rank: int, roles: Roles) -> None:
-        """A spare rank is about to ask for what it computes: it is a learner now, in these roles."""
-        raise ProtocolError(f"rank {rank} is to take a learner's place: there are no spares here")
-
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         """A copy of the weights of a slice, (slice,) float32, by a rank that has no other use for the model."""
         assert self.tensors is not None

@@ -72,7 +72,7 @@ def deal(places: Sequence[Domain], computes: Sequence[bool]) -> list[Share]:
 
 def of_node(allowed: frozenset[int], ranks: Sequence[int], roles: Roles) -> dict[int, Share]:
     """The share of each of these ranks, all of one node, on which any of them may run on `allowed`."""
-    working = {*roles.computing_ranks, *roles.spare_ranks, roles.evaluator_rank}
+    working = {*roles.computing_ranks, roles.evaluator_rank}
     return dict(zip(ranks, deal(domains(allowed), [rank in working for rank in ranks]), strict=True))
 
 

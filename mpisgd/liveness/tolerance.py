@@ -10,7 +10,7 @@ from mpisgd.config import Config, FaultOptions, compatibility, replace
 def of(config: Config) -> bool:
     """Whether the others are to go on when a learner dies.
 
-    Raises ConfigError where that is asked for, or spares are, and the launcher does not tell of failures.
+    Raises ConfigError where that is asked for, and the launcher does not tell of failures.
     """
     mode = config.faults.mode
     if mode == "tolerant":
@@ -18,12 +18,7 @@ def of(config: Config) -> bool:
         require(ulfm.enabled(), "faults.mode", mode, needs)
     wanted = replace(config, faults=FaultOptions(mode="tolerant"))
     possible = not any("tolerant" in pair for pair in compatibility.refused(wanted))
-    tolerant = mode != "fail-fast" and possible and ulfm.enabled()
-    needs = (
-        "0: learners may die in fault-tolerant runs alone, which need an MPI that tells of it; Open MPI 5: mpirun --with-ft ulfm"
-    )
-    require(tolerant or not config.spares, "spares", config.spares, needs)
-    return tolerant
+    return mode != "fail-fast" and possible and ulfm.enabled()
 
 
 def said(config: Config, tolerant: bool, beats: bool) -> str:

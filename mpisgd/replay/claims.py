@@ -65,7 +65,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("events", "shard", _P),
     _claim("events", "kind learner_id value", _P, "STARTED RESUMED STOPPED SNAPSHOT NONFINITE"),
     _claim("events", "clock time_s", _C),
-    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED SUCCEEDED PASSED GAVE_UP ENOUGH"),
+    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED PASSED GAVE_UP ENOUGH"),
     _claim("events", "kind learner_id value", _T, "CHECKPOINT SKIPPED UNSAVED INTERRUPTED STUCK REFUSED"),
     _claim("summary", "shard final_clock samples received diverged", _P),
     _claim("summary", "pushed", _C),

@@ -138,10 +138,7 @@ class Serial:
         learner_id, number = action
         shards = range(len(self.shards))
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
-        begins = (learner_id, number) in self.record.succeeded
-        if begins:
-            self._begin_anew(learner_id)
-        pulled = begins or number == 0 or seq % self._pushes_per_pull == 0
+        pulled = number == 0 or seq % self._pushes_per_pull == 0
         timestamps = [int(log.pushes["timestamp"][log.rows_of[learner_id][number]]) for log in self.record.shards]
         for shard in shards:
             self._load(learner_id, shard, timestamps[shard], pulled)
@@ -215,16 +212,6 @@ class Serial:
         pieces = [(bucket.start, bucket.end) for bucket in cut_to] if cut is None else cut.bounds
         segments, fused = self.tensors.segments, self.record.rules < 6
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, segments, pieces, fused=fused)
-
-    def _begin_anew(self, learner_id: int) -> None:
-        """A spare has taken a learner's place, and has none of what that had kept between mini-batches."""
-        (rank,) = ranks = self.record.members[learner_id]
-        assert self.tensors.turns is not None
-        self.tensors.turns.forget(rank)
-        for held in self._deltas:
-            if held is not None:
-                held.gone(learner_id)
-        self._gradients[learner_id] = self._chain(ranks)
 
     def keep(self, keeper: Keeps, snapshots_at: Callable[[int], int]) -> None:
         """Let `keeper` have what learner 0 keeps at each snapshot; `snapshots_at`: how many there are at a clock of shard 0."""

@@ -1,4 +1,4 @@
-"""Who is there, of the learners that a shard's rules count on: they leave, are lost, missed, back, and replaced (`rules.py`).
+"""Who is there, of the learners that a shard's rules count on: they leave, are lost, missed, and back (`rules.py`).
 
 Nobody waits for ever: after each of these the shard obeys what has become due. Where all who are present wait, it asks whom to let
 go; where nobody is present any more, the run comes to its end.
@@ -110,17 +110,6 @@ class Attendance:
         rules.absent.discard(learner_id)
         rules.present.add(learner_id)
         rules.protocol.on_return(learner_id, rules.clock)
-
-    def on_succession(self, learner_id: int) -> None:
-        """A spare rank takes the place of a learner that is dead, and begins as one that is back."""
-        rules = self._rules
-        for of_each in (rules.waiting, rules.computing):
-            of_each.pop(learner_id, None)
-        self._told_to_stop.discard(learner_id)
-        if learner_id in rules.protocol.present:  # it has not been told: the learner had left as the run was over
-            rules.present.add(learner_id)
-        else:
-            self.on_return(learner_id)
 
     def end_if_deserted(self) -> bool:
         """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""

@@ -7,7 +7,6 @@
     the time for an update is over     `on_timeout`
     a learner leaves, or hangs         `attendance.on_departure`; once that is obeyed, `end_if_deserted` there
     one that hung is back              `attendance.on_return`
-    a spare takes a learner's place    `attendance.on_succession`
     a signal has come                  `on_interrupt`  whether it came in time
     the evaluator has seen enough      `on_enough`     whether it is news
 

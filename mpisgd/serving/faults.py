@@ -13,8 +13,6 @@ that no gradient of its own clock will come (*passed*).
 Of a group of ranks, each shard knows the one of its own stage. Where another of the group is lost, that one says so in its goodbye,
 and the learner is lost here, too (*broken*).
 
-A spare rank may take the place of a learner that is dead, or that shard 0 misses (*succeeded*, `spares.py`). It goes on with the
-mini-batch after the last that any shard has had. A shard that does not know yet that the learner is gone takes it from the spare.
 What follows is decided by the rules (`rules/`), and done by the shard.
 """
 
@@ -37,7 +35,6 @@ from mpisgd.comm.messages import (
     Refused,
     SnapshotPull,
     Stuck,
-    Succeeds,
     Torn,
 )
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
@@ -45,7 +42,6 @@ from mpisgd.records.log.schema import Event
 from mpisgd.rules.attendance import Gone
 from mpisgd.serving.hopes import Hopes
 from mpisgd.serving.serves import Serves
-from mpisgd.serving.spares import Spares
 from mpisgd.serving.succession import DEDICATED, Succession
 
 
@@ -70,12 +66,9 @@ class Faults:
         self._since_s = [0.0] * len(shard.received)
         """Per learner, since when it owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
-        self._spares = spares = Spares(channel, patience_s)
-        self._succession = Succession(channel, shard.desk, shard.rules.attendance, spares) if channel.is_first else None
+        self._succession = Succession(channel, shard.desk, shard.rules.attendance) if channel.is_first else None
         """Who evaluates; shard 0 decides."""
-        self._hopes = Hopes(shard.rules, channel, self._succession, spares)
-        self._last_seq = [-1] * len(shard.received)
-        """Per learner, the mini-batch that has come last in this attempt."""
+        self._hopes = Hopes(shard.rules, channel, self._succession)
         self.look_s = math.inf
         """When to look again who is overdue."""
         shard.faults = self
@@ -94,11 +87,8 @@ class Faults:
         if isinstance(message, Goodbye):
             return self._cannot_part(message) or (message.ending == Ending.BROKEN and self._break(message.learner_id))
         if isinstance(message, Lost):
-            self._lose(message.rank, message.learner_id, dead=True)
-        elif isinstance(message, Succeeds):
-            self._succeed(message.rank, message.learner_id)
+            self._lose(message.rank, message.learner_id)
         elif isinstance(message, Torn):
-            self._last_seq[message.push.learner_id] = message.push.seq
             self._owes(message.push.learner_id, message.push.arrival_ns * 1e-9)
             self._shard.tear(message.push)
         elif isinstance(message, Stuck):
@@ -116,7 +106,6 @@ class Faults:
         """Where this is a push or a pull, its learner owes something else now."""
         if isinstance(message, Push):
             self._unheeded.discard(message.learner_id)
-            self._last_seq[message.learner_id] = message.seq
             self._owes(message.learner_id, message.arrival_ns * 1e-9)
         elif isinstance(message, Pull):
             self._unheeded.discard(message.learner_id)
@@ -149,32 +138,16 @@ class Faults:
 
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
-    def _lose(self, rank: int, learner_id: int, *, dead: bool = False) -> None:
+    def _lose(self, rank: int, learner_id: int) -> None:
         """A rank is dead, or given up."""
-        spares, is_spare = self._spares, self._spares.lost(rank)
-        if learner_id < 0 and not is_spare and rank not in (self._channel.evaluator_rank, self._channel.dedicated_rank):
+        if learner_id < 0 and rank not in (self._channel.evaluator_rank, self._channel.dedicated_rank):
             return  # of another stage: the others of its group say so themselves
-        if is_spare:
-            warn(f"mpisgd: {self._name}, clock {self._rules.clock}: a spare, rank {rank}, is lost")
-        if learner_id >= 0 and dead:
-            spares.die(rank, learner_id)
-        self._tell_forsaken()
-        self._appoint_spares()
-        self._end_if_none_is_left(self._note_if_lost(learner_id) or is_spare)
-        if is_spare:
-            self._spares_have_changed()
-            return
+        self._end_if_none_is_left(self._note_if_lost(learner_id))
         if rank == self._channel.evaluator_rank:
             self._shard.desk.ask(None)
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._succession.appoint()
-
-    def _tell_forsaken(self) -> None:
-        """By all shards but shard 0: a spare tells that last, so what it has heard, all have."""
-        if self._succession is None:
-            for learner_id in self._spares.forsaken():
-                self._channel.tell_given_up(learner_id)
 
     def _break(self, learner_id: int) -> bool:
         """Another rank of a learner's group is lost: with that the learner is, of which this rank takes its leave in order."""
@@ -182,15 +155,6 @@ class Faults:
         self._end_if_none_is_left(lost)
         self.has_parted(learner_id)
         return True
-
-    def _appoint_spares(self, hangs: int = -1) -> None:
-        if self._succession is not None and self._succession.is_open:
-            self._spares.appoint(self._channel.now_s(), hangs)
-
-    def _spares_have_changed(self) -> None:
-        """Where all was evaluated, they alone may have been waited for."""
-        if self._succession is not None:
-            self._succession.end()
 
     def _note_if_lost(self, learner_id: int) -> bool:
         """Whether a learner that has not left is lost: the others go on without it."""
@@ -201,39 +165,13 @@ class Faults:
         return True
 
     def _end_if_none_is_left(self, lost: bool) -> None:
-        """Somebody is lost: where nobody is left, and no spare will come, the run is over, or cannot go on."""
+        """Where the last learner is lost, the run is over, or cannot go on."""
         rules = self._rules
-        if not (lost and rules.attendance.deserted) or (self._spares.expected and not (rules.finished or rules.interrupted)):
+        if not (lost and rules.attendance.deserted):
             return
         if not (rules.attendance.parted or rules.finished or rules.interrupted):
             raise PeerError(f"no learner is left at clock {rules.clock}")
         self._shard.end_if_deserted()
-
-    def _succeed(self, rank: int, learner_id: int) -> None:
-        """A spare takes the place of a learner: this shard may hear by that alone that it is gone."""
-        shard, channel, before = self._shard, self._channel, self._channel.rank_of(learner_id)
-        if not self._spares.displaces(rank, before):
-            return
-        self._spares.taken(rank, learner_id)
-        self._tell_forsaken()
-        self._note_if_lost(learner_id)
-        if self._succession is not None:  # it may have been back, have left, and evaluate
-            self._succession.lost(learner_id)
-        if before == channel.evaluator_rank:
-            shard.desk.ask(None)
-        for those in (self._gone, self._unheeded):
-            those.discard(learner_id)
-        last_seq = min(self._last_seq[learner_id], shard.refusals.last_seq[learner_id])
-        shard.refusals.last_seq[learner_id] += 1  # the last one may have come to another shard alone
-        shard.answering.given[learner_id] = (-1, 0.0)
-        shard.log.succeeded(learner_id)
-        self._note(Event.SUCCEEDED, learner_id, f"is rank {rank} from now on, a spare", rank)
-        self._rules.attendance.on_succession(learner_id)
-        self._owes(learner_id, channel.now_s())
-        channel.succeed(learner_id, rank, shard.received[learner_id], last_seq)
-        if self._succession is not None:
-            self._succession.appoint()
-            self._succession.end()
 
     def end_of_commands(self) -> None:
         """Hear that a coordinator has no more commands (`sandblaster.attendance`)."""
@@ -244,11 +182,7 @@ class Faults:
         Where one is waited for in its turn, the others may be blocked behind it.
         """
         now_s, present = self._channel.now_s(), self._rules.present
-        if self._succession is not None and self._succession.is_overdue(now_s):
-            self._spares.give_up()
-            self._succession.end()
         self.look_s = now_s + self._patience_s / 4
-        self._appoint_spares()
         over, last = self._rules.finished or self._rules.interrupted, -1
         for learner_id in sorted(present if whose is None else {whose} & present):
             if over and math.isinf(self._since_s[learner_id]) and learner_id not in self._rules.waiting:
@@ -260,7 +194,6 @@ class Faults:
             elif learner_id in self._unheeded:
                 self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
             else:
-                self._appoint_spares(hangs=learner_id)
                 last = learner_id
         self._look_for_life(last)
 
@@ -281,15 +214,12 @@ class Faults:
         if back:
             self._miss(last)
         elif hang == [(channel.evaluator_rank,)]:
-            learner_id = channel.learner_of(channel.evaluator_rank)
-            self._appoint_spares(hangs=learner_id)
-            self._lose_for_good(channel.evaluator_rank, learner_id)
+            self._lose_for_good(channel.evaluator_rank, channel.learner_of(channel.evaluator_rank))
         else:
             self._lose_all()
 
     def _lose_all(self) -> None:
         """All hang who might still come."""
-        self._spares.give_up_all()
         for learner_id in sorted(self._rules.present | self._rules.absent):
             self._channel.tell_given_up(learner_id)
             self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
@@ -306,7 +236,6 @@ class Faults:
         self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
         self._shard.go_on_without(learner_id, Gone.MISSED)
         self._shard.end_if_deserted()
-        self._appoint_spares(hangs=learner_id)
 
     def note_if_back(self, learner_id: int) -> None:
         """A learner that was missed has pushed."""
@@ -378,7 +307,7 @@ class Faults:
     def _ask(self, number: int) -> None:
         """The evaluator asks for a snapshot, or says goodbye."""
         if number == NOTHING_MORE and self._succession is not None and self._shard.desk.is_open:
-            self._succession.close(self._channel.now_s() + self._patience_s)
+            self._succession.close()
         else:
             self._shard.desk.ask(number)
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.rules.rules import Rules
-from mpisgd.serving.spares import Spares
 from mpisgd.serving.succession import Succession
 
 
 class Hopes:
     """Those of whom any may still come, each by its ranks: a learner may have one in each stage."""
 
-    def __init__(self, rules: Rules, channel: TolerantShardChannel, succession: Succession | None, spares: Spares) -> None:
+    def __init__(self, rules: Rules, channel: TolerantShardChannel, succession: Succession | None) -> None:
         self._rules = rules
         self._channel = channel
         self._succession = succession
-        self._spares = spares
 
     def now(self, last: int) -> list[tuple[int, ...]]:
         """Empty where others go on; `last`: the last learner, if it is overdue, else -1."""
@@ -31,8 +29,7 @@ class Hopes:
                 return []
             if succession.evaluator is not None:
                 return [(channel.evaluator_rank,)]
-        learners = sorted(rules.present | rules.absent)
-        return [*map(channel.ranks_of, learners), *((rank,) for rank in self._spares.hopes)]
+        return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))
 
     def silent(self, last: int) -> tuple[list[tuple[int, ...]], bool]:
         """Ask all of them for a sign of life. Returns those that give none, any of whose ranks does not, and whether none does."""

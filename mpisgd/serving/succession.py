@@ -6,14 +6,11 @@ is lost too, the next. So the weights of a run that has come to its end are eval
 
 from __future__ import annotations
 
-import math
-
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import NOTHING_MORE
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.rules.attendance import Attendance
 from mpisgd.serving.snapshot_desk import SnapshotDesk
-from mpisgd.serving.spares import Spares
 
 DEDICATED = -1
 """Stands for the evaluator that is no learner."""
@@ -26,28 +23,24 @@ class Succession:
         evaluator: the learner that evaluates, or DEDICATED; None = nobody does.
     """
 
-    def __init__(self, channel: TolerantShardChannel, desk: SnapshotDesk, attendance: Attendance, spares: Spares) -> None:
+    def __init__(self, channel: TolerantShardChannel, desk: SnapshotDesk, attendance: Attendance) -> None:
         self.evaluator: int | None = DEDICATED if channel.dedicated_rank >= 0 else None
         self._channel = channel
         self._desk = desk
         self._attendance = attendance
-        self._spares = spares
         self._free: list[int] = []
         """Learners that have said goodbye, and wait to be told whether they are to evaluate."""
         self._appointed = 0
         """How many were appointed so far."""
-        self._closes_s = math.inf
-        """When evaluation ends whether or not the spares that were appointed are heard of; inf = it does not end."""
 
     @property
     def is_open(self) -> bool:
         """Whether there is, or may come, something to evaluate."""
-        return self._desk.is_open and math.isinf(self._closes_s)
+        return self._desk.is_open
 
     def is_last(self, rank: int) -> bool:
         """Whether a rank evaluates, and nobody is left who could follow it."""
-        nobody = self._attendance.deserted and not (self._free or self._spares.expected)
-        return rank == self._channel.evaluator_rank and nobody
+        return rank == self._channel.evaluator_rank and self._attendance.deserted and not self._free
 
     def lost(self, learner_id: int) -> None:
         """A learner, or the DEDICATED evaluator, is there no more."""
@@ -73,26 +66,13 @@ class Succession:
             self._appointed += 1
             self._free.remove(self.evaluator)
             self._channel.answer_goodbye(self.evaluator, self._appointed)
-        elif self._attendance.deserted and not self._spares.expected:
+        elif self._attendance.deserted:
             raise PeerError("no rank is left to evaluate and to save the weights")
 
-    def close(self, until_s: float) -> None:
-        """All was evaluated; until that second, at the latest, spares that were appointed are waited for."""
-        self._closes_s = until_s
-        self.end()
-
-    def is_overdue(self, now_s: float) -> bool:
-        """Whether those spares were waited for long enough."""
-        return now_s > self._closes_s
-
-    def end(self) -> None:
-        """Once all was evaluated: no other shard leaves before this one has heard of each spare that was appointed."""
-        if math.isinf(self._closes_s) or self._spares.appointed:
-            return
-        self._closes_s = math.inf
+    def close(self) -> None:
+        """All was evaluated."""
         self._desk.ask(NOTHING_MORE)
         self._channel.pass_on_nothing_more()
-        self._spares.dismiss()
         for learner_id in self._free:
             self._channel.answer_goodbye(learner_id, 0)
         self._free.clear()

@@ -84,12 +84,10 @@ class JobFacts:
     """Ranks of a learner, each with a part of the model."""
     groups: tuple[tuple[int, ...], ...] = ()
     """The ranks of each learner, by their parts; none where ranks have whole models."""
-    spares: tuple[int, ...] = ()
-    """The ranks that stand by, in the order in which they are called."""
     failures: str = ""
     """What becomes of the run when a learner dies, as `train` says it."""
     intolerant: str = ""
-    """Why `train` would refuse what is asked of faults and spares, as these ranks were started; "" where it would not."""
+    """Why `train` would refuse what is asked of faults, as these ranks were started; "" where it would not."""
 
 
 @dataclass(frozen=True)

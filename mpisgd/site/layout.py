@@ -42,22 +42,17 @@ class Layout:
     shards: int
     learners: int
     evaluator: bool
-    spares: int = 0
 
     @property
     def ranks(self) -> int:
-        return self.shards + self.learners + self.spares + int(self.evaluator)
+        return self.shards + self.learners + int(self.evaluator)
 
     @property
     def equation(self) -> str:
         """`ranks = shards + learners (+ 1 evaluator), here 1 + 16 + 1 = 18`."""
         terms = [f"{self.shards} + "] * bool(self.shards) + [str(self.learners)]
-        terms += [f" + {self.spares}"] * bool(self.spares) + [" + 1"] * self.evaluator
-        words = (
-            f"shards + learners{' + spares' * bool(self.spares)} (+ 1 evaluator)"
-            if self.shards
-            else "learners, which are the shards too (+ 1 evaluator)"
-        )
+        terms += [" + 1"] * self.evaluator
+        words = "shards + learners (+ 1 evaluator)" if self.shards else "learners, which are the shards too (+ 1 evaluator)"
         return f"ranks = {words}, here {''.join(terms)}" + (f" = {self.ranks}" if len(terms) > 1 else "")
 
     @property
@@ -76,7 +71,7 @@ def fit(config: Config, wishes: Wishes) -> Layout:
         device = getattr(config, field)
         require(device == "cpu" or wishes.gpus_per_node > 0, field, device, "'cpu' where no --gpus-per-node are asked for")
     shards = 0 if config.protocol.collective else config.shards
-    fixed = shards + config.spares + int(config.evaluator)
+    fixed = shards + int(config.evaluator)
     nodes, tasks, learners = wishes.nodes, wishes.tasks_per_node, wishes.learners
     if learners is None:
         learners = _learners(wishes, fixed)
@@ -85,12 +80,11 @@ def fit(config: Config, wishes: Wishes) -> Layout:
         nodes = -(-ranks // tasks) if tasks else -(-learners // (wishes.gpus_per_node or learners))
     if tasks is None:
         tasks = -(-ranks // nodes)
-    spares = f" + {config.spares} spares" if config.spares else ""
-    what = f"{ranks} ranks = {shards} shards + {learners} learners{spares} + {int(config.evaluator)} evaluators"
+    what = f"{ranks} ranks = {shards} shards + {learners} learners + {int(config.evaluator)} evaluators"
     require(ranks <= nodes * tasks, "tasks_per_node", tasks, f"at least {-(-ranks // nodes)}: {what} on {nodes} nodes")
     needed = -(-ranks // tasks)
     require(nodes == needed, "nodes", nodes, f"{needed}: {what}, {tasks} on a node, need no more")
-    layout = Layout(nodes, tasks, shards, learners, config.evaluator, config.spares)
+    layout = Layout(nodes, tasks, shards, learners, config.evaluator)
     started = dataclasses.replace(config, device="cuda", placement="spread") if wishes.gpus_per_node else config
     assigned, _ = on_ranks(started, layout.hosts)
     if wishes.gpus_per_node:
@@ -112,7 +106,7 @@ def _learners(wishes: Wishes, fixed: int) -> int:
 
 
 def _check_gpus(layout: Layout, assigned: Roles, gpus: int) -> None:
-    counts = Counter(layout.hosts[rank] for rank in (*assigned.computing_ranks, *assigned.spare_ranks))
+    counts = Counter(layout.hosts[rank] for rank in assigned.computing_ranks)
     node, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
     expected = (
         f"at least {most}, a GPU for each learner of {node}; or fewer learners; shards and evaluator are dealt to the nodes"

@@ -46,7 +46,6 @@ def with_job(survey: Survey, config: Config) -> Survey:
         crowded=crowded,
         group_size=config.group_size,
         groups=roles.groups,
-        spares=roles.spare_ranks,
         failures=failures,
         intolerant=intolerant,
     )
@@ -65,7 +64,7 @@ def _failures(config: Config) -> tuple[str, str]:
 def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequence[str]) -> int | None:
     """As `train` deals them out."""
     learners, shards = config.device == "cuda", config.shard_device == "cuda"
-    computes = rank in {*roles.computing_ranks, *roles.spare_ranks, roles.evaluator_rank}
+    computes = rank in {*roles.computing_ranks, roles.evaluator_rank}
     if not ((learners and computes) or (shards and rank in roles.shard_ranks)) or not survey.ranks[rank].gpus:
         return None
     return roles.turn_at_gpus(rank, hosts, learners=learners, shards=shards) % survey.ranks[rank].gpus
@@ -109,17 +108,13 @@ def check_groups(survey: Survey) -> Finding | None:
 
 
 def check_failures(survey: Survey) -> Finding | None:
-    """What becomes of the run when a learner dies, and who stands by."""
+    """What becomes of the run when a learner dies."""
     job = survey.job
     if job is None or job.refused:
         return None
     if job.intolerant:
         return Finding("failures", "fault", job.intolerant, "start ranks by mpirun --with-ft ulfm, the doctor too")
-    if not job.spares:
-        return Finding("failures", "ok", job.failures)
-    standing = _placed(job.spares, [facts.host for facts in survey.ranks])
-    verb = "stands" if len(job.spares) == 1 else "stand"
-    return Finding("failures", "ok", f"{job.failures}; rank {standing} {verb} by to take the place of a learner")
+    return Finding("failures", "ok", job.failures)
 
 
 CHECKS = (check_roles, check_groups, check_failures)

@@ -111,12 +111,6 @@ class Turns:
             for name, each in parameters.items():
                 each.data = own[name]
 
-    def forget(self, number: int) -> None:
-        """Let this one begin anew."""
-        self.take(None)
-        self._of.pop(number, None)
-        self._frozen.pop(number, None)
-
 
 def is_stateful(module: nn.Module) -> bool:
     """Whether a module keeps anything beside the parameters that are trained."""

@@ -119,12 +119,12 @@ def test_an_exception_on_one_rank_ends_the_doctor(tmp_path):
 
 
 @pytest.mark.slow
-def test_groups_and_spares_are_told_of_by_ranks_that_would_be_them(tmp_path):
+def test_groups_are_told_of_by_ranks_that_would_be_them(tmp_path):
     groups = ("--shards", "2", "--group-size", "2", "--placement", "packed")
     done = launch(4, "-m", "mpisgd", "doctor", *groups, cwd=tmp_path, timeout_s=120)
     assert done.status == 0, done.text
     assert "rank 2, stage 0 of learner 0, core" in done.out
     assert "1 of 2 ranks, each on one node: learner 0 = rank 2-3 on " in done.out
-    refused = launch(4, "-m", "mpisgd", "doctor", "--spares", "1", cwd=tmp_path, timeout_s=120)
+    refused = launch(4, "-m", "mpisgd", "doctor", "--faults.mode", "tolerant", cwd=tmp_path, timeout_s=120)
     assert refused.status == 1, refused.text
     assert "mend: start ranks by mpirun --with-ft ulfm" in refused.out

@@ -174,47 +174,6 @@ def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_p
     assert replay.replay(out, trust=True).lines()[-1].startswith("identical")
 
 
-@pytest.mark.usefixtures("users_module")
-def test_a_spare_takes_the_place_of_one_that_is_killed_and_nobody_that_of_the_next(started: list[Job], tmp_path: Path) -> None:
-    """Two learners, one spare: after the first death lambda stays 2, after the second there is one."""
-    out = tmp_path / "run"
-    job = begin(started, out, 4, *HELD, "--spares", "1", "--epochs", "3")
-    assert "1 spare(s)" in job.text
-    job.send(2, signal.SIGKILL)
-    job.wait_for("a spare, goes on as learner 1 from mini-batch")
-    let_go(tmp_path, "once")
-    until(job, lambda: (Run(out).pushes["learner_id"] == 1).sum() > 0 and told(Run(out), Event.SUCCEEDED) == [1])
-    job.send(1, signal.SIGKILL)
-    job.wait_for("learner 0 is lost")
-    let_go(tmp_path, "twice")
-    run = ended(job, out)
-    assert told(run, Event.LOST) == [1, 0]
-    assert told(run, Event.SUCCEEDED) == told(run, Event.GOODBYE) == [1]
-    since_s = run.events["time_s"][run.events["kind"] == Event.SUCCEEDED].max()
-    mine = run.pushes[(run.pushes["learner_id"] == 1) & (run.pushes["arrival_s"] > since_s)]
-    assert len(mine), "the spare has pushed"
-    assert replay.check(out, trust=True) == ""
-
-
-@pytest.mark.rare
-@pytest.mark.slow
-@pytest.mark.usefixtures("users_module")
-def test_a_spare_dies_idle_and_another_as_the_learner_that_it_became(started: list[Job], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    job = begin(started, out, 5, *HELD, "--protocol", "softsync", "--spares", "2", "--epochs", "3")
-    job.send(3, signal.SIGKILL)
-    job.wait_for("a spare, rank 3, is lost")
-    job.send(2, signal.SIGKILL)
-    job.wait_for("rank 4 from now on")
-    job.send(4, signal.SIGKILL)
-    let_go(tmp_path, "once", "twice")
-    run = ended(job, out)
-    assert told(run, Event.SUCCEEDED) == [1]
-    assert told(run, Event.LOST) == [1, 1]
-    assert told(run, Event.GOODBYE) == [0]
-    assert replay.check(out, trust=True) == ""
-
-
 @pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.alone

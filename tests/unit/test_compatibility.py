@@ -17,7 +17,6 @@ from mpisgd.config import Config, compatibility, config_file
 from mpisgd.job import placement
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.run.start import place
-from mpisgd.liveness import tolerance
 from mpisgd.liveness.ranks import Ranks
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.simulate.job import Job
@@ -150,15 +149,15 @@ PAIRS: list[dict[str, Any]] = [
     {"protocol": {"name": "sandblaster", "push_every": 2, "order": "portions"}, "shard_device": "cuda",
      "group_form": "partition", "stages": {"at": ["1"], "balance": "seconds"}, "pipeline": "1f1b", "push_format": "topk"},
     {"protocol": "allreduce", "aggregation": "node", "exchange": "streamed", "sampling": "dealt", "group_size": 2},
-    {"protocol": "sandblaster", "local_steps": 2, "clip_average": 1.0, "shards": 2, "group_size": 2, "spares": 1},
-    {"protocol": "allreduce", "compensation": 0.5, "spares": 1, "exchange": "duplex", "pull_format": "bfloat16"},
+    {"protocol": "sandblaster", "local_steps": 2, "clip_average": 1.0, "shards": 2, "group_size": 2},
+    {"protocol": "allreduce", "compensation": 0.5, "exchange": "duplex", "pull_format": "bfloat16"},
     {"protocol": "sandblaster", "aggregation": "node", "sampling": "dealt", "nonfinite": "drop", "exchange": "layerwise"},
-    {"protocol": "allreduce", "local_steps": 2, "receive": "gathered", "faults": {"mode": "tolerant"}, "spares": 1},
+    {"protocol": "allreduce", "local_steps": 2, "receive": "gathered", "faults": {"mode": "tolerant"}},
     {"protocol": "sandblaster", "team_size": 2, "checkpoint": {"every_updates": 1}, "optimizer": "adam", "schedule": "linear",
      "alpha0": 0.1, "epochs": 1.0},
     {"protocol": "sandblaster", "exchange": "layerwise", "group_size": 2, "device": "cuda"},
     {"protocol": "sandblaster", "shard_device": "cuda", "receive": "gathered", "exchange": "streamed"},
-    {"protocol": "ssp", "aggregation": "node", "exchange": "streamed", "faults": {"mode": "tolerant"}, "spares": 1},
+    {"protocol": "ssp", "aggregation": "node", "exchange": "streamed", "faults": {"mode": "tolerant"}},
     {"protocol": "sandblaster", "push_format": "bfloat16", "autocast": "float16", "group_size": 2, "micro_batches": 2},
     {"protocol": {"name": "downpour", "n_fetch": 2}, "local_steps": 2, "sampling": "dealt", "nonfinite": "drop",
      "exchange": "layerwise"},
@@ -187,7 +186,6 @@ PAIRS: list[dict[str, Any]] = [
     {"protocol": "ssp", "exchange": "duplex", "faults": {"mode": "tolerant"}},
     {"protocol": "allreduce", "exchange": "layerwise", "push_format": "topk"},
     {"protocol": "async", "local_steps": 2, "step": "mine:step", "loss": "mse_loss"},
-    {"protocol": "async", "local_steps": 2, "spares": 1, "faults": {"mode": "fail-fast"}},
     {"protocol": "ssp", "team_size": 2, "autocast": "bfloat16", "virtual": {"batched": True}},
     {"protocol": "ssp", "shard_device": "cuda", "exchange": "duplex", "pull_format": "bfloat16"},
     {"protocol": "sandblaster", "local_steps": 2, "evaluation": {"best": "loss", "patience": 1}},
@@ -209,16 +207,3 @@ def test_every_pair_can_come_up() -> None:
     configs = list(map(config_of, PAIRS))
     seen = {pair for config in configs for virtual in (False, True) for pair in compatibility.refused(config, virtual=virtual)}
     assert seen == set(compatibility.REFUSED)
-
-
-def test_spares_need_a_job_that_learners_may_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On ranks whose MPI tells of no failures, and in a batch script without --fault-tolerant."""
-    monkeypatch.setattr("mpisgd.comm.mpi.ulfm.enabled", lambda: False)
-    with pytest.raises(ConfigError, match="spares = 1: expected 0: learners may die in fault-tolerant runs alone"):
-        tolerance.of(Config(spares=1))
-    path = tmp_path / "job.toml"
-    path.write_text("spares = 1\n")
-    assert "spares = 1: expected 0; or --fault-tolerant" in refusal(
-        lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"])
-    )
-    assert refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run", "--fault-tolerant"])) == ""

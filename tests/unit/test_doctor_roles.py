@@ -10,7 +10,7 @@ import pytest
 
 from mpisgd.cli import doctor as cli
 from mpisgd.config import Config, FaultOptions
-from mpisgd.liveness import cores, tolerance
+from mpisgd.liveness import cores
 from mpisgd.site import rolemap
 from mpisgd.site.facts import HostFacts, RankFacts, Survey
 from mpisgd.site.finding import Finding
@@ -30,11 +30,6 @@ def found(check: Any, hosts: str, config: Config, count: int = 8, gpus: int = 0)
 @pytest.fixture(autouse=True)
 def one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "domains", lambda cpus: (tuple(frozenset({each}) for each in sorted(cpus)),))
-
-
-@pytest.fixture
-def told_of_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tolerance.ulfm, "enabled", lambda: True)
 
 
 def test_the_map_of_ranks_to_cores_and_gpus() -> None:
@@ -122,46 +117,16 @@ def test_where_there_are_no_groups_nothing_is_said_of_them(config: Config) -> No
     assert rolemap.check_groups(rolemap.with_job(survey("aaaa"), config)) is None
 
 
-# ---------------------------------------------------------------------------------------------------------------- spares
-
-
-@pytest.mark.usefixtures("told_of_failures")
-def test_who_stands_by() -> None:
-    config = Config(spares=2, binding="roles", device="cuda")
-    roles = found(rolemap.check_roles, "aaaabbb", config, 5, gpus=2)
-    assert "rank 5, spare 0, core 1, GPU 1; rank 6, spare 1, core 2, GPU 0" in roles.text
-    said = found(rolemap.check_failures, "aaaabbb", config)
-    assert said.level == "ok"
-    assert said.text == (
-        "fault-tolerant: learners may die, or hang for 60 s; rank 5-6 on b stand by to take the place of a learner"
-    )
-    assert found(rolemap.check_failures, "aaab", Config(spares=1)).text.endswith(
-        "; rank 3 on b stands by to take the place of a learner"
-    )
-
-
-@pytest.mark.parametrize("config", [Config(spares=1), Config(faults=FaultOptions(mode="tolerant"))])
-def test_a_launcher_that_tells_of_no_failures_is_a_fault_where_they_are_to_be_survived(config: Config) -> None:
-    said = found(rolemap.check_failures, "aaaa", config)
+def test_a_launcher_that_tells_of_no_failures_is_a_fault_where_they_are_to_be_survived() -> None:
+    said = found(rolemap.check_failures, "aaaa", Config(faults=FaultOptions(mode="tolerant")))
     assert said.level == "fault"
     assert "mpirun --with-ft ulfm" in said.mend
-    assert said.text.startswith(("spares = 1: expected 0: learners may die in", "faults.mode = 'tolerant': expected 'auto'"))
+    assert said.text.startswith("faults.mode = 'tolerant': expected 'auto'")
 
 
 def test_otherwise_it_says_what_becomes_of_the_run() -> None:
     said = found(rolemap.check_failures, "aaaa", Config())
     assert (said.level, said.text) == ("ok", "fail-fast: ends when a rank dies")
-
-
-def test_more_spares_than_learners_and_spares_of_groups_are_refused() -> None:
-    for config, words in (
-        (Config(spares=2), "spares = 2: expected at most 1"),
-        (Config(spares=1, shards=2, group_size=2), "as many ranks as a group has would have to take its place together"),
-    ):
-        surveyed = rolemap.with_job(survey("aaaa"), config)
-        said = rolemap.check_roles(surveyed)
-        assert (said.level, words in said.text) == ("fault", True), said.text
-        assert rolemap.check_failures(surveyed) is None  # it is said once
 
 
 # ------------------------------------------------------------------------------------------------------- the command line

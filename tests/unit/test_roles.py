@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -219,29 +218,6 @@ def test_ranks_of_a_host_take_its_gpus_in_turn() -> None:
     assert [roles.turn_at_gpus(rank, hosts, learners=False, shards=True) for rank in (0, 4)] == [0, 0]
     both = double(3, evaluator=False)
     assert [both.turn_at_gpus(rank, "aaa", learners=True, shards=True) for rank in range(3)] == [0, 1, 2]
-
-
-def test_spares_are_the_ranks_before_the_evaluator_and_become_learners() -> None:
-    config = Config(shards=1, spares=2, evaluator=True)
-    assert world_size(config, 3) == 7
-    roles = of_job(config, ["here"] * 7)
-    assert (roles.learner_ranks, roles.spare_ranks, roles.evaluator_rank) == ((1, 2, 3), (4, 5), 6)
-    assert roles.describe(5) == "spare 1"
-    after = roles.succeeded(0, 5)
-    assert (after.learner_ranks, after.spare_ranks) == ((5, 2, 3), (4,))
-    assert [after.number(rank) for rank in after.learner_ranks] == [0, 1, 2], "their mini-batches stay theirs"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "spares", "why"),
-    [
-        (3, 2, "found 3, needed at least 4 = 1 shard(s) + 1 learner + 2 spare(s)"),
-        (4, 2, "spares = 2: expected at most 1, for 3 ranks are learners and spares"),
-    ],
-)
-def test_more_spares_than_can_be_are_refused(ranks: int, spares: int, why: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(why)):
-        of_job(Config(spares=spares), ["here"] * ranks)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("nonfinite", "drop", False),
     ("sampling", "replacement", False),
     ("autocast", "float16", False),
-    ("spares", 1, False),
     ("receive", "gathered", False),
     ("group_size", 2, False),
     ("micro_batches", 2, False),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from mpisgd.exchange.roles import Role
 from mpisgd.job.roles import batch, sgd
 from mpisgd.job.roles.base import Built
 from mpisgd.job.roles.sgd import BuiltShard
-from mpisgd.job.roles.spare import BuiltSpare
 from mpisgd.job.world import Setup, World
 
 __all__ = ["Built", "BuiltShard", "build"]
@@ -14,7 +12,5 @@ __all__ = ["Built", "BuiltShard", "build"]
 
 def build(setup: Setup, world: World, rank: int) -> Built:
     """Make a rank's role. Nothing is sent before the clock starts, but what ranks of a node need to share memory."""
-    if setup.roles.of(rank) is Role.SPARE:
-        return BuiltSpare(setup, world, rank)
     kinds = batch.KINDS if setup.config.protocol.batch else sgd.KINDS
     return kinds[setup.roles.of(rank)](setup, world, rank)

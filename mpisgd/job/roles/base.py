@@ -69,15 +69,15 @@ class Built:
         """Whom this rank waits for, where its wire cannot say it."""
         return ""
 
-    def _keeper(self, first_seq: int, *, late: bool = False) -> Keeps:
-        """What keeps a learner's own state, from this mini-batch on, beside snapshots and checkpoints; `late`: as there."""
+    def _keeper(self, *, late: bool = False) -> Keeps:
+        """What keeps a learner's own state, from its first mini-batch on, beside snapshots and checkpoints; `late`: as there."""
         given_up = self.setup.protocol.aborts
         setup, tensors = self.setup, self.world.tensors
         if tensors is None or not self._hands_state_on:
             return KEEPS_NOTHING
         module, path, resumption = tensors.model.module, setup.path, setup.resumption
-        begun = 0 if first_seq else -1
-        if resumption is not None and first_seq == setup.first_seq(self.index):  # else a spare, which begins anew
+        begun = -1
+        if resumption is not None:
             begun = resumption.checkpoint.clock
             buffers.begin(path, resumption.attempt, self.index, begun, module)
         own = turn_of(tensors, setup.roles.number(self.rank))

@@ -141,7 +141,7 @@ class BuiltBoth(BuiltShard):
         setup, learner_id = self.setup, self.index
         collective, delays = Collective(self._channel, self.server), stages.loop_delays(setup.config, learner_id)
         first_seq = setup.first_seq(learner_id)
-        learn(collective, setup.protocol, self._gradient, delays, first_seq=first_seq, keeper=self._keeper(first_seq))
+        learn(collective, setup.protocol, self._gradient, delays, first_seq=first_seq, keeper=self._keeper())
 
     def end(self) -> np.ndarray:
         if self.rank == self.setup.roles.evaluator_rank:
@@ -154,16 +154,11 @@ class BuiltBoth(BuiltShard):
 
 
 class BuiltLearner(Built):
-    """A learner, which may be the leader of a team, or its rank of one stage.
-
-    Attributes:
-        first_seq: the mini-batch that it begins with.
-    """
+    """A learner, which may be the leader of a team, or its rank of one stage."""
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         config = setup.config
-        self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         self._group = group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
@@ -199,8 +194,8 @@ class BuiltLearner(Built):
         self.expendable = setup.tolerant
         share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
-        keeper = self._keeper(self.first_seq, late=self._channel.pulls_within)
-        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq, keeper)
+        keeper = self._keeper(late=self._channel.pulls_within)
+        learn(self._channel, protocol, self._gradient, delays, share, setup.first_seq(learner_id), keeper)
 
     def end(self) -> np.ndarray:
         if self._leader is not None:

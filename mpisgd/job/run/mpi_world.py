@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,9 +89,6 @@ class MpiWorld(World):
 
     def group(self, rank: int, ranks: Sequence[int]) -> Group:
         return super().group(rank, ranks) if self.join is None else self.join(ranks)
-
-    def take_place(self, rank: int, roles: Roles) -> None:
-        self._setup = dataclasses.replace(self._setup, roles=roles)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)

@@ -281,7 +281,6 @@ class Rank:
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
-            f"{f' {setup.config.spares} spare(s),' if setup.config.spares else ''}"
             f" {len(set(setup.hosts))} host(s)"
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"

@@ -64,8 +64,8 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     agree(comm, lambda: loggers.check(config.loggers, used=told))
     pulse.know(ranks, lambda rank: name(roles, ranks, rank))
     torch.set_num_threads(config.threads or ranks.threads)
-    learns, spare, first = ranks.rank in roles.computing_ranks, ranks.rank in roles.spare_ranks, roles.learner_ranks[0]
-    computes = learns or spare or ranks.rank == roles.evaluator_rank
+    learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
+    computes = learns or ranks.rank == roles.evaluator_rank
     data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
     meta: Meta = comm.bcast(parts.meta_of(data, config) if data is not None and ranks.rank == first else None, root=first)
     if data is not None and ranks.rank == first and data.train.advice:
@@ -86,7 +86,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
     _require_models_alike(comm, roles, ranks.rank, tensors)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
-    number = roles.stream(ranks.rank) if learns else 0 if spare else None
+    number = roles.stream(ranks.rank) if learns else None
     group = _group(comm, roles, ranks.rank) if config.partitioned and not config.init_from else None
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, number, group)), root=first)
     if group is not None:

@@ -101,7 +101,6 @@ class Event(enum.IntEnum):
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
     GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
     ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners are given no more weights
-    SUCCEEDED = 21  # spare rank `value` takes the place of a learner that is dead
 
 
 class Outcome(enum.IntEnum):

@@ -340,10 +340,6 @@ class ShardLog:
                 self._answered.setdefault(learner_id, []).append(now_s)
             self._begun.add(learner_id)
 
-    def succeeded(self, learner_id: int) -> None:
-        """Another rank is this learner from now on: its pulls are no answers to what the one before has pushed."""
-        self._unanswered.pop(learner_id, None)
-
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
         self._file.append(
             "updates",

@@ -18,11 +18,11 @@ from mpisgd.replay.checks.record import Record, ShardRecord
 
 _OF_A_LEARNER = (
     Event.DEPARTED, Event.NONFINITE, Event.GAVE_UP, Event.LOST, Event.MISSED, Event.RETURNED, Event.STUCK, Event.PASSED,
-    Event.GOODBYE, Event.SUCCEEDED,
+    Event.GOODBYE,
 )  # fmt: skip
 _WITH_A_VALUE = (
     Event.NONFINITE, Event.GAVE_UP, Event.CHECKPOINT, Event.INTERRUPTED, Event.UNSAVED, Event.LOST, Event.MISSED, Event.REFUSED,
-    Event.GOODBYE, Event.ENOUGH, Event.SUCCEEDED,
+    Event.GOODBYE, Event.ENOUGH,
 )  # fmt: skip
 _WITH_NONE = frozenset(Event) - {*_WITH_A_VALUE, Event.DEPARTED, Event.RETURNED}
 _GONE = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.GAVE_UP)
@@ -60,7 +60,7 @@ def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_i
             return 0 <= value <= (shard.pushes["seq"][rows[-1]] + 1 if len(rows) else record.next_seq[learner_id])
         case Event.LOST:
             return -1 <= value <= clock
-        case Event.MISSED | Event.SUCCEEDED:
+        case Event.MISSED:
             return value >= 0
     return kind != Event.ENOUGH or (_over_at(record) >= 0 and (math.isnan(value) or value == _over_at(record)))
 
@@ -163,12 +163,10 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
         logged = len(shard.rows_of[learner_id]) - sum(shard.pushes["learner_id"][row] == learner_id for row in shard.inserted)
         refused = int(np.count_nonzero(mine["kind"] == Event.REFUSED))
         place = {"clock": shard.final_clock, "learner_id": learner_id}
-        ranks = 1 + int(np.count_nonzero(mine["kind"] == Event.SUCCEEDED))  # that were this learner, one after the other
-        if shard.finished and not (1 <= len(said) <= ranks or (len(said) == 0 and Event.LOST in mine["kind"])):
+        if shard.finished and not (len(said) == 1 or (len(said) == 0 and Event.LOST in mine["kind"])):
             refuse(f"it said goodbye {len(said)} times", shard.shard, "events", **place)
         most = math.inf if not shard.finished else logged + refused
-        alive = ranks == 1 or mine["kind"][np.isin(mine["kind"], (Event.GOODBYE, Event.SUCCEEDED))][-1:] == Event.GOODBYE
-        if len(said) and alive and not logged <= said[-1] <= most:
+        if len(said) and not logged <= said[-1] <= most:
             refuse(f"it says that it pushed {said[-1]:g} gradients, but pushes has {logged}", shard.shard, "events", **place)
 
 

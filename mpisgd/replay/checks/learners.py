@@ -72,9 +72,6 @@ def _check_asked(record: Record, learner_id: int, protocol: Protocol) -> None:
             _refuse(record.shards[shard], learner_id, number, f"timestamps {clocks} on the shards: expected the same on all")
     least = np.array([protocol.next_clock(clock) for clock in timestamp.min(axis=0)[:-1].tolist()], np.int64)
     pulled = ~np.isnan(answer_s).any(axis=0)[:-1]
-    for number in range(1, numbers):
-        if (learner_id, number) in record.succeeded:  # by a spare, which asks for what there is
-            pulled[number - 1] = False
     for shard, number in _places((timestamp[:, 1:] < least) & pulled):
         why = f"timestamp {timestamp[shard, number + 1]}: after the mini-batch before it asked for clock {least[number]} or later"
         _refuse(record.shards[shard], learner_id, number + 1, why)

@@ -23,11 +23,11 @@ from mpisgd.records.log.rank_file import read_continues, read_summary, read_tabl
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.replay.checks.begun import Start, begun
-from mpisgd.replay.checks.lives import Lost, completed, firsts_of_spares
+from mpisgd.replay.checks.lost import Lost, completed
 from mpisgd.rules.portions import NO_PORTION
 
 _CHUNK_ROWS = 4096
-_CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED, Event.PASSED)
+_CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED)
 
 
 class Row(NamedTuple):
@@ -59,8 +59,7 @@ class Row(NamedTuple):
 class Departure(NamedTuple):
     """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before.
 
-    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), a spare takes its place
-    (SUCCEEDED), or one passes (PASSED).
+    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), or one passes (PASSED).
     """
 
     clock: int
@@ -205,11 +204,6 @@ class Record:
             expected = f"the ranks of {self.lambda_} learners, each once"
             raise DataError(f"{self.path / schema.CONFIG}: [environment] teams = {teams!r}, expected {expected}")
         return [[ranks.index(rank) for rank in team] for team in teams]
-
-    @cached_property
-    def succeeded(self) -> set[tuple[int, int]]:
-        """(learner_id, number) of the first gradients of spares that have taken a learner's place."""
-        return firsts_of_spares(self.shards[0])
 
     @property
     def next_seq(self) -> list[int]:

@@ -24,7 +24,6 @@ from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
 from mpisgd.update.weighting import Weighting
 
-_BACK = (Event.RETURNED, Event.SUCCEEDED)
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
 
@@ -87,8 +86,6 @@ class _Walk:
         self.least = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="left")).tolist()
         self.most = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="right")).tolist()
         self.last: dict[int, tuple[int, Row]] = {}
-        self.succeeded = set[int]()
-        """Learners whose place a spare has taken that has not pushed yet."""
         self.place = {"row": -1}
         self.arrival_s = 0.0
         self.samples = start.samples
@@ -165,9 +162,8 @@ class _Walk:
         if row.learner_id not in self.rules.present and row.reason not in _OF_THE_MISSED and not late:
             self._refuse("this learner had left")
         number, last = self.last.get(row.learner_id, (-1, None))
-        if last is None or row.learner_id in self.succeeded:
-            first = self._first_of_spare(row.learner_id) if row.learner_id in self.succeeded else self.first_seq[row.learner_id]
-            self.succeeded.discard(row.learner_id)
+        if last is None:
+            first = self.first_seq[row.learner_id]
             if row.seq != first:
                 self._refuse(f"it is the first push of this learner: expected mini-batch {first}")
             return
@@ -186,11 +182,6 @@ class _Walk:
             self._refuse(f"timestamp {row.timestamp}: it was given the weights of {given} at {last.answer_s} s, row {number} says")
         if row.arrival_s < last.answer_s:
             self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
-
-    def _first_of_spare(self, learner_id: int) -> int:
-        """The first mini-batch of a spare that goes on in a learner's place: after all that any shard has had."""
-        before = self.shard.pushes[: self.place["row"]]
-        return 1 + int(before["seq"][before["learner_id"] == learner_id].max(initial=self.first_seq[learner_id] - 1))
 
     def _check_seconds(self, row: Row) -> None:
         """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
@@ -308,7 +299,7 @@ class _Walk:
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
         """Though it is later by its seconds: the row was kept until its turn, or its learner is back with it, which came whole."""
-        if left.kind in _BACK and left.learner_id == row.learner_id and row.reason not in _OF_THE_MISSED:
+        if left.kind == Event.RETURNED and left.learner_id == row.learner_id and row.reason not in _OF_THE_MISSED:
             return True
         turn = self.rules.turn()
         if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
@@ -316,7 +307,7 @@ class _Walk:
         for each in self.departures:  # whose turn it was had left before, after others perhaps; or its own learner did, then
             if each.clock > self.rules.clock:
                 break
-            if each.kind not in _BACK and each.learner_id in (turn, row.learner_id):
+            if each.kind != Event.RETURNED and each.learner_id in (turn, row.learner_id):
                 return each.learner_id == turn
         return False
 
@@ -334,9 +325,6 @@ class _Walk:
         if left.kind == Event.PASSED:
             if not self.rules.attendance.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
                 self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
-        elif left.kind == Event.SUCCEEDED:
-            self.rules.attendance.on_succession(left.learner_id)
-            self.succeeded.add(left.learner_id)
         elif left.kind != Event.RETURNED:
             self.rules.attendance.on_departure(left.learner_id, _GONE[Event(left.kind)])
         elif left.learner_id not in self.rules.present:

@@ -78,8 +78,6 @@ def _with_roles(config: Config, request: Request) -> Config:
     """The configuration with which the script will start its ranks."""
     expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
     require(request.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
-    expected = "0; or --fault-tolerant: without it the job ends when a learner dies"
-    require(request.fault_tolerant or not config.spares, "spares", config.spares, expected)
     several = request.array or elements.is_sweep(request.config)
     if request.shards is not None and not (several and kind_of(config.protocol) == "allreduce"):  # which is given none there
         config = replace(config, shards=request.shards)

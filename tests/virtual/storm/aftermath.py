@@ -163,7 +163,7 @@ def _is_grave(fault: Fault, job: Job) -> bool:
 def _look_at_the_end(seen: Seen, job: Job, end: End, attempt: int, faults: tuple[Fault, ...]) -> None:
     """Whether it may have ended so, and says why."""
     drawn, roles = job.drawn, job.roles
-    learners = [*(roles.groups or roles.teams), *((rank,) for rank in roles.spare_ranks)]
+    learners = roles.groups or roles.teams
     grave = [fault for fault in faults if _is_grave(fault, job)]
     seen.expect(not end.let_in, f"attempt {attempt}: another job was let into its directory")
     if end.done and end.named:
@@ -219,7 +219,6 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
     kinds = Counter(run.events["kind"].tolist())
     for kind in (
         Event.LOST,
-        Event.SUCCEEDED,
         Event.MISSED,
         Event.RETURNED,
         Event.STUCK,
@@ -271,14 +270,10 @@ def _who_is_named(seen: Seen, job: Job, run: Run) -> None:
     """Of each learner that was killed, or given up, every shard says so, or that it had said goodbye before."""
     events = run.events
     for rank in seen.ends[-1].killed:
-        took = events[(events["kind"] == Event.SUCCEEDED) & (events["value"] == rank)]
-        if job.roles.of(rank) is Role.LEARNER:
-            learner_id, since_s = job.roles.index(rank), [0.0] * run.shards
-        elif len(took) == run.shards:
-            learner_id, since_s = int(took["learner_id"][0]), took["time_s"][np.argsort(took["shard"])].tolist()
-        else:
+        if job.roles.of(rank) is not Role.LEARNER:
             continue
+        learner_id = job.roles.index(rank)
         mine = events[events["learner_id"] == learner_id]
         for shard in range(run.shards):
-            told = set(mine["kind"][(mine["shard"] == shard) & (mine["time_s"] >= since_s[shard])].tolist())
+            told = set(mine["kind"][mine["shard"] == shard].tolist())
             seen.expect(told & {Event.LOST, Event.GOODBYE}, f"shard {shard} does not say that learner {learner_id} is lost")

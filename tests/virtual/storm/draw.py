@@ -147,7 +147,6 @@ class Draw:
     attempts: tuple[tuple[Fault, ...], ...]
     again: tuple[int, int] = (0, 0)
     """Shards and learners of the attempts after the first, where they are others."""
-    spares: int = 0
     group_size: int = 1
     micro_batches: int = 1
     alternating: bool = False
@@ -166,13 +165,13 @@ class Draw:
 
     @property
     def ranks(self) -> int:
-        return self.shards + self.is_batch + self.learners * self.group_size + self.spares + self.evaluator
+        return self.shards + self.is_batch + self.learners * self.group_size + self.evaluator
 
     def __str__(self) -> str:
         faults = "; then ".join(", ".join(map(str, attempt)) or "nothing" for attempt in self.attempts)
         kind = "tolerant" if self.tolerant else "fail-fast"
         groups = f" of {self.group_size} ranks, {self.micro_batches} micro-batches" * (self.group_size > 1)
-        also = f"{groups}{f', {self.spares} spares' * bool(self.spares)}{', evaluator' * self.evaluator}"
+        also = f"{groups}{', evaluator' * self.evaluator}"
         more = "".join(f"; {each}" for each in self.damages) + f"; links are freed: {self.freed}" * bool(self.freed)
         return f"{self.way}, S = {self.shards}, {self.learners} learners{also}, {kind}: {faults}{more}"
 
@@ -184,9 +183,8 @@ def draw(dice: random.Random, number: int) -> Draw:
     learners = dice.randint(2, 5)
     groups = random.Random(f"groups of {number}")
     size = groups.randint(1, min(3, shards)) if way not in ALONE else 1
-    spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant and size == 1 else 0
-    drawn = functools.partial(_faults, dice, shards, learners * size + spares, evaluator, tolerant)
-    others = range(shards, shards + learners * size + spares + evaluator)
+    drawn = functools.partial(_faults, dice, shards, learners * size, evaluator, tolerant)
+    others = range(shards, shards + learners * size + evaluator)
     drawn_so = Draw(
         way=way,
         shards=shards,
@@ -201,7 +199,6 @@ def draw(dice: random.Random, number: int) -> Draw:
         flush_rows=dice.choice((4, 16, 256)),
         attempts=_lasting(tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))), others, tolerant, number),
         again=(max(size, dice.randint(1, 4)), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
-        spares=spares,
         group_size=size,
         micro_batches=groups.choice((1, 2, 4)) if size > 1 else 1,
         alternating=size > 1 and groups.random() < 0.5,
@@ -235,7 +232,7 @@ def draw_layered(dice: random.Random, number: int) -> Draw:
     """As `draw`, of jobs whose layers are exchanged one by one."""
     ways = list(LAYERED)
     drawn = draw(dice, number)
-    ranks = drawn.shards, drawn.learners + drawn.spares, drawn.evaluator
+    ranks = drawn.shards, drawn.learners, drawn.evaluator
     attempts = tuple(_faults(dice, *ranks, drawn.tolerant, later) for later in range(len(drawn.attempts)))
     drawn = replace(drawn, way=ways[number % len(ways)], attempts=attempts, group_size=1, micro_batches=1, alternating=False)
     return _beset(drawn, number)
@@ -380,7 +377,6 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "model": MODEL if drawn.group_size == 1 else MODEL_OF_GROUPS,
             "shards": shards,
             "evaluator": drawn.evaluator,
-            "spares": drawn.spares,
             "group_size": drawn.group_size,
             "micro_batches": drawn.micro_batches,
             "pipeline": "1f1b" if drawn.alternating else "gpipe",

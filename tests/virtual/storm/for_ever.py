@@ -14,39 +14,6 @@ def _job(*faults: Fault, **fields: Any) -> Draw:
 
 
 FOR_EVER = {
-    "all learners, and the spare that is to take a place, are stopped for ever: all shards waited": _job(
-        Fault("stop", 3, at_s=0.02229870918550958, lasts_s=EVER_S),
-        Fault("stop", 4, at_s=0.16638710096597514, lasts_s=EVER_S),
-        Fault("stop", 5, at_s=0.2828697270016008, lasts_s=EVER_S),
-        way="hardsync-rounded",
-        shards=3,
-        learners=2,
-        seed=801170754,
-        latency_ns=500000,
-        eager_nbytes=0,
-        spares=1,
-    ),
-    "the learner that evaluates is stopped for ever: its place is a spare's": _job(
-        Fault("stop", 1, at_call=72, lasts_s=EVER_S),
-        way="backup-late",
-        shards=1,
-        learners=3,
-        seed=1851025469,
-        latency_ns=5000,
-        eager_nbytes=0,
-        spares=1,
-    ),
-    "all but one that is stopped for ever have done their share, and so is the spare that is to take its place": _job(
-        Fault("stop", 4, at_s=0.013878246816895479, lasts_s=EVER_S),
-        Fault("stop", 7, at_s=0.21383467680941928, lasts_s=EVER_S),
-        way="versioned",
-        shards=2,
-        learners=5,
-        seed=389958305,
-        latency_ns=50000,
-        eager_nbytes=0,
-        spares=1,
-    ),
     "a dedicated evaluator is stopped for ever, and learners that are free were never asked to follow it": _job(
         Fault("stop", 7, at_s=0.11182896996717284, lasts_s=EVER_S),
         way="versioned-stale",

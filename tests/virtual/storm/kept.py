@@ -335,16 +335,6 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
-    "a spare takes the place of one that is cut off at one shard, and dies: the other waited for it, and it for the first": Draw(
-        way="versioned-stale", shards=2, learners=2, evaluator=False, tolerant=True, seed=293131590, every_updates=5,
-        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=16, spares=1,
-        attempts=(
-            (
-                Fault(what="cut", rank=3, at_s=0.023043861779004637, lasts_s=0.46315069186126373, other=1),
-                Fault(what="kill", rank=4, at_call=7, both=False),
-            ),
-        ),
-    ),
     "the evaluator hangs, and shard 0 has a learner follow it; what it had asked came late and took the place back": Draw(
         way="hardsync", shards=3, learners=2, evaluator=True, tolerant=True, seed=580762183, every_updates=3,
         latency_ns=50000, eager_nbytes=0, reorders=True, flush_rows=256,
@@ -369,18 +359,6 @@ KEPT: dict[str, Draw] = {
                 Fault(what="stop", rank=1, at_call=15, lasts_s=0.8837327262296371, both=False),
                 Fault(what="kill", rank=2, at_s=0.1121762087947883),
             ),
-        ),
-    ),
-    "a spare wakes late, and takes the place of a learner that is back, has left and evaluates: nobody did so after it": Draw(
-        way="hardsync-rounded", shards=3, learners=2, evaluator=False, tolerant=True, seed=586330931, every_updates=5,
-        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=256, spares=1,
-        attempts=(
-            (
-                Fault(what="stop", rank=4, at_s=0.21204152200791146, lasts_s=0.6548903498122073, both=False),
-                Fault(what="stop", rank=5, at_s=0.11880561987515867, lasts_s=0.8947177386591939),
-                Fault(what="slow", rank=0, at_s=0.07866207105164481, lasts_s=0.6384340768168235, both=False),
-            ),
-            (),
         ),
     ),
     "a learner that is missed pushes in part, and is back by its pull: replay had it back with that push, and refused it": Draw(

@@ -21,7 +21,6 @@ from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
-from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
@@ -82,7 +81,7 @@ class Ranks(World):
         self.drawn, self.path, self.dice, self.faults = drawn, path, dice, faults
         shards, learners = drawn.again if resumed and drawn.again[0] else (drawn.shards, drawn.learners)
         self.config = config = config_of(drawn, path, shards)
-        size = shards + drawn.is_batch + learners * drawn.group_size + drawn.spares + drawn.evaluator
+        size = shards + drawn.is_batch + learners * drawn.group_size + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
         self.roles, protocol = placement.on_ranks(config, self.hosts)
         data, model, loss, self.initial = computing(drawn.samples, in_groups=drawn.group_size > 1)
@@ -99,8 +98,6 @@ class Ranks(World):
                 reorders=drawn.reorders,
             )
         )
-        self.places: dict[int, Roles] = {}
-        """What spares that have taken a learner's place know of roles."""
         self.wires: dict[int, Any] = {}
         self.built: dict[int, Built] = {}
         self.why: dict[int, str] = {}
@@ -147,11 +144,10 @@ class Ranks(World):
         return self.wires[rank]
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
-        learner_id = self.places.get(rank, self.roles).index(rank)
+        learner_id = self.roles.index(rank)
         if group is not None:
             return self._stage(rank, learner_id, group)
         again = f":{self.setup.attempt}" if self.setup.attempt else ""
-        again += f":{rank}" if rank in self.places else ""
         seconds = random.Random(f"{self.drawn.seed}:{learner_id}{again}")  # no mini-batch takes as long as in another attempt
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
         memory, next_s = Memory.zeros(self.tensors.model.size), lambda: pace * seconds.uniform(0.5, 1.5)
@@ -171,9 +167,6 @@ class Ranks(World):
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S / config.group_size / config.micro_batches
         passes = Passing(own.passes(learner_id, self.roles.stage(rank)), lambda: pace * seconds.uniform(0.5, 1.5))
         return Stage(self.wires[rank], ranks, passes, config.micro_batches, alternating=self.drawn.alternating)
-
-    def take_place(self, rank: int, roles: Roles) -> None:
-        self.places[rank] = roles
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
         layers, next_s = self.tensors.model.layers, self._next_s[rank]
