@@ -15,14 +15,16 @@ pushed to a sum that will not be finished is then in flight, or dropped as late.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
+from mpisgd.comm.messages import NOTHING_MORE, Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
 from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.buffers import PULLS_UNTIL_KEPT
 from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.checkpoint.snapshots import Taken
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.attendance import OTHERS_GO_ON, Gone
@@ -109,10 +111,10 @@ class Shard:
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
-    def serve(self) -> None:
-        """Serve until every learner and the evaluator have said goodbye."""
+    def serve(self, evaluate: Callable[[], None] | None = None) -> None:
+        """Serve until every learner and the evaluator have said goodbye; `evaluate` where this rank is to do it then."""
         self.begin()
-        self.serve_on()
+        self.serve_on(evaluate)
 
     def begin(self) -> None:
         """The first words of the log, and the first snapshot, unless the run is continued."""
@@ -130,11 +132,15 @@ class Shard:
         if self.faults is not None:
             self.faults.begin()
 
-    def serve_on(self) -> None:
+    def serve_on(self, evaluate: Callable[[], None] | None = None) -> None:
         """Serve what is left to be served, then say the last words; of a run that is interrupted, save what there is instead."""
         rules, records = self.rules, self.records
-        while rules.present or self.desk.is_open or (rules.absent and not (rules.finished or rules.interrupted)):
-            self.serve_one()
+        while (learning := rules.present or (rules.absent and not (rules.finished or rules.interrupted))) or self.desk.is_open:
+            if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
+                self.faults.end()
+                evaluate()
+            else:
+                self.serve_one()
         self.answering.end()
         if self.faults is not None:
             self.faults.end()
@@ -184,7 +190,7 @@ class Shard:
         elif isinstance(message, Refused):
             self.refuse(message)
         elif isinstance(message, Interrupt):
-            self._interrupt(message.signal)
+            self.interrupt(message.signal)
         elif isinstance(message, SnapshotPull):
             self.see_enough(message)
             self.desk.ask(message.number)
@@ -344,15 +350,13 @@ class Shard:
         self.pushed[learner_id] = received
         self._tell(Event.GOODBYE, learner_id, goodbye.pushed)
         if goodbye.ending == Ending.INTERRUPTED:
-            self._interrupt(0)
+            self.interrupt(0)
         elif goodbye.ending == Ending.ENOUGH:
             self._end_training(math.nan)
         if goodbye.ending == Ending.NONE and learner_id in self.rules.present:
             self._tell(Event.DEPARTED, learner_id)
         self.go_on_without(learner_id, _GONE[Ending(goodbye.ending)])
         self.end_if_deserted()
-        if self.faults is not None:
-            self.faults.has_parted(learner_id)
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
         """A learner has left, is lost or missed. Where others go on, what it has pushed, whole, counts."""
@@ -387,11 +391,21 @@ class Shard:
                 self._drop_what_is_left()
             self.desk.answer()
 
-    def _interrupt(self, signal: int) -> None:
+    def interrupt(self, signal: int) -> None:
         """A signal has come, to this rank or (0) to another: nobody is given weights any more."""
         if self.rules.on_interrupt():
             self._tell(Event.INTERRUPTED, value=signal)
             self.answering.answer_waiting()
+
+    def snapshot(self, number: int) -> Taken:
+        """Serve others until this snapshot is there, or will never be, for the evaluator on this rank."""
+        while (taken := self.desk.find(number)) is None:
+            self.serve_one()
+        return taken
+
+    def end_evaluation(self) -> None:
+        """Hear from the evaluator on this rank that nothing more is evaluated."""
+        self.desk.ask(NOTHING_MORE)
 
     def see_enough(self, asked: SnapshotPull) -> None:
         """The evaluator may say, with what it asks for, that it has seen enough."""

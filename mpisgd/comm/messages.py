@@ -33,7 +33,6 @@ class Tag(enum.IntEnum):
     STUCK = 15
     HERE = 16
     MET = 17
-    DUTY = 18
     GIVEN_UP = 19
     COMMAND = 20
     RESULT = 21
@@ -108,7 +107,7 @@ class Op(enum.IntEnum):
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
 
-MAGIC = 0x6D7069736764000B  # "mpisgd", version 11 of the messages
+MAGIC = 0x6D7069736764000C  # "mpisgd", version 12 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -165,7 +164,6 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.GAVE_UP: Layout("learner_id", "seq"),
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
-    Tag.DUTY: Layout("appointed"),
     Tag.ACTIVATION: Layout(*_PASSED, body=Tag.ACTIVATION_BODY),
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
@@ -181,7 +179,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
     Tag.DEAL: Layout("clock", "portion", "counts"),
     Tag.TAKEN: Layout("shard", "seq", "whole"),
-    Tag.SNAPSHOT_PULL: Layout("number", "enough", "appointed"),
+    Tag.SNAPSHOT_PULL: Layout("number", "enough"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
 
@@ -305,12 +303,10 @@ class SnapshotPull(NamedTuple):
     """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE).
 
     `enough`: 1 + the snapshot at which it has seen enough, and training is to end; 0 = it has not.
-    `appointed`: as the how-manieth it evaluates, where that may change (`succession.py`).
     """
 
     number: int
     enough: int = 0
-    appointed: int = 0
 
 
 class Command(NamedTuple):

@@ -117,7 +117,7 @@ class Config:
     learner holds, and what it rounds off comes with the next pull. A learner keeps one more vector, two with own steps; a shard one
     more slice, of asynchronous protocols one for each learner. Not with compensation, nor shards on a GPU."""
     evaluator: bool = False
-    """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
+    """Give one rank to evaluation. Without it learner 0 evaluates after the run, or shard 0 where learners may be lost."""
     aggregation: Literal["none", "node"] = "none"
     """Sum gradients on each node in shared memory. node: ranks that compute on one node are a team; one of them pulls and pushes
     for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an

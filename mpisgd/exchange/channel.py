@@ -133,8 +133,6 @@ class LearnerChannel:
         self._portion = self._offered = NO_PORTION
         self.draw: Callable[[int], None] | None = None
         """Is told which portion is next, where portions are dealt."""
-        self._asks = False
-        self._duty: Any = None
         self._signal_told = False
 
     def _cut_for(self, shards: Iterable[int]) -> None:
@@ -339,19 +337,5 @@ class LearnerChannel:
         """Tell every shard that nothing more comes, why, and how many pushes it must have received."""
         wire, fields = self._wire, (self._learner_id, self._pushes, ending)
         self._interruptible = False
-        ranks = self._ranks
-        if self._asks:
-            self._duty = wire.ask(ranks[0], Tag.GOODBYE, fields, Tag.DUTY)
-            ranks = ranks[1:]
-        for rank in ranks:
+        for rank in self._ranks:
             wire.finish(wire.start(rank, Tag.GOODBYE, fields))
-
-    def ask_for_duty(self) -> None:
-        """Before the loop: where who evaluates may change (`succession.py`), shard 0 answers the goodbye."""
-        self._asks = True
-
-    def duty(self) -> int:
-        """After the goodbye: wait until shard 0 says as the how-manieth this learner is to evaluate; 0: it is not."""
-        fields: tuple[int] = self._wire.header(self._duty)
-        self._wire.finish(self._duty)
-        return fields[0]

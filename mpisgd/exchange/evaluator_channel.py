@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import NOTHING_MORE, Tag
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.roles import Roles
+from mpisgd.records.checkpoint.snapshots import Taken
 
 
 class Snapshot(NamedTuple):
@@ -23,6 +24,19 @@ class Snapshot(NamedTuple):
     taken_s: float
 
 
+class Here(Protocol):
+    """The shard on the evaluator's own rank: no message passes between them."""
+
+    def snapshot(self, number: int) -> Taken:
+        """Serve others until this snapshot is there, or will never be: then it has empty vectors."""
+
+    def interrupt(self, signal: int) -> None:
+        """A signal has come to this rank."""
+
+    def end_evaluation(self) -> None:
+        """Nothing more is evaluated."""
+
+
 class EvaluatorChannel:
     """The evaluator's end: pulls snapshots, one after the other.
 
@@ -30,9 +44,8 @@ class EvaluatorChannel:
         weights: (parameters,) float32 host memory that theta is received into.
         averaged: the same for thetabar, or None where the run keeps none.
         bounds: the slice of each shard.
-        serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
+        here: the shard on this rank, if it has one.
         to_first: say goodbye to shard 0 alone, which passes it on.
-        appointed: as the how-manieth this one evaluates, where that may change.
     """
 
     def __init__(
@@ -43,20 +56,18 @@ class EvaluatorChannel:
         weights: np.ndarray,
         averaged: np.ndarray | None,
         bounds: list[tuple[int, int]],
-        serve_here: Callable[[], None] | None = None,
+        here: Here | None = None,
         to_first: bool = False,
-        appointed: int = 0,
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
         self._first_shard = roles.first_shard
         self._parting = self._ranks[:1] if to_first else self._ranks
-        self._serve_here = serve_here
+        self._here = here
         self._vectors = [weights] if averaged is None else [weights, averaged]
         self._bounds = bounds
         self._signal_told = False
         self._enough = 0
-        self._appointed = appointed
 
     def now_s(self) -> float:
         return self._wire.clock.now_ns() * 1e-9
@@ -75,9 +86,13 @@ class EvaluatorChannel:
         asked = [self._ask(number, shard, vectors or self._vectors, start) for shard in shards]
         if number >= 0:
             for each in asked:
-                wire.header_or_signal(each)
+                if each is not None:
+                    wire.header_or_signal(each)
             self._tell_of_signal()
-        answers = [self._answer(number, shard, each) for shard, each in zip(shards, asked, strict=True)]
+        answers = []
+        for shard, each in zip(shards, asked, strict=True):
+            found = self._found_here(number, shard, vectors or self._vectors, start) if each is None else None
+            answers.append(found or self._answer(number, shard, each))
         if not all(there for there, _, _, _ in answers):
             return None
         _, _, samples, taken_s = answers[0]
@@ -93,6 +108,8 @@ class EvaluatorChannel:
         if self._wire.signal > 0 and not self._signal_told:
             self._signal_told = True
             self._tell(self._ranks, Tag.INTERRUPT, self._wire.signal)
+            if self._here is not None:
+                self._here.interrupt(self._wire.signal)
 
     def end_training(self, snapshot: int) -> None:
         """With the next pull, tell all shards that enough has been seen at this snapshot: training is to end."""
@@ -101,16 +118,28 @@ class EvaluatorChannel:
     def _tell(self, ranks: Sequence[int], tag: int, *words: int) -> None:
         wire = self._wire
         for rank in ranks:
-            sent = wire.start(rank, tag, words)
-            self._let_serve(rank)
-            wire.finish(sent)
+            if rank != wire.rank:
+                wire.finish(wire.start(rank, tag, words))
 
     def _ask(self, number: int, shard: int, vectors: Sequence[np.ndarray], origin: int) -> Any:
-        rank, (start, end) = self._ranks[shard], self._bounds[shard]
-        slices = (vector[start - origin : end - origin] for vector in vectors)
-        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number, self._enough, self._appointed), Tag.SNAPSHOT_ANSWER, tuple(slices))
-        self._let_serve(rank)
-        return asked
+        """Ask a shard; None where it is on this rank."""
+        if self._ranks[shard] == self._wire.rank:
+            return None
+        slices, words = self._slices(shard, vectors, origin), (number, self._enough)
+        return self._wire.ask(self._ranks[shard], Tag.SNAPSHOT_PULL, words, Tag.SNAPSHOT_ANSWER, slices)
+
+    def _slices(self, shard: int, vectors: Sequence[np.ndarray], origin: int) -> tuple[np.ndarray, ...]:
+        start, end = self._bounds[shard]
+        return tuple(vector[start - origin : end - origin] for vector in vectors)
+
+    def _found_here(self, number: int, shard: int, vectors: Sequence[np.ndarray], origin: int) -> tuple[bool, int, int, float]:
+        assert self._here is not None
+        taken = self._here.snapshot(number)
+        there = taken.vectors[0].size > 0
+        if there:
+            for own, given in zip(self._slices(shard, vectors, origin), taken.vectors, strict=True):
+                own[:] = given
+        return there, taken.clock, taken.samples, taken.taken_s
 
     def _answer(self, number: int, shard: int, asked: Any) -> tuple[bool, int, int, float]:
         wire, rank = self._wire, self._ranks[shard]
@@ -125,8 +154,6 @@ class EvaluatorChannel:
         return bool(there), clock, samples, taken_ns * 1e-9
 
     def goodbye(self) -> None:
-        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE, 0, self._appointed)
-
-    def _let_serve(self, rank: int) -> None:
-        if rank == self._wire.rank and self._serve_here is not None:
-            self._serve_here()
+        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE, 0)
+        if self._here is not None:
+            self._here.end_evaluation()

@@ -35,7 +35,8 @@ class Roles:
     shard_ranks: tuple[int, ...]
     learner_ranks: tuple[int, ...]
     evaluator_rank: int
-    """The dedicated evaluator; without one, the rank of learner 0, which evaluates after its own goodbye."""
+    """The dedicated evaluator. Without one, the rank of learner 0, which evaluates after its own goodbye; where learners may be
+    lost, that of shard 0."""
     teams: tuple[tuple[int, ...], ...] = ()
     """`teams[l]` are the ranks that compute for learner l, in rank order; by default each learner is alone."""
     groups: tuple[tuple[int, ...], ...] = ()
@@ -45,6 +46,8 @@ class Roles:
 
     coordinator_rank: int = -1
     """The coordinator of a batch optimisation; -1 = there is none."""
+    tolerant: bool = False
+    """Learners, and the evaluator, may be lost: shard 0 evaluates where no other rank does."""
 
     def __post_init__(self) -> None:
         if not self.teams:
@@ -107,7 +110,16 @@ class Roles:
 
     @property
     def dedicated_evaluator(self) -> bool:
-        return self.evaluator_rank not in self.learner_ranks
+        return self.evaluator_rank not in (*self.learner_ranks, *self.shard_ranks)
+
+    def may_evaluate(self, rank: int) -> bool:
+        """Whether a rank evaluates, or may come to it."""
+        return rank == self.evaluator_rank or (self.tolerant and rank == self.shard_ranks[0])
+
+    def made_tolerant(self) -> Roles:
+        """The roles in a fault-tolerant run: shard 0, without which there is no job, evaluates where no rank is given to that."""
+        evaluator_rank = self.evaluator_rank if self.dedicated_evaluator else self.shard_ranks[0]
+        return dataclasses.replace(self, evaluator_rank=evaluator_rank, tolerant=True)
 
     def of(self, rank: int) -> Role:
         return self._places.get(rank, (Role.EVALUATOR, 0))[0]
@@ -123,8 +135,10 @@ class Roles:
             hosts: of each rank.
             learners, shards: whether they take any.
         """
-        computing = sorted({*self.computing_ranks, self.evaluator_rank}) if learners else []
-        serving = [each for each in self.shard_ranks if each not in computing] if shards else []
+        evaluator = {self.evaluator_rank}.difference(self.shard_ranks)
+        computing = sorted({*self.computing_ranks, *evaluator}) if learners else []
+        others = [each for each in self.shard_ranks if each not in computing]
+        serving = others if shards else [each for each in others if learners and self.may_evaluate(each)]
         return [each for each in (*computing, *serving) if hosts[each] == hosts[rank]].index(rank)
 
     def describe(self, rank: int) -> str:

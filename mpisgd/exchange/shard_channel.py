@@ -72,8 +72,6 @@ class ShardChannel:
         """Gradients that are received while other messages are taken (`gathering.py`)."""
         self.last_ending = Ending.INTERRUPTED
         """A goodbye says why with one up to this."""
-        self.last_appointed = 0
-        """An evaluator is this one at most, where who evaluates may change."""
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
@@ -193,21 +191,19 @@ class ShardChannel:
             return Interrupt(sender)
         raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
 
-    def _pull_of(self, source: int, number: int, enough: int, appointed: int) -> SnapshotPull:
+    def _pull_of(self, source: int, number: int, enough: int) -> SnapshotPull:
         """What the evaluator asks for. Raises PeerError."""
         if number < NOTHING_MORE:
             raise PeerError(f"rank {source} pulled snapshot {number}: expected {NOTHING_MORE} or more", source)
         if enough < 0:
             raise PeerError(f"rank {source} has seen enough at snapshot {enough - 1}: expected 0 or more", source)
-        if not 0 <= appointed <= self.last_appointed:
-            raise PeerError(f"rank {source} evaluates as number {appointed}: expected 0 ... {self.last_appointed}", source)
-        if source != self._evaluator_rank:
-            self._succeeds(source, appointed)
-        return SnapshotPull(number, enough, appointed)
+        self._check_evaluates(source, number)
+        return SnapshotPull(number, enough)
 
-    def _succeeds(self, rank: int, appointed: int) -> None:
-        """Another rank asks for snapshots than did before. Raises PeerError."""
-        raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may", rank)
+    def _check_evaluates(self, source: int, number: int) -> None:
+        """Raises PeerError where a rank that does not evaluate has pulled a snapshot."""
+        if source != self._evaluator_rank:
+            raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may", source)
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)

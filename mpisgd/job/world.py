@@ -46,7 +46,6 @@ class Setup:
     Attributes:
         hosts: host name of each rank.
         bounds: the slice of each shard.
-        tolerant: learners may die or hang, and the others go on.
         resumption: None where the run begins.
         stages: of the model, where learners are groups of ranks.
         jointly: the ranks of learner 0 evaluate together, each its own piece, for none of them has the whole model.
@@ -58,7 +57,6 @@ class Setup:
     hosts: Sequence[str]
     meta: Meta
     bounds: list[tuple[int, int]]
-    tolerant: bool = False
     resumption: Resumption | None = None
     stages: Stages | None = None
     jointly: bool = False

@@ -72,7 +72,8 @@ def deal(places: Sequence[Domain], computes: Sequence[bool]) -> list[Share]:
 
 def of_node(allowed: frozenset[int], ranks: Sequence[int], roles: Roles) -> dict[int, Share]:
     """The share of each of these ranks, all of one node, on which any of them may run on `allowed`."""
-    working = {*roles.computing_ranks, roles.evaluator_rank}
+    alone = {rank for rank in roles.shard_ranks if rank not in roles.computing_ranks}
+    working = {*roles.computing_ranks, roles.evaluator_rank}.difference(alone)
     return dict(zip(ranks, deal(domains(allowed), [rank in working for rank in ranks]), strict=True))
 
 

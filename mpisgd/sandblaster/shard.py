@@ -12,8 +12,22 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.comm.messages import ANSWERED, Command, Ending, Goodbye, Interrupt, Message, Op, Pull, Push, Refused, SnapshotPull
+from mpisgd.comm.messages import (
+    ANSWERED,
+    NOTHING_MORE,
+    Command,
+    Ending,
+    Goodbye,
+    Interrupt,
+    Message,
+    Op,
+    Pull,
+    Push,
+    Refused,
+    SnapshotPull,
+)
 from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.checkpoint.snapshots import Taken
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.attendance import Gone
@@ -78,8 +92,11 @@ class BatchShard:
         self._signal = 0
         self._over = False
 
-    def serve(self) -> None:
-        """Serve until the coordinator has no more commands, and all learners and the evaluator have said goodbye."""
+    def serve(self, evaluate: Callable[[], None] | None = None) -> None:
+        """Serve until the coordinator has no more commands, and all learners and the evaluator have said goodbye.
+
+        `evaluate` where this rank is to do it then.
+        """
         rules, records, log = self.rules, self.records, self.records.log
         log.event(Event.RESUMED if self._resumed else Event.STARTED, rules.clock, self.channel.now_s())
         if not self._resumed:
@@ -87,18 +104,38 @@ class BatchShard:
         self._mark()
         if self.faults is not None:
             self.faults.begin()
-        while not self._over or rules.present or self.desk.is_open:
-            message = self.channel.receive(self.slots.inbox, None, math.inf if self.faults is None else self.faults.look_s)
-            if message is not None:
-                self.handle(message)
-            elif self.faults is not None:
-                self.faults.look(None)
+        while (learning := not self._over or rules.present) or self.desk.is_open:
+            if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
+                evaluate()
+            else:
+                self._serve_one()
         records.end(self.channel.now_s)
         if rules.finished:
             received, told = records.carried + sum(self.received), records.carried + sum(self.pushed)
             log.summary(rules.clock, self.slots.samples, received, told, diverged=False)
         else:
             log.flush()
+
+    def _serve_one(self) -> None:
+        message = self.channel.receive(self.slots.inbox, None, math.inf if self.faults is None else self.faults.look_s)
+        if message is not None:
+            self.handle(message)
+        elif self.faults is not None:
+            self.faults.look(None)
+
+    def snapshot(self, number: int) -> Taken:
+        """Serve others until this snapshot is there, or will never be, for the evaluator on this rank."""
+        while (taken := self.desk.find(number)) is None:
+            self._serve_one()
+        return taken
+
+    def interrupt(self, signal: int) -> None:
+        """Note a signal, for the coordinator to hear of."""
+        self._signal = self._signal or signal
+
+    def end_evaluation(self) -> None:
+        """Hear from the evaluator on this rank that nothing more is evaluated."""
+        self.desk.ask(NOTHING_MORE)
 
     def handle(self, message: Message) -> None:
         """Do what a message asks for; the gradient of a push lies in the inbox."""
@@ -118,7 +155,7 @@ class BatchShard:
         elif isinstance(message, SnapshotPull):
             self.desk.ask(message.number)
         elif isinstance(message, Interrupt):
-            self._signal = self._signal or message.signal
+            self.interrupt(message.signal)
         elif isinstance(message, Refused):
             self.refuse(message)
         else:
@@ -287,8 +324,6 @@ class BatchShard:
         if goodbye.ending == Ending.NONE:
             self._tell(Event.DEPARTED, learner_id)
         self.go_on_without(learner_id, _GONE[Ending(goodbye.ending)])
-        if self.faults is not None:
-            self.faults.has_parted(learner_id)
 
     # ------------------------------------------------------------------------------------------- what `Faults` asks for
 

@@ -42,7 +42,6 @@ from mpisgd.records.log.schema import Event
 from mpisgd.rules.attendance import Gone
 from mpisgd.serving.hopes import Hopes
 from mpisgd.serving.serves import Serves
-from mpisgd.serving.succession import DEDICATED, Succession
 
 
 class Faults:
@@ -66,9 +65,7 @@ class Faults:
         self._since_s = [0.0] * len(shard.received)
         """Per learner, since when it owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
-        self._succession = Succession(channel, shard.desk, shard.rules.attendance) if channel.is_first else None
-        """Who evaluates; shard 0 decides."""
-        self._hopes = Hopes(shard.rules, channel, self._succession)
+        self._hopes = Hopes(shard.rules, channel, shard.desk)
         self.look_s = math.inf
         """When to look again who is overdue."""
         shard.faults = self
@@ -140,20 +137,16 @@ class Faults:
 
     def _lose(self, rank: int, learner_id: int) -> None:
         """A rank is dead, or given up."""
-        if learner_id < 0 and rank not in (self._channel.evaluator_rank, self._channel.dedicated_rank):
-            return  # of another stage: the others of its group say so themselves
-        self._end_if_none_is_left(self._note_if_lost(learner_id))
-        if rank == self._channel.evaluator_rank:
+        if learner_id >= 0:
+            self._end_if_none_is_left(self._note_if_lost(learner_id))
+        elif rank == self._channel.evaluator_rank:
             self._shard.desk.ask(None)
-        if self._succession is not None:
-            self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
-            self._succession.appoint()
+            if self._channel.is_first:
+                self._channel.lose_evaluator()
 
     def _break(self, learner_id: int) -> bool:
         """Another rank of a learner's group is lost: with that the learner is, of which this rank takes its leave in order."""
-        lost = self._note_if_lost(learner_id)
-        self._end_if_none_is_left(lost)
-        self.has_parted(learner_id)
+        self._end_if_none_is_left(self._note_if_lost(learner_id))
         return True
 
     def _note_if_lost(self, learner_id: int) -> bool:
@@ -224,8 +217,6 @@ class Faults:
             self._channel.tell_given_up(learner_id)
             self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
         self._end_if_none_is_left(lost=True)
-        if self._succession is not None:
-            self._succession.appoint()
 
     def _may_miss(self) -> bool:
         return len(self._rules.present) > 1 or self._rules.attendance.ends
@@ -263,8 +254,8 @@ class Faults:
             self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
             if self._may_miss():
                 self._miss(learner_id)
-        elif learner_id not in self._rules.absent and not (self._succession is not None and self._succession.is_last(rank)):
-            self._lose_for_good(rank, learner_id)  # it has said goodbye, or is no learner: it was to be told, or to evaluate
+        elif learner_id not in self._rules.absent:
+            self._lose_for_good(rank, learner_id)  # it has said goodbye, or is the evaluator
 
     def _lose_for_good(self, rank: int, learner_id: int) -> None:
         """Nobody waits for a rank any more, whether it is dead or not."""
@@ -272,10 +263,17 @@ class Faults:
         self._gone.add(learner_id)
         self._lose(rank, learner_id)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether this shard's own rank evaluates, once learners have left."""
+        return self._channel.evaluates
+
     def end(self) -> None:
         """Nobody is waited for any more."""
         for learner_id in sorted(self._rules.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
+            self._gone.add(learner_id)
+            self._rules.attendance.on_departure(learner_id, Gone.LOST)
             self._channel.give_up_learner(learner_id)
             self._channel.tell_given_up(learner_id)
 
@@ -294,22 +292,15 @@ class Faults:
             self._unheeded.add(learner_id)
             self._shard.refuse(Refused(self._channel.rank_of(learner_id), why, push=False))
             return True
-        self._channel.has_parted(learner_id)
         if learner_id in rules.absent:
             self._note(Event.DEPARTED, learner_id, "is back, and leaves")
         return False
 
-    def has_parted(self, learner_id: int) -> None:
-        """A learner has left in order, and asks whether it is to evaluate."""
-        if self._succession is not None:
-            self._succession.has_parted(learner_id)
-
     def _ask(self, number: int) -> None:
-        """The evaluator asks for a snapshot, or says goodbye."""
-        if number == NOTHING_MORE and self._succession is not None and self._shard.desk.is_open:
-            self._succession.close()
-        else:
-            self._shard.desk.ask(number)
+        """The evaluator asks for a snapshot, or says goodbye: shard 0 passes that on."""
+        self._shard.desk.ask(number)
+        if number == NOTHING_MORE and self._channel.is_first:
+            self._channel.pass_on_nothing_more()
 
     def _note_lost(self, learner_id: int, text: str) -> None:
         """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.rules.rules import Rules
-from mpisgd.serving.succession import Succession
+from mpisgd.serving.snapshot_desk import SnapshotDesk
 
 
 class Hopes:
     """Those of whom any may still come, each by its ranks: a learner may have one in each stage."""
 
-    def __init__(self, rules: Rules, channel: TolerantShardChannel, succession: Succession | None) -> None:
+    def __init__(self, rules: Rules, channel: TolerantShardChannel, desk: SnapshotDesk) -> None:
         self._rules = rules
         self._channel = channel
-        self._succession = succession
+        self._desk = desk
 
     def now(self, last: int) -> list[tuple[int, ...]]:
         """Empty where others go on; `last`: the last learner, if it is overdue, else -1."""
-        rules, channel, succession = self._rules, self._channel, self._succession
+        rules, channel = self._rules, self._channel
         if rules.present and last < 0:
             return []
         if not rules.present and (rules.finished or rules.interrupted):
-            if succession is None or not succession.is_open:
+            if not (channel.is_first and self._desk.is_open):
                 return []
-            if succession.evaluator is not None:
+            if not channel.evaluates:
                 return [(channel.evaluator_rank,)]
         return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))
 

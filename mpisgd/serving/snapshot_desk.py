@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpisgd.comm.messages import FINAL, NOTHING_MORE
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.checkpoint.snapshots import Snapshots, Taken
 from mpisgd.rules.rules import Rules
 from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.memory import on_host
@@ -63,30 +63,32 @@ class SnapshotDesk:
 
     def answer(self) -> None:
         """Answer the evaluator, if it waits and can be answered."""
-        number, rules = self._asked, self._rules
-        if number is None:
+        if self._asked is None:
             return
-        if number == NOTHING_MORE:
+        if self._asked == NOTHING_MORE:
             self.is_open = False
-        elif rules.interrupted and not rules.finished:
-            if rules.present:  # what they still push may finish the run
-                return
-            self._channel.answer_snapshot(self._snapshots.nothing(), 0, 0, 0.0)
-        elif (number == FINAL and rules.finished) or 0 <= number < self._snapshots.count:
-            if self._lacks_state(number):
-                return
-            self._give(number)
-        elif rules.finished:
-            self._channel.answer_snapshot(self._snapshots.nothing(), 0, 0, 0.0)
+        elif (taken := self.find(self._asked)) is not None:
+            self._channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
         else:
             return
         self._asked = None
 
-    def _give(self, number: int) -> None:
+    def find(self, number: int) -> Taken | None:
+        """Return a snapshot, with empty vectors where it will never be; None where it is yet to come."""
+        rules = self._rules
+        there = (number == FINAL and rules.finished) or 0 <= number < self._snapshots.count
+        if rules.interrupted and not rules.finished:  # what learners still push may finish the run
+            return None if rules.present else self._nothing()
+        if there:
+            return None if self._lacks_state(number) else self._taken(number)
+        return self._nothing() if rules.finished else None
+
+    def _nothing(self) -> Taken:
+        return Taken(self._snapshots.nothing(), 0, 0, 0.0)
+
+    def _taken(self, number: int) -> Taken:
         if number != FINAL:
-            taken = self._snapshots.get(number)
-            self._channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
-            return
+            return self._snapshots.get(number)
         vectors = [self._update.weights] if self._update.averaged is None else [self._update.weights, self._update.averaged]
         now_s = self._channel.now_s()
-        self._channel.answer_snapshot([on_host(vector) for vector in vectors], self._rules.clock, self._update.samples, now_s)
+        return Taken([on_host(vector) for vector in vectors], self._rules.clock, self._update.samples, now_s)

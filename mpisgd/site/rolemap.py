@@ -37,8 +37,9 @@ def with_job(survey: Survey, config: Config) -> Survey:
             for rank, share in of_node(allowed, ranks, roles).items():
                 cores[rank] = frozenset[int]().union(*share) if share else allowed
                 crowded = crowded or ("" if share else host)
+    tolerant, failures, intolerant = _failures(config)
+    roles = roles.made_tolerant() if tolerant else roles
     gpus = tuple(_gpu(config, roles, survey, rank, hosts) for rank in range(len(hosts)))
-    failures, intolerant = _failures(config)
     job = JobFacts(
         names=tuple(map(roles.describe, range(len(hosts)))),
         cores=tuple(cores),
@@ -52,19 +53,19 @@ def with_job(survey: Survey, config: Config) -> Survey:
     return dataclasses.replace(survey, job=job)
 
 
-def _failures(config: Config) -> tuple[str, str]:
-    """What becomes of a run when a learner dies, or else why it cannot be as the configuration wants it."""
+def _failures(config: Config) -> tuple[bool, str, str]:
+    """Whether a run outlives its learners, in words, or else why it cannot be as the configuration wants it."""
     try:
         tolerant = tolerance.of(config)
-        return tolerance.said(config, tolerant, beats=False) + ": ends when a rank dies" * (not tolerant), ""
+        return tolerant, tolerance.said(config, tolerant, beats=False) + ": ends when a rank dies" * (not tolerant), ""
     except ConfigError as error:
-        return "", str(error)
+        return False, "", str(error)
 
 
 def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequence[str]) -> int | None:
     """As `train` deals them out."""
     learners, shards = config.device == "cuda", config.shard_device == "cuda"
-    computes = rank in {*roles.computing_ranks, roles.evaluator_rank}
+    computes = rank in roles.computing_ranks or roles.may_evaluate(rank)
     if not ((learners and computes) or (shards and rank in roles.shard_ranks)) or not survey.ranks[rank].gpus:
         return None
     return roles.turn_at_gpus(rank, hosts, learners=learners, shards=shards) % survey.ranks[rank].gpus

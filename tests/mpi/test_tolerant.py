@@ -107,7 +107,7 @@ def told(run: Run, kind: Event, shard: int = 0) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
-def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[Job], tmp_path: Path) -> None:
+def test_learners_are_killed_and_shard_0_evaluates(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(started, out, 5, *HELD, "--shards", "2", "--epochs", "4", "--evaluation.every-epochs", "1")
     assert "fault-tolerant: learners may die" in job.text
@@ -126,7 +126,7 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
     counts = np.array([table.cells("mini-batches here"), table.cells("on all shards")])
     assert np.abs(counts[0] - counts[1]).max() <= 1
     test = run.evaluations[run.evaluations["train"] == 0]
-    assert test["snapshot"].tolist() == list(range(len(test))), "another has evaluated all"
+    assert test["snapshot"].tolist() == list(range(len(test))), "all are evaluated"
     assert test["error"][-1] < test["error"][0]
     assert (out / "weights.pt").is_file()
     proof = replay.replay(out, trust=True)
@@ -161,7 +161,7 @@ def test_what_a_dead_learner_was_dealt_is_done_by_others_and_what_it_had_rounded
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
-def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_path: Path) -> None:
+def test_the_evaluator_is_killed_and_shard_0_follows(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(started, out, 3, *HELD, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
     until(job, lambda: (out / schema.evaluator_file()).exists() and len(Run(out).evaluations) >= 2)

@@ -9,6 +9,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import (
     FINAL,
     NOTHING_MORE,
+    Lost,
     SnapshotPull,
     Tag,
 )
@@ -73,51 +74,42 @@ def test_a_snapshot_that_cannot_be(shard: int, there: int, clock: int, nbytes: i
 def tolerant_door(shard: int, evaluator: bool) -> Door:
     """Of two shards, ranks 0 and 1; learners are ranks 2 and 3, the evaluator, where there is one, rank 4."""
     door = Door()
-    door.shard = TolerantShardChannel(door.wire, packed(2, 2, evaluator=evaluator), shard)
+    door.shard = TolerantShardChannel(door.wire, packed(2, 2, evaluator=evaluator).made_tolerant(), shard)
     return door
 
 
-def pulls_a_snapshot(door: Door, source: int, number: int, appointed: int = 0) -> bool:
+def pulls_a_snapshot(door: Door, source: int, number: int) -> bool:
     """Whether it is believed."""
-    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number, 0, appointed))
-    return door.receive() == SnapshotPull(number, 0, appointed)
+    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number, 0))
+    return door.receive() == SnapshotPull(number, 0)
 
 
 @pytest.mark.parametrize("shard", [0, 1])
 @pytest.mark.parametrize("number", [3, FINAL, NOTHING_MORE])
-def test_a_learner_that_was_not_appointed_pulls_no_snapshot(shard: int, number: int) -> None:
+def test_a_learner_pulls_no_snapshot(shard: int, number: int) -> None:
     for evaluator in (False, True):
         door = tolerant_door(shard, evaluator)
         assert not pulls_a_snapshot(door, 2, number)
         assert not pulls_a_snapshot(door, 3, number)
 
 
-def test_snapshots_are_of_whom_shard_0_has_appointed() -> None:
+def test_the_evaluator_says_to_shard_0_alone_that_nothing_more_is_evaluated() -> None:
     first, other = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
     for door in (first, other):
         assert pulls_a_snapshot(door, 4, 0)
-    first.shard._evaluator_rank = 3  # as `answer_goodbye` has it
-    other.shard.has_parted(1)
-    for door in (first, other):
-        assert pulls_a_snapshot(door, 3, 0)
-        assert door.shard.evaluator_rank == 3
-        assert not pulls_a_snapshot(door, 2, 0)
-    assert not pulls_a_snapshot(first, 4, NOTHING_MORE)
-    assert pulls_a_snapshot(first, 3, NOTHING_MORE)
-    assert not pulls_a_snapshot(other, 3, NOTHING_MORE), "shard 0 passes it on"
+    assert not pulls_a_snapshot(other, 4, NOTHING_MORE), "shard 0 passes it on"
     assert pulls_a_snapshot(other, 0, NOTHING_MORE)
+    assert pulls_a_snapshot(first, 4, NOTHING_MORE)
 
 
-def test_who_was_appointed_earlier_and_asks_later_is_followed_already() -> None:
-    """By another shard than shard 0, which hears of both by what they ask alone."""
-    door = tolerant_door(1, evaluator=True)
-    assert pulls_a_snapshot(door, 4, 0)
-    for learner_id in (0, 1):
-        door.shard.has_parted(learner_id)
-    assert pulls_a_snapshot(door, 3, 0, appointed=2)
-    for source, number in ((2, 0), (4, 1)):
-        assert not pulls_a_snapshot(door, source, number, appointed=int(source == 2))
-        assert door.shard.evaluator_rank == 3
-    assert pulls_a_snapshot(door, 3, 1, appointed=2)
-    assert not pulls_a_snapshot(door, 3, 1, appointed=3), "of two learners"
-    assert not pulls_a_snapshot(door, 3, 1, appointed=-1)
+def test_an_evaluator_whose_place_shard_0_has_taken_counts_as_lost() -> None:
+    """It was given up, and goes on: its place is not its own any more."""
+    first, other = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
+    first.shard.lose_evaluator()
+    assert first.shard.evaluates
+    assert pulls_a_snapshot(other, 0, 0), "shard 0 tells no more than by what it asks"
+    for door in (first, other):
+        assert door.shard.evaluator_rank == 0
+        door.comes(4, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 1, 0))
+        assert door.receive() == Lost(4, -1)
+    assert not other.shard.evaluates

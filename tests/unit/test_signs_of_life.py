@@ -96,17 +96,6 @@ def test_an_interrupted_run_is_saved_without_the_last_one(log: Path) -> None:
 _TRAINED = [*pulls(0, 1), (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), Goodbye(0, 1, Ending.FINISHED)]
 
 
-class Changing(Channel):
-    """No evaluator of its own: a learner evaluates."""
-
-    evaluator_rank = dedicated_rank = -1
-
-    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
-        super().answer_goodbye(learner_id, appointed)
-        if appointed:
-            self.evaluator_rank = self.rank_of(learner_id)
-
-
 def test_the_evaluator_is_not_asked_while_others_train(log: Path) -> None:
     """It may be back before it is needed."""
     script = [*pulls(0, 1), None, (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), *byes(l0=1, l1=1)]
@@ -114,22 +103,15 @@ def test_the_evaluator_is_not_asked_while_others_train(log: Path) -> None:
     assert done.channel.asked == {1, 2}
 
 
-def test_who_evaluates_and_hangs_is_followed_by_another_when_all_have_left(log: Path) -> None:
-    script = [*_TRAINED, Goodbye(1, 1, Ending.FINISHED), None, SnapshotPull(FINAL), LEAVE]
-    done = serve(log, script, hang={EVALUATOR}, first=True)
-    assert done.channel.duties == [(0, 1), (1, 0)]
+def test_shard_0_evaluates_where_the_evaluator_hangs_when_all_have_left(log: Path) -> None:
+    done = serve(log, [*_TRAINED, Goodbye(1, 1, Ending.FINISHED), None], hang={EVALUATOR}, first=True)
     assert done.channel.given_up == [EVALUATOR]
-    assert done.answers[-1][0] == "snapshot"
+    assert [taken.vectors[0].tolist() for taken in done.evaluated] == [done.weights]
 
 
-def test_a_learner_that_evaluates_and_hangs_is_followed_by_another(log: Path) -> None:
+def test_other_shards_wait_for_shard_0(log: Path) -> None:
     script = [*_TRAINED, Goodbye(1, 1, Ending.FINISHED), None, SnapshotPull(FINAL), LEAVE]
-    done = serve(log, script, hang={1}, first=True, channel=Changing)
-    assert done.channel.duties == [(0, 1), (1, 2)]
-    assert done.channel.given_up == [1]
-
-
-def test_where_nobody_follows_who_evaluates_and_hangs_the_job_ends(log: Path) -> None:
-    script = [*_TRAINED, Lost(2, 1), None]
-    with pytest.raises(PeerError, match="no rank is left to evaluate and to save the weights"):
-        serve(log, script, hang={1}, first=True, channel=Changing)
+    done = serve(log, script, hang={EVALUATOR})
+    assert done.channel.given_up == []
+    assert done.evaluated == []
+    assert done.answers[-1][0] == "snapshot"

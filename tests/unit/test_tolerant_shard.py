@@ -279,24 +279,31 @@ def test_a_run_whose_others_have_done_their_share_ends_when_the_last_one_dies(lo
 def test_the_evaluator_says_goodbye_to_the_first_shard_which_passes_it_on(log: Path) -> None:
     done = serve(log, [*pulls(0), (now(0), 1.0), *pulls(0, clock=1), *byes(l0=1)], lambda_=1, budget=2, first=True)
     assert done.channel.passed_on == 1
-    assert done.channel.duties == [(0, 0)]
+    assert done.evaluated == []
 
 
-def test_a_learner_follows_the_evaluator_and_another_follows_that(log: Path) -> None:
+def test_shard_0_follows_the_evaluator_once_all_have_left(log: Path) -> None:
     script = [
         *pulls(0, 1, 2), (now(0), 1.0), (now(1), 1.0), (now(2), 1.0), SnapshotPull(0), *pulls(0, 1, 2, clock=1),
         Lost(EVALUATOR, -1), Goodbye(2, 1, True), Goodbye(1, 1, True), Lost(3, 2), Goodbye(0, 1, True),
-        SnapshotPull(FINAL), LEAVE,
     ]  # fmt: skip
     done = serve(log, script, lambda_=3, budget=6, first=True)
-    assert done.channel.duties == [(2, 1), (1, 2), (0, 0)]
-    assert done.answers[-1][0] == "snapshot"
+    assert [taken.vectors[0].tolist() for taken in done.evaluated] == [done.weights]
+    assert done.balanced()
 
 
-def test_where_nobody_is_left_to_save_the_weights_the_run_fails(log: Path) -> None:
-    script = [*pulls(0), (now(0), 1.0), *pulls(0, clock=1), Goodbye(0, 1, True), Lost(1, 0), Lost(EVALUATOR, -1)]
-    with pytest.raises(PeerError, match="no rank is left to evaluate"):
-        serve(log, script, lambda_=1, budget=2, first=True)
+def test_where_no_other_rank_is_left_the_weights_are_evaluated(log: Path) -> None:
+    script = [*pulls(0), (now(0), 1.0), *pulls(0, clock=1), Lost(1, 0), Lost(EVALUATOR, -1)]
+    done = serve(log, script, lambda_=1, budget=2, first=True)
+    assert len(done.evaluated) == 1
+
+
+def test_a_learner_that_hangs_is_lost_before_shard_0_evaluates(log: Path) -> None:
+    script = [*pulls(0, 1), Lost(EVALUATOR, -1), (now(1), 1.0), *pulls(1, clock=1), None, *byes(l1=1)[:1]]
+    done = serve(log, script, lambda_=2, budget=2, first=True)
+    assert done.told(Event.MISSED, Event.LOST) == [(Event.MISSED, 0, 0), (Event.LOST, 1, 0)]
+    assert (done.channel.given_up, done.channel.told, len(done.evaluated)) == ([1], [0], 1)
+    assert done.balanced()
 
 
 # ------------------------------------------------------------------------------------------------------ messages that cannot be

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.messages import NOTHING_MORE, Goodbye, Message, Pull, SnapshotPull
+from mpisgd.comm.messages import FINAL, NOTHING_MORE, Goodbye, Message, Pull, SnapshotPull
 from mpisgd.config import SgdOptions
 from mpisgd.protocols import (
     HardsyncOptions,
     ProtocolOptions,
 )
-from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.checkpoint.snapshots import Snapshots, Taken
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.schema import Event
@@ -35,14 +35,13 @@ LEAVE = SnapshotPull(NOTHING_MORE)
 
 
 class Channel(ScriptedChannel):
-    """Learner l is rank l + 1; rank 9 evaluates at first. What is not in the script comes not: time passes instead."""
+    """This shard is rank 0, learner l rank l + 1, the evaluator at first rank 9. Where the script has no message, time passes."""
 
-    evaluator_rank = dedicated_rank = EVALUATOR
-    spare_ranks: tuple[int, ...] = ()
+    evaluator_rank = EVALUATOR
+    is_first = False
 
     def __init__(self, script: list[Any]) -> None:
         super().__init__(script)
-        self.duties: list[tuple[int, int]] = []
         self.given_up: list[int] = []
         self.told: list[int] = []
         self.passed_on = 0
@@ -57,10 +56,12 @@ class Channel(ScriptedChannel):
             self.seconds += 2 * PATIENCE_S
         return message
 
-    def has_parted(self, learner_id: int) -> None: ...
+    @property
+    def evaluates(self) -> bool:
+        return self.is_first and self.evaluator_rank == 0
 
-    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
-        self.duties.append((learner_id, appointed))
+    def lose_evaluator(self) -> None:
+        self.evaluator_rank = 0
 
     def pass_on_nothing_more(self) -> None:
         self.passed_on += 1
@@ -83,7 +84,7 @@ class Channel(ScriptedChannel):
         return learner_id + 1
 
     def learner_of(self, rank: int) -> int:
-        return -1 if rank == self.dedicated_rank else rank - 1
+        return -1 if rank == EVALUATOR else rank - 1
 
     def ranks_of(self, learner_id: int) -> tuple[int, ...]:
         return (self.rank_of(learner_id),)
@@ -108,13 +109,19 @@ class Served:
         )
         channel.is_first = first
         Faults(shard, channel, PATIENCE_S, "shard 0")
+        self.evaluated: list[Taken] = []
+        """The last weights, if they were evaluated on this rank."""
         try:
-            shard.serve()
+            shard.serve(self._evaluate)
         finally:
             snapshots.close()
         self.path = path
         self.answers = channel.answers
         self.channel = channel
+
+    def _evaluate(self) -> None:
+        self.evaluated.append(self.shard.snapshot(FINAL))
+        self.shard.end_evaluation()
 
     def rows(self, table: str, *columns: str) -> list[Any]:
         rows: list[Any] = read_table(self.path, table)[list(columns)].tolist()

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpisgd.comm.communicator import Group
 from mpisgd.evaluator import Evaluator
-from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Here
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
@@ -98,15 +98,14 @@ class Built:
 
     def _evaluate(
         self,
-        serve_here: Callable[[], None] | None = None,
-        appointed: int = 0,
+        here: Here | None = None,
         of_piece: Callable[..., Evaluator] | None = None,
     ) -> None:
-        """Evaluate all snapshots; `appointed`: as the how-manieth, where who evaluates may change; `of_piece`: as in
-        `Tensors.evaluate`, with others, of whom the evaluator's rank alone keeps the log, and tells people."""
+        """Evaluate all snapshots; `here`: the shard on this rank; `of_piece`: as in `Tensors.evaluate`, with others, of which
+        the evaluator's rank alone keeps the log, and tells people."""
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
         roles, bounds = (setup.roles, setup.bounds) if of_piece is None else setup.seen_by(self.rank)[:2]
-        fields: dict[str, Any] = {"bounds": bounds, "serve_here": serve_here, "to_first": setup.tolerant, "appointed": appointed}
+        fields: dict[str, Any] = {"bounds": bounds, "here": here, "to_first": setup.roles.tolerant and here is None}
         channel = functools.partial(EvaluatorChannel, self.wire, roles, **fields)
         follows = of_piece is not None and self.rank != setup.roles.evaluator_rank
         first, before = 0, list[list[int]]()
@@ -118,8 +117,9 @@ class Built:
         name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
 
         def begin() -> TableFile:
-            """Who follows one that died or hangs replaces its file, and evaluates all again; who was followed writes none."""
-            followed = setup.tolerant and appointed_of(setup.path / name) > appointed
+            """Replace the file of an evaluator that was lost; such an evaluator writes none, should it go on."""
+            appointed = int(setup.roles.tolerant and here is not None)
+            followed = setup.roles.tolerant and appointed_of(setup.path / name) > appointed
             return self._open("" if followed or follows else name, -1, before, appointed=appointed, metrics=metrics)
 
         log = EvaluatorLog(begin)
@@ -169,7 +169,7 @@ class Built:
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,
             attributes=attributes | ({"appointed": appointed} if appointed else {}),
-            instead=shard < 0 and self.setup.tolerant,
+            instead=shard < 0 and self.setup.roles.tolerant,
             metrics=metrics,
             tables=tables if shard >= 0 else schema.TABLES,
         )

@@ -78,7 +78,7 @@ class BuiltCoordinator(Built):
             first_seq,
             log,
             clock=begun.get("clock", 0),
-            patience_s=config.faults.patience_s if setup.tolerant else math.inf,
+            patience_s=config.faults.patience_s if setup.roles.tolerant else math.inf,
             warn=lambda text: warn(f"mpisgd: coordinator, {text}"),
         )
         commands = Noted(channel, self.newest_clock, log.command) if options.log_commands else channel
@@ -133,7 +133,7 @@ class BuiltBatchShard(Built):
             progress.hear = UpdateTeller(told)
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
-        tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.tolerant else None
+        tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
         channel = tolerant or BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
@@ -144,7 +144,7 @@ class BuiltBatchShard(Built):
             Attendance(self.server, tolerant, setup.config.faults.patience_s, name)
 
     def train(self) -> None:
-        self.server.serve()
+        self.server.serve(lambda: self._evaluate(self.server))
 
     def end(self) -> np.ndarray:
         server, rules, refused = self.server, self.server.rules, self.server.refusals
@@ -173,9 +173,7 @@ class BuiltBatchLearner(Built):
         self._desk = Desk(self.wire, setup.roles, self.index)
         slices = Slices(self._gradient.memory.weights, self._sum.vector, setup.bounds)
         self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, slices, consistent=False)
-        self._channel.acknowledged = setup.tolerant
-        if setup.tolerant:
-            self._channel.ask_for_duty()
+        self._channel.acknowledged = setup.roles.tolerant
         self.leaves_by = self._leave
 
     def _leave(self, *, ending: int) -> None:
@@ -184,16 +182,13 @@ class BuiltBatchLearner(Built):
         self._channel.goodbye(ending=ending)
 
     def train(self) -> None:
-        self.expendable = self.setup.tolerant
+        self.expendable = self.setup.roles.tolerant
         delays = stages.loop_delays(self.setup.config, self.index)
         first_seq = self.setup.first_seq(self.index)
         learn(self._desk, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
 
     def end(self) -> np.ndarray:
-        if self.setup.tolerant:
-            if appointed := self._channel.duty():
-                self._evaluate(appointed=appointed)
-        elif self.rank == self.setup.roles.evaluator_rank:
+        if self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 

@@ -47,7 +47,7 @@ class BuiltShard(Built):
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
-        if not setup.tolerant:
+        if not setup.roles.tolerant:
             channel = shard_channel(setup.config, self.wire, self._seen, self.index, update)
             self.server = self._make_server(channel, update)
             return
@@ -57,7 +57,7 @@ class BuiltShard(Built):
         Faults(self.server, tolerant, setup.config.faults.patience_s, name)
 
     def train(self) -> None:
-        self.server.serve()
+        self.server.serve(lambda: self._evaluate(self.server))
 
     def end(self) -> np.ndarray:
         server, rules, refused = self.server, self.server.rules, self.server.refusals
@@ -145,7 +145,7 @@ class BuiltBoth(BuiltShard):
 
     def end(self) -> np.ndarray:
         if self.rank == self.setup.roles.evaluator_rank:
-            self._evaluate(self.server.serve_one)
+            self._evaluate(self.server)
         self.server.serve_on()
         return super().end()
 
@@ -178,20 +178,17 @@ class BuiltLearner(Built):
             )
         else:
             ends = self.wire, seen.roles, self.index
-            self._channel = learner_channel(config, protocol, *ends, memory, seen.bounds, tolerant=setup.tolerant)
+            self._channel = learner_channel(config, protocol, *ends, memory, seen.bounds, tolerant=setup.roles.tolerant)
         self.leaves_by = self._channel.goodbye
         if world.tensors is not None:
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._gradient: Computes = pushed
         if config.by_layers:
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
-        self._may_evaluate = setup.tolerant and rank == setup.roles.learner_ranks[self.index]
-        if self._may_evaluate:
-            self._channel.ask_for_duty()
 
     def train(self) -> None:
         setup, learner_id, protocol = self.setup, self.index, self.setup.protocol
-        self.expendable = setup.tolerant
+        self.expendable = setup.roles.tolerant
         share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
         keeper = self._keeper(late=self._channel.pulls_within)
@@ -200,13 +197,10 @@ class BuiltLearner(Built):
     def end(self) -> np.ndarray:
         if self._leader is not None:
             self._leader.stop()
-        if self._may_evaluate:
-            if appointed := self._channel.duty():
-                self._evaluate(appointed=appointed)
-        elif self.setup.jointly and self.index == 0:
+        if self.setup.jointly and self.index == 0:
             assert self._group is not None
             self._evaluate(of_piece=evaluating.of_piece(self, self._group))
-        elif not self.setup.tolerant and self.rank == self.setup.roles.evaluator_rank:
+        elif self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 
@@ -237,7 +231,7 @@ class BuiltEvaluator(Built):
     """The evaluator that does nothing else."""
 
     def end(self) -> np.ndarray:
-        self.expendable = self.setup.tolerant
+        self.expendable = self.setup.roles.tolerant
         self._evaluate()
         return account()
 

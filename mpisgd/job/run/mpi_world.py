@@ -48,7 +48,7 @@ class MpiWorld(World):
         self._gradient: Gradient | None = None
         self.progress = config.log.progress
         on_gpu = "cuda" in (config.device, config.shard_device)
-        self._direct = on_gpu and takes_gpu_memory() and not claim.setup.tolerant
+        self._direct = on_gpu and takes_gpu_memory() and not claim.setup.roles.tolerant
         """Whether MPI is given a GPU's memory. Not where ranks may be lost: a transfer that is given up keeps its memory."""
 
     def wire(self, rank: int) -> Wire:
@@ -69,7 +69,7 @@ class MpiWorld(World):
     def _stage(self, rank: int, roles: Roles, team: Group) -> Travels:
         """A rank's stage, or piece; of the rest of the model it has no further use, unless it is, or may come, to evaluate it."""
         names = roles.stream(rank), roles.stage(rank)
-        evaluates = rank in roles.learner_ranks if self._setup.tolerant else rank == roles.evaluator_rank
+        evaluates = roles.may_evaluate(rank)
         if self._config.partitioned:
             links = partitioned.links_of(self._wire, roles.groups[roles.index(rank)])
             self._gradient = gradient = self.tensors.of_piece(*names, links, team)
@@ -92,7 +92,8 @@ class MpiWorld(World):
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)
-        del self.tensors.model
+        if not self._setup.roles.may_evaluate(self._wire.rank):
+            del self.tensors.model
         return weights
 
     def close(self) -> None:
@@ -112,12 +113,12 @@ class MpiWorld(World):
         return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self._config), own=own)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
-        """A rank that is nothing but a shard has no further use for the model."""
+        """A rank that is nothing but a shard, and never evaluates, has no further use for the model."""
         setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
         kind = StreamedUpdate if setup.config.exchange == "streamed" else None
         update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct, kind=kind)
-        if alone:
+        if alone and not setup.roles.may_evaluate(rank):
             del self.tensors.model
         before = setup.account(shard)
         if before is not None:

@@ -112,7 +112,7 @@ class Rank:
         self.loggers = Loggers(self.setup.config.loggers, self.path)
         self.callbacks = self.loggers.with_own(own)
         self._ready = True
-        if self.setup.tolerant:
+        if self.setup.roles.tolerant:
             self.vigil.stop()
 
     def who(self) -> str:
@@ -174,7 +174,7 @@ class Rank:
 
     def _wire(self) -> Wire:
         ranks, polite = self.ranks, self.ranks.oversubscribed
-        if not self.setup.tolerant:
+        if not self.setup.roles.tolerant:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core, hosts=ranks.hosts)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
@@ -285,7 +285,7 @@ class Rank:
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"
             f"{partners.said(setup.config.checkpoint.partner_updates, setup.hosts)};"
-            f" {tolerance.said(setup.config, setup.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
+            f" {tolerance.said(setup.config, setup.roles.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
         )
 
     def _going_on(self) -> str:

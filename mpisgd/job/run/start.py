@@ -56,7 +56,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
     ranks = look_around(comm)
     config = naming.as_brought(config, brought)
-    roles, protocol, tolerant = agree(comm, lambda: place(config, ranks))
+    roles, protocol = agree(comm, lambda: place(config, ranks))
     ranks = _bind(config, comm, ranks, roles)
     _make_room(comm, ranks, roles)
     config = replace(config, shards=len(roles.shard_ranks))
@@ -65,7 +65,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     pulse.know(ranks, lambda rank: name(roles, ranks, rank))
     torch.set_num_threads(config.threads or ranks.threads)
     learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
-    computes = learns or ranks.rank == roles.evaluator_rank
+    computes = learns or roles.may_evaluate(ranks.rank)
     data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
     meta: Meta = comm.bcast(parts.meta_of(data, config) if data is not None and ranks.rank == first else None, root=first)
     if data is not None and ranks.rank == first and data.train.advice:
@@ -91,11 +91,11 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, number, group)), root=first)
     if group is not None:
         group.Free()
-    agree(comm, lambda: tensors.check_pieces_fit() if ranks.rank == roles.evaluator_rank else None)
+    agree(comm, lambda: tensors.check_pieces_fit() if roles.may_evaluate(ranks.rank) else None)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
     # Whoever may come to evaluate alone, or keeps the best weights, needs all of them.
-    jointly = config.partitioned and not (roles.dedicated_evaluator or tolerant or config.evaluation.best)
-    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages, jointly=jointly)
+    jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
+    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, stages=tensors.stages, jointly=jointly)
     agree(comm, setup.check_schedule)
     return ranks, setup, tensors
 
@@ -136,10 +136,11 @@ def name(roles: Roles, ranks: Ranks, rank: int) -> str:
     return f"{roles.describe(rank)} (rank {rank} on {ranks.hosts[rank]})"
 
 
-def place(config: Config, ranks: Ranks) -> tuple[Roles, Protocol, bool]:
-    """The roles, the protocol, and whether the run is fault-tolerant. Raises ConfigError."""
+def place(config: Config, ranks: Ranks) -> tuple[Roles, Protocol]:
+    """The roles and the protocol. Raises ConfigError."""
     refuse_singletons(ranks)
-    return *placement.on_ranks(config, ranks.hosts), tolerance.of(config)
+    roles, protocol = placement.on_ranks(config, ranks.hosts)
+    return roles.made_tolerant() if tolerance.of(config) else roles, protocol
 
 
 def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | None:
@@ -211,7 +212,7 @@ class Claim:
         self._comm = comm
         self._brought = brought
         self._lock: Lock | None = None
-        self._ushered = self.setup.tolerant or len(set(self.ranks.hosts)) > 1
+        self._ushered = self.setup.roles.tolerant or len(set(self.ranks.hosts)) > 1
         """Whether the end of the job must be brought to ranks and launchers that cannot hear of it."""
         self._running = self.setup.path.absolute() / schema.RUNNING
         self._job = ""

@@ -152,7 +152,7 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
 
 
 def appointed_of(path: Path) -> int:
-    """As the how-manieth the writer of an evaluator's file was appointed; 0: it was the first to evaluate, or there is no file."""
+    """Return 1 where shard 0 has written this file in the place of the evaluator, else 0, also where there is no file."""
     if not path.is_file():
         return 0
     found = read_file(path, "who wrote it", lambda file, _: contained.attribute(file, "appointed"))

@@ -5,9 +5,8 @@ the tables of all of them: copied, or, of a table above 1 GiB, a virtual data se
 as one-dimensional compound data sets, the data set `committed` (int64, one entry per table in the order of `TABLES`: rows that
 are safely there; later rows may be torn), and the data set `summary` (one row, written when the rank leaves in order;
 `final_clock` = -1 before). Seconds count from the start barrier of the run, on the clock of the rank that writes; where a run was
-continued, they go on from its checkpoint. In a fault-tolerant run another may follow an evaluator that hangs, and its file
-replaces that one's. Its attribute `appointed` says as the how-manieth it was appointed, from 1: so one that wakes late replaces
-nothing.
+continued, they go on from its checkpoint. In a fault-tolerant run shard 0 may follow an evaluator that hangs, and its file
+replaces the evaluator's. The attribute `appointed` of shard 0's file is 1: an evaluator that wakes late replaces nothing.
 
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
 `gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and

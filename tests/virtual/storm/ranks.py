@@ -1,6 +1,6 @@
 """The ranks of a job, in a world of their own: the roles that `job/roles/` builds, on a virtual MPI.
 
-Shard, rules, channels, the tolerant wire, faults, succession, records, checkpoints, the learner's and the evaluator's loops, the
+Shard, rules, channels, the tolerant wire, faults, records, checkpoints, the learner's and the evaluator's loops, the
 end where all meet, the pulse: all are the package's own.
 """
 
@@ -83,7 +83,8 @@ class Ranks(World):
         self.config = config = config_of(drawn, path, shards)
         size = shards + drawn.is_batch + learners * drawn.group_size + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
-        self.roles, protocol = placement.on_ranks(config, self.hosts)
+        roles, protocol = placement.on_ranks(config, self.hosts)
+        self.roles = roles.made_tolerant() if drawn.tolerant else roles
         data, model, loss, self.initial = computing(drawn.samples, in_groups=drawn.group_size > 1)
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
@@ -115,7 +116,7 @@ class Ranks(World):
             if fault.what == "jump" and fault.at_s == 0:
                 self.machine.wall_s[fault.rank] += fault.by_s
         path.mkdir(parents=True, exist_ok=True)
-        self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, drawn.tolerant, stages=self.tensors.stages)
+        self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, stages=self.tensors.stages)
         with package.dated(self.machine, self.begun):
             self._open(model.fingerprint, resumed)
 
