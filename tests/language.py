@@ -1,0 +1,77 @@
+"""Measure the language of docstrings: words, pronouns that stand for a noun, and first words that hide the subject."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PRONOUNS = frozenset(re.findall("[a-z]+", "it its that those which whose who whom they them one ones what such so"))
+"""Words that make a reader look back for a noun."""
+HIDDEN = tuple(f"{word} " for word in ("What", "Who", "Whom", "Where", "Those", "One", "As ever", "Of"))
+"""First words that hide the subject of a docstring."""
+_WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
+
+
+class Docstring(NamedTuple):
+    """A docstring of a module, class or function, or of an attribute: the literal after an assignment."""
+
+    file: Path
+    line: int
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        return [word.lower() for word in _WORD.findall(self.text)]
+
+    @property
+    def hides_its_subject(self) -> bool:
+        return self.text.strip().startswith(HIDDEN)
+
+
+class Measured(NamedTuple):
+    """The language of many docstrings."""
+
+    words: int
+    pronouns: int
+    hidden: int
+
+    @property
+    def share(self) -> float:
+        """Share of pronouns among all words."""
+        return self.pronouns / max(1, self.words)
+
+
+def docstrings(root: Path) -> Iterator[Docstring]:
+    """Yield the docstrings of all modules below a directory."""
+    for file in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            for literal in _literals(node):
+                yield Docstring(file, literal.lineno, str(literal.value))
+
+
+def measure(found: Iterator[Docstring]) -> Measured:
+    words = pronouns = hidden = 0
+    for each in found:
+        words += len(each.words)
+        pronouns += sum(word in PRONOUNS for word in each.words)
+        hidden += each.hides_its_subject
+    return Measured(words, pronouns, hidden)
+
+
+def _literals(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield strings that stand alone in a body: docstrings, and those of attributes."""
+    body = getattr(node, "body", None)
+    for child in body if isinstance(body, list) else ():
+        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) and isinstance(child.value.value, str):
+            yield child.value
+
+
+if __name__ == "__main__":
+    package = Path(__file__).parents[1] / "mpisgd"
+    for room in [*sorted(each for each in package.iterdir() if each.is_dir() and each.name != "__pycache__"), package]:
+        found = measure(docstrings(room))
+        shown = f"{found.words:>7,} words, {100 * found.share:4.1f} % pronouns, {found.hidden:>4} with a hidden subject"
+        print(f"{room.name:<16} {shown}")
