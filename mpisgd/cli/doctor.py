@@ -71,7 +71,7 @@ def _is_nobodys(word: str) -> bool:
     from mpisgd.config import Config, hints
 
     name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-    if not word.startswith("--") or "." in name or name in ("element", "trust", "help_all", "print_config"):
+    if not word.startswith("--") or "." in name or name in ("trust", "help_all", "print_config"):
         return False
     return name not in {item.name for item in fields(Config)} and hints.foreign([word], ()) is None
 

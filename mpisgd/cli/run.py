@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import train
 from mpisgd.command_line.beside import resumed, taken_out
-from mpisgd.command_line.options import ELEMENT, parse
-from mpisgd.config import Config, config_file
+from mpisgd.command_line.options import parse
+from mpisgd.config import config_file
 from mpisgd.job.placement import on_ranks
 from mpisgd.launching import resize
 from mpisgd.launching.job import Attempts, Job
-from mpisgd.launching.several import Several, begun
 from mpisgd.launching.under_way import refuse_among_ranks
 from mpisgd.site import launchers
-from mpisgd.sweep import elements
-from mpisgd.sweep.elements import Element
 
 #: Option -> what stands for its value, and its text; all others are those of train.
 OPTIONS = {
@@ -47,10 +43,7 @@ def main(argv: list[str]) -> int:
     options = _words(own)
     launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
     same = ["mpisgd", "run", *(word for option in own.items() if option[0] != "--resize" for word in option)]
-    job = functools.partial(Job, ranks, options=options, launcher=launcher, started_by=shlex.join(same))
     run, rest = resumed(words)
-    if rest and not rest[0].startswith("-") and ELEMENT not in rest and elements.is_sweep(rest[0]):
-        return _sweep(Path(rest[0]), rest[1:], run, job([], Path(), False), restarts)
     if run is not None and rest and not rest[0].startswith("-"):
         del rest[0]
     config, _ = parse(rest, "mpisgd run", None if run is None else config_file.of_run(run))
@@ -58,24 +51,8 @@ def main(argv: list[str]) -> int:
     if "--resize" in own:
         on_ranks(config, ["here"] * ranks)  # before anything is interrupted
         resize.interrupt(path)
-    return Attempts(job(words, path, run is not None), restarts).run()
-
-
-def _sweep(file: Path, words: list[str], resume: Path | None, job: Job, restarts: int) -> int:
-    """Start each run of a sweep, when all are known to be good for so many ranks."""
-    sweep = elements.read(file)
-
-    def config_of(element: Element) -> Config:
-        config = parse([str(file), ELEMENT, element.name, *words], "mpisgd run")[0]
-        on_ranks(config, ["node"] * job.ranks)
-        return config
-
-    configs = sweep.each(config_of)
-    directory = Path(configs[0].out) if resume is None else resume
-    names = begun(file, directory, resume=resume is not None, overwrite=configs[0].overwrite)
-    rest = taken_out(words, {"--out": "the directory of the sweep"})[1]
-    every = [each.name for each in sweep.elements] if names is None else names
-    return Several(file, every, directory, rest, job, restarts).run()
+    job = Job(ranks, words, path, run is not None, options, launcher, shlex.join(same))
+    return Attempts(job, restarts).run()
 
 
 def _words(own: dict[str, str]) -> list[str]:

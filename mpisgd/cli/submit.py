@@ -38,11 +38,9 @@ def main(argv: list[str]) -> int:
         print(script.text, end="")
         return EXIT_OK
     jobs = submit(script)
-    place = options.resume or f"results/{options.name}-{jobs[0]}{'-*' if options.array else ''}"
+    place = f"results/{options.name}-{jobs[0]}{'-*' if options.array else ''}"
     which = f"job{'s' * (len(jobs) > 1)} {' '.join(jobs)}"
     print(f"{which}: {script.layout.ranks} ranks on {script.layout.nodes} nodes; runs go to {place}")
-    if script.sweep:
-        print(f"{len(script.sweep)} runs of the sweep; look at them with: mpisgd compare --sweep {place}")
     return EXIT_OK
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from mpisgd.base.errors import EXIT_OK
 from mpisgd.base.without_gc import importing
 from mpisgd.comm.signals import ignore_from_now_on
-from mpisgd.command_line.beside import resumed, taken_out
-from mpisgd.command_line.options import ELEMENT, TRUST, parse, read
+from mpisgd.command_line.beside import resumed
+from mpisgd.command_line.options import TRUST, parse
 from mpisgd.config import compatibility, config_file, trust
 from mpisgd.liveness import leaving
 from mpisgd.liveness.guard import launched_rank
@@ -19,10 +19,7 @@ def main(argv: list[str]) -> int:
     """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
     run, words = resumed(argv)
     job = None if run is None or not words or words[0].startswith("-") else Path(words.pop(0))
-    consented: dict[str, str] = {}
-    if job is not None:
-        own, words = taken_out(words, {ELEMENT: "the name of one run of the sweep"})
-        consented = trust.names_of(read(job, own.get(ELEMENT, ""), TRUST in words), training=True)
+    consented = {} if job is None else trust.names_of(trust.read(job, TRUST in words), training=True)
     config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
     if run is not None:
         config = config_file.cut_anew(config, config_file.of_run(run))

@@ -16,7 +16,6 @@ import tyro
 
 from mpisgd.base.errors import EXIT_OK, ConfigError
 from mpisgd.command_line import help
-from mpisgd.command_line.beside import taken_out
 from mpisgd.config import KINDS, Config, hints, kind_of, make_options, replace, trust
 from mpisgd.config.config_virtual import (
     ComputeOptions,
@@ -27,7 +26,6 @@ from mpisgd.config.config_virtual import (
     VirtualOptions,
 )
 from mpisgd.liveness.guard import launched_rank
-from mpisgd.sweep import elements
 
 _DESCRIPTION = """The first word may be a TOML file; options on the command line override it.
 --print-config prints the result and stops.{resume}
@@ -43,8 +41,6 @@ Code that RUN names runs only where the command line or a TOML file names it, to
 VIRTUAL = tuple(name for names in help.VIRTUAL.values() for name in names)
 
 TRUST = "--trust"
-ELEMENT = "--element"
-"""Takes the name of one run of a sweep's file, in the place of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +61,9 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
     unknown or ill-typed option, naming the nearest valid one, and with 0 after `--help`.
     """
     print_config, trusting = "--print-config" in words, TRUST in words
-    own, words = taken_out(words, {ELEMENT: "the name of one run of the sweep"})
     words = [word for word in words if word not in ("--print-config", TRUST)]
     if base is None and words and not words[0].startswith("-"):
-        base = read(Path(words.pop(0)), own.get(ELEMENT, ""), trusting)
-    elif own and base is None:
-        raise ConfigError(f"{ELEMENT} {own[ELEMENT]}: expected the file of a sweep before it")
+        base = trust.read(Path(words.pop(0)), trusting)
     if not virtual:
         _refuse_virtual(words)
     base, words = _choose_kinds(base or Config(), words)
@@ -100,22 +93,6 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
             console_outputs=first,
         )
     return config if virtual else Config(**_values(config)), print_config
-
-
-def read(path: Path, element: str = "", trusting: bool = False) -> Config:
-    """The configuration in a file, or that of one run of a sweep. Raises ConfigError, also for a sweep where no run is named."""
-    if not elements.is_sweep(path):
-        if element:
-            raise ConfigError(f"{ELEMENT} {element}: {path} is no sweep, it has no [{elements.TABLE}]")
-        return trust.read(path, trusting)
-    sweep = elements.read(path)
-    if element:
-        return sweep.named(element).config
-    names = [each.name for each in sweep.elements]
-    raise ConfigError(
-        f"{path} is a sweep of {len(names)} runs: mpisgd run, simulate and submit start them all; one alone is {ELEMENT} with"
-        f" {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-    )
 
 
 @contextmanager

@@ -33,6 +33,7 @@ _TOLD = "a line is printed every `log.progress_s` seconds"
 _RESUME = "a run goes on by mpisgd train --resume RUN, RUN being its directory"
 _FILE = "the configuration file is the first word: mpisgd train job.toml"
 _STALENESS = "the protocol bounds staleness: async by `protocol.most_staleness`, ssp by `protocol.slack`"
+_LOOP = "several runs are a shell loop over mpisgd run or simulate, each with its own `out`, or over mpisgd submit"
 _WARMUP = "the schedule has it: `schedule.warmup_epochs`, `schedule.warmup_updates` or `schedule.warmup_samples`"
 
 _KWARGS = "arguments of torch's schedulers are given in a file, in its table schedule.kwargs"
@@ -93,7 +94,7 @@ _SAME: Mapping[str, str] = {
     "averaged weights are kept by `averaging`, their decay": "ema ema_decay polyak swa",
     "a virtual cluster is another command: mpisgd simulate": "simulate virtual_learners",
     "what would be done is printed by --print-config": "dry_run",
-    "a file of several runs, [sweep], is for mpisgd run, submit and simulate": "sweep sweeps grid",
+    _LOOP: "sweeps grid element",
     "most of what a run does stands at the top of the file, in no table: epochs, mu, alpha0": "training trainer train hyper",
 }
 #: Name -> what to say of it; names are in small letters, with underscores.
@@ -101,6 +102,7 @@ OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for na
 
 #: Key of a file that is gone -> the value with which it did nothing, and what serves its purpose now.
 REMOVED: Mapping[str, tuple[Any, str]] = {
+    "sweep": ({}, _LOOP),
     "spares": (0, "a run goes on without a learner that dies; mpisgd run --max-restarts begins again with all of them"),
 }
 
@@ -179,11 +181,11 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
     """Explain an unknown option or, in a `file`, key, such as `optimizer.lr`; "" where no framework has it."""
     plain = name.lstrip("-").lower().replace("-", "_")
     component, _, own = plain.rpartition(".")
-    if plain in REMOVED:
-        return f"it is gone; {REMOVED[plain][1]}"
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
     if component == "schedule" and own in _SCHEDULERS_OWN.split():
         text = _KWARGS
+    if plain in REMOVED:
+        text = f"it is gone; {REMOVED[plain][1]}"
     return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 

@@ -1,5 +1,5 @@
 """Ranks that are started from a process that is none: a job that is begun again where it fails, a function, a batch job.
 
 `under_way` is one start by this machine's launcher; `job` is `mpisgd run`, `function` is `mpisgd.launch`, and `called` its ranks;
-`several` is `mpisgd run` of a sweep; `submitted` is `mpisgd.submit`.
+`submitted` is `mpisgd.submit`.
 """

@@ -34,7 +34,6 @@ class Job:
         options: of the launcher.
         launcher: it, with its words for so many ranks; default: that of this Python's MPI.
         started_by: the words of the command that starts it, up to those of `mpisgd train`, for whoever is to start it again.
-        words_to: a file that gets what the ranks say, behind what it has; default: where this process speaks.
     """
 
     ranks: int
@@ -43,7 +42,6 @@ class Job:
     resumed: bool
     options: Sequence[str] = ()
     launcher: Sequence[str] = ()
-    words_to: Path | None = None
     started_by: str = ""
 
 
@@ -64,11 +62,6 @@ class Attempts:
         """The last start asked the nodes for states, since the directory has no checkpoint."""
         self._told = 0
         """The signal that has told this process to stop."""
-
-    @property
-    def told(self) -> bool:
-        """Whether this process was told to stop."""
-        return self._told != 0
 
     def run(self) -> int:
         """The status of the job: 0 if, and only if, its run is DONE."""
@@ -94,19 +87,9 @@ class Attempts:
         train = [sys.executable, "-P", "-m", "mpisgd", "train", *words]
         job = self._job
         env = {STARTED_BY: job.started_by} if job.started_by else {}
-        with contextlib.ExitStack() as stack:
-            stdout = None if job.words_to is None else stack.enter_context(job.words_to.open("ab")).fileno()
-            self._under_way = stack.enter_context(
-                UnderWay(
-                    job.ranks,
-                    train,
-                    options=job.options,
-                    launcher=job.launcher,
-                    has_begun=self._has_begun,
-                    env=env,
-                    stdout=stdout,
-                )
-            )
+        with UnderWay(
+            job.ranks, train, options=job.options, launcher=job.launcher, has_begun=self._has_begun, env=env
+        ) as self._under_way:
             if self._told:  # in between
                 self._under_way.stop()
             status = self._under_way.wait()

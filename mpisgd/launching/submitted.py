@@ -18,7 +18,6 @@ from mpisgd.site.scripts import sites, submission
 from mpisgd.site.scripts.options import Request
 from mpisgd.site.scripts.queues import QUEUES
 from mpisgd.site.scripts.systems import SystemName
-from mpisgd.sweep.elements import is_sweep
 
 if TYPE_CHECKING:
     from mpisgd.analysis.opened import OpenRun
@@ -128,12 +127,10 @@ def submit(config: str | Path | Mapping[str, Any] | Config, *, site: str = "", *
     require(not request.array, "array", request.array, "none from Python: submit once for each")
     own = not (request.chain and request.system == "pbs")
     require(own, "chain", True, "false with pbs from Python, since each link is a job of its own: mpisgd submit")
-    if isinstance(config, str | Path):
-        require(not is_sweep(config), "config", str(config), "no sweep from Python: mpisgd submit")
     request = dataclasses.replace(request, config=_file(config, request.name))
     said = "".join(f", {name}={value!r}" for name, value in options.items())
     script = submission.make(request, _read, f"mpisgd.submit({str(request.config)!r}{said})")
-    number = submission.submit(script)[0]  # one: neither an array nor a sweep
+    number = submission.submit(script)[0]  # one: no array
     names = {"name": request.name, "number": number.replace("f", "ƒ", 1) if request.system == "flux" else number}
     here, output = Path.cwd(), QUEUES[request.system].output.format(**names)
     return SubmittedJob(request.system, number, here / "results" / f"{request.name}-{number}", here / output)

@@ -35,12 +35,11 @@ def compare(
     run_paths: Sequence[str | Path],
     out: Path,
     console: Console | None = None,
-    beside: Sequence[Table] = (),
     target: Target | None = None,
 ) -> Comparison:
     """Print one row per run, or for all that differ in the seed alone (`seeds`); write tables and overlaid figures to `out`.
 
-    `beside`: more tables, for the folder. `target`: what it took to reach it is a table, too.
+    `target`: what it took to reach it is a table, too.
 
     Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
     """
@@ -62,7 +61,7 @@ def compare(
         tables.append(_target_table(target, runs, names, groups))
         tables[-1].print_to(console)
     drawings = _drawings(runs, names, groups)
-    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], [*tables, *beside], drawings)
+    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], tables, drawings)
     tell(console, out, drawings)
     return Comparison(tables[0], drawings, tuple(files))
 

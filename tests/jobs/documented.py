@@ -25,7 +25,6 @@ DIRECTIVES = {
     "slurm-cpu.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--no-requeue"],
     "slurm-chain.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--requeue", "--open-mode=append"],
     "slurm-array.sbatch": [*_SLURM, "--array=1-4", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
-    "slurm-sweep.sbatch": [*_SLURM, "--array=1-12", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
     "slurm-gpu.sbatch": [
         "--job-name=mpisgd",
         "--nodes=2",
@@ -41,7 +40,6 @@ DIRECTIVES = {
     "lsf-cpu.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
     "lsf-chain.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, '-Q "85"', "-r"],
     "lsf-array.bsub": ['-J "mpisgd[1-4]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
-    "lsf-sweep.bsub": ['-J "mpisgd[1-12]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
     "lsf-gpu.bsub": [
         "-J mpisgd",
         "-n 10",
@@ -55,11 +53,9 @@ DIRECTIVES = {
     "pbs-cpu.pbs": _PBS,
     "pbs-chain.pbs": _PBS,
     "pbs-array.pbs": [*_PBS[:-1], "-J 1-4", _PBS[-1]],
-    "pbs-sweep.pbs": [*_PBS[:-1], "-J 1-12", _PBS[-1]],
     "pbs-gpu.pbs": [_PBS[0], "-l select=2:ncpus=5:mpiprocs=5:ompthreads=1:ngpus=4", *_PBS[2:]],
     "flux-cpu.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
     "flux-array.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
-    "flux-sweep.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
     "flux-gpu.flux": [*_FLUX, "--cores-per-slot=5", "--gpus-per-slot=4", *_FLUX_END],
     "lsf-jsrun.bsub": ["-J mpisgd", "-nnodes 2", "-alloc_flags smt1", "-W 01:00", "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
 }
@@ -130,19 +126,13 @@ ENVIRONMENTS = {
     },
 }
 
-for _system in ("slurm", "lsf", "pbs", "flux"):
-    (_array,) = (script for script in ENVIRONMENTS if script.startswith(f"{_system}-array"))
-    ENVIRONMENTS[_array.replace("array", "sweep")] = ENVIRONMENTS[_array]
-
-#: The element of each array, and of each sweep, that ENVIRONMENTS say.
-ELEMENT, SWEPT = "softsync --protocol.n 4", "hardsync,alpha0=0.02,seed=2"
-_OF_ARRAYS = {"array": "-2-softsync", "sweep": f"/{SWEPT}"}
+#: The element of each array that ENVIRONMENTS say.
+ELEMENT = "softsync --protocol.n 4"
 RUN = {}
 for _script in SCRIPTS:
-    _of_array = _OF_ARRAYS.get(_script.split("-")[1].split(".")[0], "")
+    _of_array = "array" in _script
     _number = "4711" if "flux" not in _script else "f3XyY" if _of_array else "f3XyZ"
-    RUN[_script] = f"results/mpisgd-{_number}{_of_array}"
-
+    RUN[_script] = f"results/mpisgd-{_number}{'-2-softsync' * _of_array}"
 
 BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
 TMRSH = "--hostfile HOSTFILE --prtemca plm_ssh_agent pbs_tmrsh --bind-to none -x OMP_NUM_THREADS"
@@ -163,9 +153,9 @@ LAUNCHES = {
         " --bind packed:6 --smpiargs=-gpu --exit_on_error 1 --env OMP_NUM_THREADS=6"
     ),
 }
-for _kind in ("cpu", "array", "sweep"):
+for _kind in ("cpu", "array"):
     LAUNCHES |= {(f"flux-{_kind}.flux", "openmpi"): f"{_FLUX_CORES} -o pmi=pmix", (f"flux-{_kind}.flux", "mpich"): _FLUX_CORES}
-for _kind in ("cpu", "chain", "array", "sweep"):
+for _kind in ("cpu", "chain", "array"):
     LAUNCHES |= {
         (f"slurm-{_kind}.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
         (f"slurm-{_kind}.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
@@ -180,6 +170,5 @@ for _script in SCRIPTS:
     _more = f" --protocol {ELEMENT}" if "array" in _script else ""
     _gpus = "gpu" in _script or "jsrun" in _script
     _roles = "--shards 2 --device cuda --placement spread" if _gpus else "--shards 1 --evaluator"
-    _config = f"jobs/sweep.toml --element {SWEPT}" if "sweep" in _script else "jobs/job.toml"
-    TRAINS[_script] = f"mpisgd train {_config} --out {RUN[_script]} {_roles}{_more}"
+    TRAINS[_script] = f"mpisgd train jobs/job.toml --out {RUN[_script]} {_roles}{_more}"
 THREADS = {"slurm-gpu.sbatch": "4", "lsf-jsrun.bsub": "6"}  # the others: 1

@@ -6,7 +6,6 @@ The environment of each fake job is what the batch system's own documentation sa
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +110,6 @@ def submit(tmp_path: Path) -> Any:
     for directory in (checkout / "jobs", checkout / "results", checkout / ".venv" / "bin", fake, programs):
         directory.mkdir(parents=True)
     (checkout / ".venv" / "bin" / "activate").write_text(ACTIVATE)
-    shutil.copy(JOBS / "sweep.toml", checkout / "jobs")
     for name in ("mpirun", "mpiexec", "srun", "jsrun", "flux-run"):
         (programs / name).write_text(LAUNCHER.replace("${0##*/}", "flux") if name == "flux-run" else LAUNCHER)
     fakes = {"module": MODULE, "sleep": SLEEP, "squeue": SQUEUE, "scontrol": SCONTROL, "qsub": QSUB, "flux": FLUX}

@@ -13,7 +13,7 @@ JOBS = Path(__file__).parents[2] / "jobs"
 
 _CPU = "--nodes 2 --learners 16 --evaluator --venv .venv"
 _GPU = "--nodes 2 --gpus-per-node 4 --shards 2 --venv .venv"
-#: Script -> what `mpisgd submit jobs/job.toml`, or jobs/sweep.toml, is told besides.
+#: Script -> what `mpisgd submit jobs/job.toml` is told besides.
 COMMANDS = {
     "slurm-cpu.sbatch": f"--system slurm {_CPU}",
     "slurm-gpu.sbatch": f"--system slurm {_GPU} --threads 4",
@@ -27,12 +27,8 @@ COMMANDS = {
     "pbs-gpu.pbs": f"--system pbs {_GPU}",
     "pbs-chain.pbs": f"--system pbs {_CPU} --chain",
     "pbs-array.pbs": f"--system pbs {_CPU} --array hardsync 'softsync --protocol.n 4' 'backup --protocol.b 2' allreduce",
-    "slurm-sweep.sbatch": f"--system slurm {_CPU}",
-    "lsf-sweep.bsub": f"--system lsf {_CPU}",
-    "pbs-sweep.pbs": f"--system pbs {_CPU}",
     "flux-cpu.flux": f"--system flux {_CPU}",
     "flux-array.flux": f"--system flux {_CPU} --array hardsync 'softsync --protocol.n 4' 'backup --protocol.b 2' allreduce",
-    "flux-sweep.flux": f"--system flux {_CPU}",
     "flux-gpu.flux": f"--system flux {_GPU}",
     "lsf-jsrun.bsub": "--system jsrun --nodes 2 --gpus-per-node 6 --shards 2 --modules spectrum-mpi --venv .venv",
 }
@@ -42,8 +38,7 @@ def rendered(script: str) -> str:
     """What the command prints, from the checkout's root."""
     out = io.StringIO()
     with contextlib.chdir(JOBS.parent), contextlib.redirect_stdout(out):
-        config = f"jobs/{'sweep' if 'sweep' in script else 'job'}.toml"
-        assert submit.main([config, *shlex.split(COMMANDS[script]), "--dry-run"]) == 0
+        assert submit.main(["jobs/job.toml", *shlex.split(COMMANDS[script]), "--dry-run"]) == 0
     return out.getvalue()
 
 

@@ -85,7 +85,7 @@ def test_one_block_to_edit_then_strict_mode(script):
     head, block = above.split(BLOCK_BEGINS)
     assert all(line.startswith("#") for line in head.splitlines())
     for line in block.splitlines()[1:]:
-        known = line.startswith("#") or re.match(settings, line) or re.fullmatch(r'(PROTOCOLS|ELEMENTS)=\(|  ".*"|\)', line)
+        known = line.startswith("#") or re.match(settings, line) or re.fullmatch(r'PROTOCOLS=\(|  ".*"|\)', line)
         assert known, f"{line!r} is neither a directive nor a setting"
     assert below.splitlines()[1] == "set -euo pipefail"
 
@@ -263,26 +263,3 @@ def test_what_a_site_need_not_set_does_not_stop_it(submit, script):
     assert outcome.status == 0, outcome.stderr
     assert "unbound variable" not in outcome.stderr
     assert outcome.argv
-
-
-@pytest.mark.parametrize(
-    ("script", "index"),
-    [
-        ("slurm-sweep.sbatch", "SLURM_ARRAY_TASK_ID"),
-        ("lsf-sweep.bsub", "LSB_JOBINDEX"),
-        ("pbs-sweep.pbs", "PBS_ARRAY_INDEX"),
-        ("flux-sweep.flux", "ARRAY_INDEX"),
-    ],
-)
-def test_each_run_of_a_sweep_has_its_own_shards_and_the_learners_of_all(submit, script, index):
-    """The ninth is allreduce's, whose learners are its shards; there is no thirteenth. What ranks say is kept beside their run."""
-    outcome = submit(script, environment={index: "9"}, done=False, status=3)
-    assert "17" in outcome.argv[:3] or "--ntasks=17" in outcome.argv
-    assert "allreduce,alpha0=0.02,seed=1" in outcome.argv
-    assert "--shards" not in outcome.argv
-    place = submit.checkout / Path(RUN[script]).parent
-    assert (place / "sweep.toml").read_text() == (JOBS / "sweep.toml").read_text()
-    assert (place / "allreduce,alpha0=0.02,seed=1.out").exists()
-    refused = submit(script, environment={index: "13"})
-    assert (refused.status, refused.argv) == (2, [])
-    assert "element 13 of the array, but ELEMENTS has 12" in refused.stderr

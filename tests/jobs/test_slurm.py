@@ -145,49 +145,6 @@ def test_a_job_from_python_is_followed_to_its_run_cancelled_and_seen_to_fail(che
     assert done.stdout.splitlines() == ["done True True", "running", "cancelled", "True"]
 
 
-#: A run that trains, one whose ranks fail, and one that stays until it is cancelled: until the second time.
-SOME_FAIL = """\
-case "$*" in
-  *"--element broken"*) if [[ ! -e mended ]]; then echo "mpisgd train: error: no scratch disk here" >&2; exit 1; fi ;;
-  *"--element endless"*) if [[ ! -e mended ]]; then touch endless; exec sleep 300; fi ;;
-esac
-"""
-
-
-def test_a_sweep_is_one_array_whose_failed_runs_are_named_and_gone_on_with_alone(checkout: Submitting) -> None:
-    """All of it real: the array, the ranks, which train, `compare --sweep` and `--resume`."""
-    checkout.stand_in(f'{SOME_FAIL}exec "{sys.executable}" -m mpisgd "$@"\n')
-    sweep = 'epochs = 0.2\nmodel = "softmax"\nprotocol = "hardsync"\n'
-    sweep += "".join(f'[[sweep]]\nname = "{name}"\nseed = {seed}\n' for seed, name in enumerate(("good", "broken", "endless")))
-    (checkout.directory / "rates.toml").write_text(sweep)
-    words = ["rates.toml", "--learners", "2", "--venv", ".venv", "--mpi", checkout.mpi]
-    job = checkout.mpisgd("submit", *words).stdout.split()[1].rstrip(":")
-    place = f"results/mpisgd-{job}"
-    slurm.wait_for((checkout.directory / "endless").exists, 120, "the third element", checkout.cluster.told)
-    checkout.cluster.call("scancel", f"{job}_3")
-    ends = {1: "COMPLETED", 2: "FAILED", 3: "CANCELLED"}
-    for element, end in ends.items():
-        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=300)
-        assert state == end, f"{element}: {checkout.output(f'{job}-{element}')}{checkout.cluster.told()}"
-
-    compared = checkout.mpisgd("compare", "--sweep", place, status=1)
-    told = compared.stdout + compared.stderr
-    assert "1 of 3 runs of the sweep are done" in told
-    for line in ("broken: failed: mpisgd train: error: no scratch disk here", "endless: "):
-        assert line in told
-
-    (checkout.directory / "mended").touch()
-    before = (checkout.directory / place / "good" / "DONE").read_bytes()
-    again = checkout.mpisgd("submit", *words, "--resume", place).stdout
-    assert f"2 runs of the sweep; look at them with: mpisgd compare --sweep {place}" in again
-    job = again.split()[1].rstrip(":")
-    for element in (1, 2):
-        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=300)
-        assert state == "COMPLETED", checkout.output(f"{job}-{element}") + checkout.cluster.told()
-    assert "3 of 3 runs of the sweep are done" in checkout.mpisgd("compare", "--sweep", place).stdout
-    assert (checkout.directory / place / "good" / "DONE").read_bytes() == before
-
-
 # ------------------------------------------------------------------------------------------------ jobs that do not end well
 
 

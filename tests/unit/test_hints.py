@@ -42,6 +42,8 @@ OURS = {item.name for item in dataclasses.fields(Config)}
         ("--save-every", "--checkpoint.every-updates"),
         ("--max-grad-norm", "--clip-norm"),
         ("--resume-from-checkpoint", "--resume RUN"),
+        ("--sweep", "it is gone; .*--out"),
+        ("--element", "a shell loop .*--out"),
     ],
 )
 def test_an_option_of_another_framework_is_answered_with_ours(word: str, mend: str) -> None:

@@ -19,14 +19,12 @@ count=$(wc -l <"$0.called")
 if [[ $count == "${REFUSED-}" ]]; then echo "flux-batch: ERROR: queue is stopped" >&2; exit 1; fi
 echo "ƒ3$count"
 """
-SWEEP = "shards = 2\n[sweep]\nmu = [1, 2, 4]\n"
 
 
 @pytest.fixture(autouse=True)
 def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text("")
-    (tmp_path / "sweep.toml").write_text(SWEEP)
     program = tmp_path / "bin" / "flux"
     program.parent.mkdir()
     program.write_text(FLUX)
@@ -41,31 +39,18 @@ def called(flux: Path) -> list[str]:
 
 
 PROTOCOLS = ["--array", "hardsync", "softsync --protocol.n 2", "allreduce"]
+ARRAY = ["job.toml", "--system", "flux", "--shards", "2", "--learners", "4", *PROTOCOLS]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["job.toml", *PROTOCOLS], "6 ranks on 1 nodes; runs go to results/mpisgd-f31-*\n"),
-        (
-            ["sweep.toml"],
-            "6 ranks on 1 nodes; runs go to results/mpisgd-f31\n"
-            "3 runs of the sweep; look at them with: mpisgd compare --sweep results/mpisgd-f31\n",
-        ),
-    ],
-)
-def test_each_element_is_a_job_that_knows_its_number_and_that_of_the_first(
-    words: list[str], told: str, flux: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = [*words, "--shards", "2", "--system", "flux", "--learners", "4"]
-    assert submit.main(asked) == 0
-    assert capsys.readouterr().out == f"jobs f31 f32 f33: {told}"
+def test_each_element_is_a_job_that_knows_its_number_and_that_of_the_first(flux: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main(ARRAY) == 0
+    assert capsys.readouterr().out == "jobs f31 f32 f33: 6 ranks on 1 nodes; runs go to results/mpisgd-f31-*\n"
     assert called(flux) == [
         "batch --env=ARRAY_INDEX=1",
         "batch --env=ARRAY_INDEX=2 --env=ARRAY_JOB=f31",
         "batch --env=ARRAY_INDEX=3 --env=ARRAY_JOB=f31",
     ]
-    assert submit.main([*asked, "--dry-run"]) == 0
+    assert submit.main([*ARRAY, "--dry-run"]) == 0
     assert capsys.readouterr().out == Path(f"{flux}.script").read_text()
 
 
@@ -73,11 +58,11 @@ def test_where_one_is_refused_those_that_are_queued_are_named(flux: Path, monkey
     monkeypatch.setenv("REFUSED", "3")
     said = "element 3 of 3: flux refuses: flux-batch: ERROR: queue is stopped; queued before this, and still there: f31 f32"
     with pytest.raises(ConfigError) as refused:
-        submit.main(["sweep.toml", "--system", "flux", "--learners", "4"])
+        submit.main(ARRAY)
     assert str(refused.value) == said
     monkeypatch.setenv("REFUSED", "4")
     with pytest.raises(ConfigError, match=r"^element 1 of 3: flux refuses: flux-batch: ERROR: queue is stopped$"):
-        submit.main(["sweep.toml", "--system", "flux", "--learners", "4"])
+        submit.main(ARRAY)
 
 
 def test_a_job_alone_is_one(flux: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,12 +81,10 @@ GPUS = ["--system", "flux", "--nodes", "2", "--gpus-per-node", "2"]
             ["job.toml", *GPUS, "--shards", "2", "--learners", "4", *PROTOCOLS],
             "array = 'allreduce': expected none of it with flux and GPUs",
         ),
-        (["uneven.toml", *GPUS, "--learners", "4"], "shards = .2, 4.: expected the same for all runs with flux and GPUs"),
         (["job.toml", "--system", "flux", "--learners", "4", "--chain"], "chain = True: expected none with Flux"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_first_is_queued(words: list[str], said: str, flux: Path) -> None:
-    (flux.parents[1] / "uneven.toml").write_text("[sweep]\nshards = [2, 4]\n")
     with pytest.raises(ConfigError, match=said):
         submit.main(words)
     assert not Path(f"{flux}.called").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_OK
 from mpisgd.report.look import Look, applied
 
 
@@ -19,20 +19,16 @@ class Options(Look):
     they are. runs.csv has each of them.
 
     With a target, also what it took each to reach it: epochs, updates, seconds and bytes.
-
-    With --sweep, all runs of a sweep, and which of them are not done, with their reasons. Exit status 1: some are not.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    runs: tyro.conf.Positional[tuple[Path, ...]]
     """The runs' directories, e.g. results/hardsync results/softsync."""
-    sweep: Path | None = None
-    """The directory of a sweep, in place of those of runs."""
     target_error: float | None = None
     """Test error to be reached, a share: 0.02 is 2 %."""
     target_loss: float | None = None
     """Test loss to be reached."""
-    out: Path | None = None
-    """Folder for the table and figures; default: results/compare, or <sweep>/compare."""
+    out: Path = Path("results/compare")
+    """Folder for the table and figures."""
 
 
 def main(argv: list[str]) -> int:
@@ -41,14 +37,6 @@ def main(argv: list[str]) -> int:
     from mpisgd.report.compare import compare
 
     target = make_target(options.target_error, options.target_loss)
-    if options.sweep is None:
-        with applied(options):
-            compare(options.runs, options.out or Path("results/compare"), target=target)
-        return EXIT_OK
-    if options.runs:
-        raise ConfigError(f"compare: --sweep {options.sweep} and {options.runs[0]}: expected one or the other")
-    from mpisgd.report.swept import compare_sweep
-
     with applied(options):
-        done = compare_sweep(options.sweep, options.out or options.sweep / "compare", target=target)
-    return EXIT_OK if done else EXIT_FAILED
+        compare(options.runs, options.out, target=target)
+    return EXIT_OK

@@ -78,10 +78,7 @@ class Request:
     name: str = "mpisgd"
     """The job's name."""
     array: tuple[str, ...] = ()
-    """An array of jobs, one for each protocol, with its options in quotes: hardsync "softsync --protocol.n 4" async. A file with
-    [sweep] is one of itself."""
-    resume: Path | None = None
-    """Go on with the sweep in this directory: those of its runs that are not done."""
+    """An array of jobs, one for each protocol, with its options in quotes: hardsync "softsync --protocol.n 4" async."""
     chain: bool = False
     """A chain: the job is queued again until the run is done, and goes on from the checkpoint that it writes when its time is
     nearly over. Where a node is lost there is no warning: then only checkpoint.every_updates > 0 has kept something."""
@@ -116,7 +113,7 @@ class Request:
         require(bool(self.mail) or not self.mail_when, "mail_when", self.mail_when, "none without --mail")
         if self.dependency:
             systems.split_dependency(self.dependency)
-        for what in ("config", "modules", "venv", "array", "directive", "setup", "template", "resume"):
+        for what in ("config", "modules", "venv", "array", "directive", "setup", "template"):
             value = getattr(self, what)
             for each in value if isinstance(value, tuple) else [str(value)]:
                 one_line(what, each)

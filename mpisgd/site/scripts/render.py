@@ -68,8 +68,6 @@ class Script:
     command: str
     """The command that made the script, for its head."""
     venv: str = ""
-    sweep: tuple[tuple[str, int], ...] = ()
-    """Name and shards of each run of a sweep."""
     seconds: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -92,10 +90,7 @@ class Script:
         self._check_launcher()
         {"jsrun": self._check_resource_sets, "pbs": self._check_pbs, "flux": self._check_flux}.get(asked.system, lambda: None)()
         if asked.template is not None:
-            several = asked.array or self.sweep
-            require(
-                not several, "template", str(asked.template), "none with --array or a sweep: run directories are its script's own"
-            )
+            require(not asked.array, "template", str(asked.template), "none with --array: run directories are its script's own")
             require(not asked.chain, "template", str(asked.template), "none with --chain: what is queued again is its script's own")
         self.of.check_directives(asked.directive, self.text)
 
@@ -123,11 +118,6 @@ class Script:
         if asked.mpi == "mpich":
             return "srun-pmi2" if asked.system == "slurm" else "mpiexec.hydra"
         return "mpirun"
-
-    @property
-    def elements(self) -> int:
-        """Jobs that are queued together, one for each protocol, or each run of a sweep; 0 where one is queued alone."""
-        return len(self.request.array) or len(self.sweep)
 
     @property
     def by_roles(self) -> bool:
@@ -164,22 +154,19 @@ class Script:
         require(cores >= layout.tasks_per_node, "cores_per_node", cores, tasks)
         protocols = self.request.array
         require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", "none of it with jsrun")
-        shards = {each for _, each in self.sweep}
-        require(len(shards) < 2, "shards", sorted(shards), "the same for all runs with jsrun, whose resource sets are alike")
 
     def _check_pbs(self) -> None:
         array = self.request.array
         require(len(array) != 1, "array", array, "at least 2 with pbs, which has no arrays of one")
-        alone = f"false with {'a sweep' if self.sweep else '--array'} and pbs: an element cannot be queued again alone"
-        require(not ((array or self.sweep) and self.request.chain), "chain", True, alone)
+        alone = "false with --array and pbs: an element cannot be queued again alone"
+        require(not (array and self.request.chain), "chain", True, alone)
 
     def _check_flux(self) -> None:
         layout = self.layout
         if self.request.gpus_per_node:
             alike = "with flux and GPUs, which have equal numbers of ranks on each node"
-            protocols, shards = self.request.array, {each for _, each in self.sweep}
+            protocols = self.request.array
             require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", f"none of it {alike}")
-            require(len(shards) < 2, "shards", sorted(shards), f"the same for all runs {alike}")
         even = layout.ranks == layout.nodes * layout.tasks_per_node or not self.request.gpus_per_node
         expected = f"ranks in equal numbers on each node with flux and GPUs: {layout.ranks} on {layout.nodes} nodes"
         require(even, "tasks_per_node", layout.tasks_per_node, expected)
@@ -193,14 +180,11 @@ class Script:
 
     def _values(self) -> dict[str, Any]:
         asked, layout = self.request, self.layout
-        one_by_one = bool(self.elements and self.of.one_by_one)
+        one_by_one = bool(asked.array and self.of.one_by_one)
         given = {name: getattr(asked, name) for name in asked.__dataclass_fields__}
         return given | {
             "config": str(asked.config),
             "protocols": asked.array,
-            "sweep": self.sweep,
-            "elements": self.elements,
-            "resume": "" if asked.resume is None else str(asked.resume),
             "links": self.links,
             "venv": self.venv,
             "command": self.command,
@@ -257,8 +241,7 @@ class Script:
 
     def _purpose(self) -> str:
         chain = ", a chain of jobs until the run is done" * bool(self.links)
-        each = "element of a sweep" if self.sweep else "protocol"
-        return f"{f', an array: one run for each {each}' * bool(self.request.array or self.sweep)}{chain}"
+        return f"{', an array: one run for each protocol' * bool(self.request.array)}{chain}"
 
     # -------------------------------------------------------------------------------------------------- the user's own
 

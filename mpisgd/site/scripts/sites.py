@@ -36,7 +36,7 @@ def defaults(name: str) -> dict[str, Any]:
         table = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"site = {name!r}: {path} cannot be read: {error}") from error
-    for key in ("config", "site", "resume"):
+    for key in ("config", "site"):
         if key in table:
             raise ConfigError(f"site = {name!r}: {path}: {key}: expected none: it is no default of a site")
     return table

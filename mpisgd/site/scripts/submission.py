@@ -15,7 +15,6 @@ from mpisgd.site import launchers
 from mpisgd.site.layout import Layout, Wishes, fit
 from mpisgd.site.scripts.options import Request
 from mpisgd.site.scripts.render import Script
-from mpisgd.sweep import elements
 
 Read = Callable[[Sequence[str]], Config]
 """A configuration from a file's path, and options of `train` after it."""
@@ -24,13 +23,7 @@ Read = Callable[[Sequence[str]], Config]
 def make(request: Request, read: Read, command: str) -> Script:
     """The script that is asked for, made by `command`. Raises ConfigError: whatever cannot be."""
     venv = _venv() if request.venv is None else request.venv
-    if elements.is_sweep(request.config):
-        layout, swept = _swept(request)
-    else:
-        beside = f"the file of a sweep beside it: {request.config} has no [sweep]"
-        require(request.resume is None, "resume", str(request.resume), beside)
-        layout, swept = _layout(request, read), ()
-    script = Script(request, layout, command, venv, swept)
+    script = Script(request, _layout(request, read), command, venv)
     if request.launcher is not None:
         launchers.check(request.launcher, launchers.library_of(script.python or sys.executable))
     return script
@@ -53,33 +46,11 @@ def _layout(request: Request, read: Read) -> Layout:
     return most
 
 
-def _swept(request: Request) -> tuple[Layout, tuple[tuple[str, int], ...]]:
-    """The ranks of a sweep, the same learners for each of its runs; and the name and the shards of each that is to be queued."""
-    require(not request.array, "array", request.array, f"none beside a sweep: its runs are those of {request.config}")
-    wishes = Wishes(request.nodes, request.tasks_per_node, request.learners, request.gpus_per_node)
-    sweep = elements.read(request.config)
-    layouts = sweep.each(lambda each: fit(_with_roles(each.config, request), wishes))
-    for what in ("learners", "evaluator"):
-        found = {int(getattr(each, what)) for each in layouts}
-        alike = f"the same for all runs of {request.config}: give --{what}"
-        require(len(found) == 1, what, sorted(found), alike)
-    names = [each.name for each in sweep.elements]
-    if request.resume is not None:
-        from mpisgd.sweep import outcomes
-
-        names, busy = outcomes.left(request.config, request.resume)
-        others = f", but {len(busy)}: {busy[0].reason}" if busy else ""
-        require(bool(names), "resume", str(request.resume), f"a sweep with runs to go on with: all are done{others}")
-    swept = tuple((each.name, one.shards) for each, one in zip(sweep.elements, layouts, strict=True) if each.name in names)
-    return max(layouts, key=lambda layout: layout.ranks), swept
-
-
 def _with_roles(config: Config, request: Request) -> Config:
     """The configuration with which the script will start its ranks."""
     expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
     require(request.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
-    several = request.array or elements.is_sweep(request.config)
-    if request.shards is not None and not (several and kind_of(config.protocol) == "allreduce"):  # which is given none there
+    if request.shards is not None and not (request.array and kind_of(config.protocol) == "allreduce"):  # which is given none there
         config = replace(config, shards=request.shards)
     return replace(config, evaluator=config.evaluator or request.evaluator)
 
@@ -106,17 +77,18 @@ def submit(script: Script) -> list[str]:
 
     Raises ConfigError: the batch system is not here, or refuses, in its own words.
     """
-    if script.of.one_by_one is None or not script.elements:
+    elements = len(script.request.array)
+    if script.of.one_by_one is None or not elements:
         return [_handed_over(script)]
     element, told_first = script.of.one_by_one
     jobs: list[str] = []
-    for index in range(1, script.elements + 1):
+    for index in range(1, elements + 1):
         more = [element.format(index=index), *(told_first.format(first=job) for job in jobs[:1])]
         try:
             jobs.append(_handed_over(script, more))
         except ConfigError as error:
             queued = f"; queued before this, and still there: {' '.join(jobs)}" * bool(jobs)
-            raise ConfigError(f"element {index} of {script.elements}: {error}{queued}") from error
+            raise ConfigError(f"element {index} of {elements}: {error}{queued}") from error
     return jobs
 
 
