@@ -10,8 +10,6 @@ from mpisgd.cli import train
 from mpisgd.command_line.beside import resumed, taken_out
 from mpisgd.command_line.options import parse
 from mpisgd.config import config_file
-from mpisgd.job.placement import on_ranks
-from mpisgd.launching import resize
 from mpisgd.launching.job import Attempts, Job
 from mpisgd.launching.under_way import refuse_among_ranks
 from mpisgd.site import launchers
@@ -19,7 +17,6 @@ from mpisgd.site import launchers
 #: Option -> what stands for its value, and its text; all others are those of train.
 OPTIONS = {
     "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
-    "--resize": ("RUN", "go on with a run that is under way on this machine, with -n ranks: it is told to save and leave first"),
     "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
     "--launcher": (
         "NAME",
@@ -37,20 +34,15 @@ def main(argv: list[str]) -> int:
             print(usage())
         return train.main(words)
     refuse_among_ranks()
-    if "--resize" in own:
-        words = ["--resume", own["--resize"], *words]
     ranks, restarts = _number(own, "-n", 1), _number(own, "--max-restarts", 0)
     options = _words(own)
     launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
-    same = ["mpisgd", "run", *(word for option in own.items() if option[0] != "--resize" for word in option)]
+    same = ["mpisgd", "run", *(word for option in own.items() for word in option)]
     run, rest = resumed(words)
     if run is not None and rest and not rest[0].startswith("-"):
         del rest[0]
     config, _ = parse(rest, "mpisgd run", None if run is None else config_file.of_run(run))
     path = Path(config.out) if run is None else run
-    if "--resize" in own:
-        on_ranks(config, ["here"] * ranks)  # before anything is interrupted
-        resize.interrupt(path)
     job = Job(ranks, words, path, run is not None, options, launcher, shlex.join(same))
     return Attempts(job, restarts).run()
 

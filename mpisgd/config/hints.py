@@ -78,6 +78,7 @@ _SAME: Mapping[str, str] = {
     "what a model is made of are its own options, `model.hidden` say; of one of your own, `model.kwargs`": (
         "dropout hidden_size num_layers depth width"
     ),
+    "stop the job, by Ctrl-C or SIGTERM, which save; then mpisgd run -n RANKS --resume RUN": "resize",
     _RESUME: "resume_from resume_from_checkpoint load restore ckpt ckpt_path",
     _FILE: "config cfg config_file f",
     "the data set is `data`, and its files are below `data_dir`": "dataset dataset_path data_path data_root root",

@@ -129,20 +129,6 @@ def check(run: Path) -> None:
         _check(run, *end)
 
 
-def holder(run: Path) -> tuple[int, str]:
-    """The process of this machine that holds the lock, and its batch job ("" = it is of none); (0, "") where there is none."""
-    for _, text in _chain(run)[-1:]:
-        try:
-            held, mine = sums.checked(schema.LOCK, json.loads(text), _mine()), _mine()
-            pid, job = int(held["pid"]), str(held["job"])
-        except (ValueError, KeyError, TypeError, DataError):
-            break
-        here = all(mine[name] and held.get(name) == mine[name] for name in ("boot", "processes"))
-        if here and not _gone(pid, str(held.get("begun"))):
-            return pid, job
-    return 0, ""
-
-
 def _check(run: Path, path: Path, text: str) -> None:
     """The same of the end of a chain."""
     who = _held_by(text)

@@ -100,42 +100,6 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_its_end(tmp_path: Path, env: dict[s
 
 
 @pytest.mark.slow
-def test_learners_join_a_run_that_is_under_way(tmp_path: Path, env: dict[str, str]) -> None:
-    """In one command, which tells the first to save and leave: that does not begin again, though it may."""
-    path = tmp_path / "run"
-    words = [*COMMON, "--out", "run", "--epochs", "1e6", "--max-restarts", "3"]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "mpisgd", "run", "-n", "3", *words],
-        env=env,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        until_s = time.monotonic() + 240
-        while not updates(path, 0) and time.monotonic() < until_s:
-            time.sleep(0.1)
-        refused = run(env, 1, "--resize", "run")
-        assert refused.returncode == EXIT_USAGE
-        assert "too few ranks: found 1" in refused.stderr
-        assert first.poll() is None, "it was not interrupted for what cannot be"
-        made = Run(path)
-        epochs = made.updates["samples"].max() / made.environment["train_samples"] + 3
-        done = run(env, 5, "--resize", "run", "--epochs", f"{epochs:.3f}")
-        said = first.communicate(timeout=240)[1]
-    finally:
-        if first.poll() is None:
-            os.killpg(first.pid, signal.SIGKILL)
-    assert first.returncode == EXIT_INTERRUPTED, said
-    assert done.returncode == 0, done.stderr
-    assert "is told to save and leave (SIGTERM)" in done.stdout
-    ended = Run(path)
-    assert ended.done is not None
-    assert (ended.attempt, ended.lambda_) == (1, 4)
-    assert all(books.balanced for books in ended.books())
-
-
-@pytest.mark.slow
 def test_killed_ranks_are_started_again(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     (tmp_path / "own_loss.py").write_text(DIES)

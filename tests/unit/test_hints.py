@@ -43,6 +43,7 @@ OURS = {item.name for item in dataclasses.fields(Config)}
         ("--max-grad-norm", "--clip-norm"),
         ("--resume-from-checkpoint", "--resume RUN"),
         ("--sweep", "it is gone; .*--out"),
+        ("--resize", "mpisgd run -n RANKS --resume RUN"),
         ("--element", "a shell loop .*--out"),
     ],
 )
