@@ -31,7 +31,6 @@ __all__ = [
     "__version__",
     "launch",
     "open_run",
-    "submit",
     "train",
 ]
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from mpisgd.api import train
     from mpisgd.config import Config
     from mpisgd.launching.function import launch
-    from mpisgd.launching.submitted import submit
 
 #: What is loaded when it is used, and from where: `import mpisgd` alone imports neither torch nor MPI.
 _LATER = {
@@ -48,7 +46,6 @@ _LATER = {
     "Config": "mpisgd.config",
     "launch": "mpisgd.launching.function",
     "open_run": "mpisgd.analysis.opened",
-    "submit": "mpisgd.launching.submitted",
 }
 
 

@@ -60,7 +60,7 @@ def _defaults(argv: Sequence[str]) -> Options:
     named = [word.partition("=")[2] or "".join(argv[index + 1 : index + 2]) for index, word in enumerate(argv) if _is_site(word)]
     if not named:
         return Options(config=tyro.MISSING)
-    request = sites.request(Request, {**sites.defaults(named[-1]), "config": ""}, f"site = {named[-1]!r}: ")
+    request = sites.request({**sites.defaults(named[-1]), "config": ""}, f"site = {named[-1]!r}: ")
     return Options(**{**vars(request), "config": tyro.MISSING})
 
 

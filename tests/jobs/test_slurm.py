@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 
 from tests.jobs import slurm
 from tests.jobs.checkout import hosts_of
-from tests.jobs.golden import JOBS
 from tests.jobs.submitting import FOUR_NODES, NODES, ONE_EACH, Submitting
 
 REASON = slurm.missing()
@@ -111,38 +109,6 @@ def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_thei
     if len(os.sched_getaffinity(0)) > 1:
         assert told["cores"][0] != told["cores"][1]
         assert told["cores"][2] != told["cores"][3]
-
-
-#: What a user's program does: one job to its end and opened, one that is cancelled while it runs, one that fails.
-FROM_PYTHON = """\
-import sys, time
-import mpisgd
-options = {"learners": 2, "venv": ".venv", "mpi": sys.argv[1], "time": "10m"}
-job = mpisgd.submit("jobs/job.toml", **options)
-assert job.state in ("pending", "running", "done"), job.state
-run = job.result(timeout_s=250)
-print(job.state, len(run.pushes) > 0, run.path == job.run)
-endless = mpisgd.submit({"epochs": 100000, "model": "softmax"}, name="endless", **options)
-while not endless.run.is_dir():
-    time.sleep(0.2)
-print(endless.state)
-endless.cancel()
-print(endless.wait(timeout_s=200))
-broken = mpisgd.submit("jobs/job.toml", setup=("exit 3",), **options)
-try:
-    broken.result(timeout_s=200)
-except mpisgd.LaunchError as error:
-    print(f"job {broken.number}: failed; {broken.run} is not DONE" in str(error))
-"""
-
-
-def test_a_job_from_python_is_followed_to_its_run_cancelled_and_seen_to_fail(checkout: Submitting) -> None:
-    checkout.configure("epochs = 0.2")
-    env = checkout.environment | {"PYTHONPATH": str(JOBS.parent)}
-    words = [sys.executable, "-c", FROM_PYTHON, checkout.mpi]
-    done = subprocess.run(words, cwd=checkout.directory, env=env, capture_output=True, text=True, check=False, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr + checkout.cluster.told()
-    assert done.stdout.splitlines() == ["done True True", "running", "cancelled", "True"]
 
 
 # ------------------------------------------------------------------------------------------------ jobs that do not end well

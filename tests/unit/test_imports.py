@@ -10,7 +10,7 @@ import pytest
 #: What imports, one after the other, and what must not have been imported by then, by whatever detour.
 CHEAP = {
     "mpisgd.protocols": {"torch", "mpi4py", "matplotlib", "h5py"},
-    "mpisgd; mpisgd.submit": {"torch", "mpi4py", "matplotlib", "h5py"},
+    "mpisgd, mpisgd.cli.submit": {"torch", "mpi4py", "matplotlib", "h5py"},
     "mpisgd.command_line.options": {"torch", "mpi4py", "matplotlib"},
     "mpisgd.report.single, mpisgd.report.compare": {"torch", "mpi4py", "matplotlib"},
 }

@@ -9,14 +9,12 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from mpisgd.base.errors import ConfigError, nearest
 from mpisgd.site.scripts.options import Request
-
-R = TypeVar("R", bound=Request)
 
 
 def folder() -> Path:
@@ -42,29 +40,29 @@ def defaults(name: str) -> dict[str, Any]:
     return table
 
 
-def request(cls: type[R], table: Mapping[str, Any], where: str = "") -> R:
+def request(table: Mapping[str, Any], where: str) -> Request:
     """The request that has these values, and the defaults of all else.
 
     Raises ConfigError, after `where`: an unknown name, with the nearest; a value of another type, or one that cannot be.
     """
-    known = [field.name for field in dataclasses.fields(cls)]
+    known = [field.name for field in dataclasses.fields(Request)]
     for key in table:
         if key not in known:
             raise ConfigError(f"{where}unknown option {key!r}{nearest(key, known)}")
     try:
-        return msgspec.convert(dict(table), cls, dec_hook=_decode)
+        return msgspec.convert(dict(table), Request, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}{_plain(cls, table, str(error))}") from error
+        raise ConfigError(f"{where}{_plain(table, str(error))}") from error
     except ConfigError as error:
         raise ConfigError(f"{where}{error}") from error
 
 
-def _plain(cls: type, table: Mapping[str, Any], text: str) -> str:
+def _plain(table: Mapping[str, Any], text: str) -> str:
     """`nodes = '2': expected an int` for msgspec's words, and the list where only some are allowed."""
     found = re.search(r"\$\.(\w+)", text)
     if found is None:
         return text
-    (hint,) = (hint for name, hint in typing.get_type_hints(cls).items() if name == found[1])
+    (hint,) = (hint for name, hint in typing.get_type_hints(Request).items() if name == found[1])
     allowed = [str(each) for part in (hint, *typing.get_args(hint)) for each in typing.get_args(part) if isinstance(each, str)]
     plain = text.partition(" - at")[0].lower().removeprefix("expected ").replace("`", "")
     expected = f"one of: {', '.join(allowed)}" if allowed else plain

@@ -60,18 +60,6 @@ def _venv() -> str:
     return sys.prefix if (Path(sys.prefix) / "bin" / "activate").exists() else ""
 
 
-def call(words: Sequence[str], text: str | None = None) -> str:
-    """Run a program of the batch system; what it printed. Raises ConfigError: it is not here, or refuses, in its own words."""
-    try:
-        done = subprocess.run(words, input=text, capture_output=True, encoding="utf-8", check=False)
-    except OSError as error:
-        hint = "; --dry-run prints the script" * (text is not None)
-        raise ConfigError(f"{words[0]} cannot be started ({error}){hint}") from error
-    if done.returncode != 0:
-        raise ConfigError(f"{words[0]} refuses: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
-
-
 def submit(script: Script) -> list[str]:
     """Hand the script to the batch system; its number of the job, or of each element where it has no arrays.
 
@@ -94,10 +82,15 @@ def submit(script: Script) -> list[str]:
 
 def _handed_over(script: Script, more: Sequence[str] = ()) -> str:
     words = [*script.of.submit, *more]
-    told = call(words, script.text)
-    found = _number(script.request.system, told)
+    try:
+        done = subprocess.run(words, input=script.text, capture_output=True, encoding="utf-8", check=False)
+    except OSError as error:
+        raise ConfigError(f"{words[0]} cannot be started ({error}); --dry-run prints the script") from error
+    if done.returncode != 0:
+        raise ConfigError(f"{words[0]} refuses: {(done.stderr or done.stdout).strip()}")
+    found = _number(script.request.system, done.stdout)
     if found is None:
-        raise ConfigError(f"{words[0]} took the job, but gave no number: {told.strip()!r}")
+        raise ConfigError(f"{words[0]} took the job, but gave no number: {done.stdout.strip()!r}")
     return found
 
 

@@ -193,7 +193,7 @@ _FLUX = System(
         "memory": "it does not deal out memory; --exclusive gives whole nodes",
         "qos": "priorities are the bank's and the queue's: --account, --queue",
         "reservation": "give the queue or the property that the site has made: --queue, --constraint",
-        "mail": "it writes none; flux job wait-event, or the handle of mpisgd.submit, waits for a job",
+        "mail": "it writes none; flux job wait-event waits for a job",
         "chain": "a job cannot be queued again, nor warn itself of its end to be: submit the next link by --dependency"
         " afterany:JOB, with a configuration that resumes",
     },
