@@ -119,7 +119,6 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("status", state.text),
         *_way_on(run, state),
         *_attempts(run),
-        *_left_out(run),
         *_compensation(run),
         *_rounded(run),
         *_pulled(run),
@@ -158,12 +157,6 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
         )
         lines.append(("before", f"{before}: what follows is of what came after, but evaluations, which are all"))
     return lines
-
-
-def _left_out(run: Run) -> list[tuple[str, str]]:
-    if not run.left_out:
-        return []
-    return [("log", f"{run.left_out}: counts are of all, and exact; tables and figures that need every row are not made")]
 
 
 def _resumed(events: schema.LogRows) -> list[int]:

@@ -28,17 +28,17 @@ class LearnerBooks(Books):
 @dataclass(frozen=True)
 class Coverage:
     """Coverage of one learner: mini-batches that it sampled, gave up to begin anew, computed to their end, and that every shard
-    applied; None: not known."""
+    applied."""
 
     learner_id: int
     sampled: int
     given_up: int
     computed: int
-    applied: int | None
+    applied: int
 
     @property
     def share(self) -> float | None:
-        return self.applied / self.sampled if self.sampled and self.applied is not None else None
+        return self.applied / self.sampled if self.sampled else None
 
 
 def final_clocks(run: Run) -> np.ndarray:
@@ -93,23 +93,20 @@ def coverage(run: Run) -> list[Coverage]:
     return [Coverage(learner_id, *columns) for learner_id, columns in enumerate(each)]
 
 
-def _applied_everywhere(run: Run, learners: int) -> list[int | None]:
-    """Mini-batches of each learner that every shard applied; None where rows are left out, and several shards had any."""
-    if run.left_out:
-        counted = counted_learners(run)[:, :, 1]
-        return [int(each[0]) if run.shards == 1 or not each.all() else None for each in counted.T]
+def _applied_everywhere(run: Run, learners: int) -> list[int]:
+    """Count the mini-batches of each learner that every shard applied."""
     taken = run.pushes[applied_rows(run)]
     most = int(taken["seq"].max(initial=0)) + 1
     batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
     on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
     batch, shards = np.unique(on_shard, return_counts=True)
-    everywhere: list[int | None] = np.bincount(batch[shards == run.shards] // most, minlength=learners).tolist()
+    everywhere: list[int] = np.bincount(batch[shards == run.shards] // most, minlength=learners).tolist()
     return everywhere
 
 
 def never_counted(run: Run) -> list[int]:
     """Learners that computed, and of whose mini-batches none was applied on every shard: their data had no part in the weights."""
-    return [covered.learner_id for covered in coverage(run) if covered.computed and covered.applied == 0]
+    return [covered.learner_id for covered in coverage(run) if covered.computed and not covered.applied]
 
 
 def imbalances(run: Run) -> list[str]:
@@ -156,10 +153,8 @@ def learner_table(run: Run) -> Table:
         rows.append((covered.learner_id, *account, *followed, share))
     columns = columns_of(f"learner | {_ACCOUNT} | mini-batches | given up | computed | applied everywhere | coverage [%] :.1f")
     note = "Computed: gradients of its mini-batches, repeated ones too. Coverage: share of its mini-batches applied on every shard."
-    total = [sum(getattr(covered, name) or 0 for covered in coverage(run)) for name in ("applied", "sampled")]
-    if any(covered.applied is None for covered in coverage(run)):
-        note = f"{note} What was applied on every shard is not known: {run.left_out}."
-    elif total[1] and total[0] < total[1]:
+    total = [sum(getattr(covered, name) for covered in coverage(run)) for name in ("applied", "sampled")]
+    if total[1] and total[0] < total[1]:
         note = f"{note} All learners: {100 * total[0] / total[1]:.1f} %."
     if never := never_counted(run):
         note = f"{note} The data of learner {', '.join(map(str, never))} never counted."
@@ -184,12 +179,7 @@ def _sampled(run: Run, learners: int) -> np.ndarray:
 
 
 def _computed(run: Run, learners: int) -> np.ndarray:
-    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again.
-
-    Where rows are not all there, as many as came to the shard that had most of them.
-    """
-    if run.left_out:
-        return np.asarray(counted_learners(run)[:, :, 0].max(axis=0))
+    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again."""
     whose, pushed = _of_mini_batches(run)
     return np.asarray(_sampled(run, learners) + _sums_of(pushed.max(axis=1, initial=1) - 1, whose, learners))
 
@@ -197,18 +187,14 @@ def _computed(run: Run, learners: int) -> np.ndarray:
 def _pushed(run: Run, learners: int) -> np.ndarray:
     """Gradients that each learner pushed to each shard and that the log should have, shape (shards, learners).
 
-    Of a learner that was lost or missed one may lack on some shards, for each time. Where rows are not all there, and the run was
-    continued, what came to a shard is what it says that came: nobody can tell better.
+    Of a learner that was lost or missed one may lack on some shards, for each time.
     """
-    counted = counted_learners(run)[:, :, 0]
-    if run.left_out and run.attempt:
-        return counted
     pushed = np.repeat(_computed(run, learners)[np.newaxis], run.shards, axis=0)
     if run.attempt:
         whose, each = _of_mini_batches(run)
         lost = each.max(axis=1, keepdims=True, initial=0) - each
         pushed -= np.array([_sums_of(of_shard, whose, learners) for of_shard in lost.T])
-    return np.asarray(np.clip(counted, pushed - _times_lost(run, learners), pushed))
+    return np.asarray(np.clip(counted_learners(run)[:, :, 0], pushed - _times_lost(run, learners), pushed))
 
 
 def _times_lost(run: Run, learners: int) -> np.ndarray:

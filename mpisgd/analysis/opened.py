@@ -24,7 +24,7 @@ class OpenRun:
     """A run, read as it is when something of it is asked for first; of one under way, open it again to see more.
 
     Tables are pandas DataFrames, whose columns `docs/reference/log-format.md` explains; `verdict`, `reason` and `kind` are
-    categories: APPLY, STALE, CHECKPOINT ... Of a bounded log tables have the rows that it kept (`left_out`).
+    categories: APPLY, STALE, CHECKPOINT ...
 
     Raises DataError where the directory is no run, or a file of it is missing or damaged; ConfigError, at the first table, where
     pandas is not installed.
@@ -66,11 +66,6 @@ class OpenRun:
     def events(self) -> pd.DataFrame:
         """Snapshots, checkpoints, departures, faults ..."""
         return self._table("events")
-
-    @property
-    def left_out(self) -> str:
-        """Which rows of `pushes` and `updates` a bounded log has left out; "" = none."""
-        return self._run.left_out
 
     @property
     def done(self) -> dict[str, Any] | None:

@@ -47,14 +47,6 @@ def by_shard(run: Run) -> list[Staleness]:
 
 
 def by_learner(run: Run) -> list[Staleness]:
-    """Gradients and mean staleness of each learner; more where all rows are there."""
-    if run.left_out:
-        applied = np.zeros((books.learners_of(run), 2), np.int64)
-        for tally in _tallies(run):
-            applied[: len(tally.learners)] += tally.learners
-        dropped = books.counted_learners(run)[:, :, 2].sum(axis=0).tolist()
-        each = zip(applied.tolist(), dropped, strict=True)
-        return [Staleness(count, lost, mean=total / count if count else None) for (count, total), lost in each]
     applied, n, learners = run.pushes[books.applied_rows(run)], about.splitting(run), books.learners_of(run)
     lost = np.bincount(run.pushes["learner_id"][run.pushes["verdict"] == Verdict.DROP], minlength=learners)
     order = np.argsort(applied["learner_id"], kind="stable")

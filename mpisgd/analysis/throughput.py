@@ -57,7 +57,7 @@ def rates(run: Run) -> list[Rates]:
             Rates(
                 shard=shard,
                 updates=made.rows,
-                gradients=int(counts.pushes.applied(run.final_clock(shard)).learners[:, 0].sum()),
+                gradients=int(counts.pushes.applied(run.final_clock(shard)).learners.sum()),
                 samples=max(made.samples, begins.samples) - begins.samples,
                 seconds=max(made.time_s, begins.time_s) - begins.time_s,
                 update_seconds=made.update_s,
@@ -72,7 +72,7 @@ def exchanged_until(run: Run, second: float) -> float | None:
     Also those of shards on the learner's own node; but in an allreduce no learner sends its own slice to itself.
     """
     nbytes = run.environment.get("parameter_nbytes")
-    if run.left_out or run.is_batch or not isinstance(nbytes, int):
+    if run.is_batch or not isinstance(nbytes, int):
         return None
     push, pull = (nbytes / 4 * each for each in footprint.of_exchange(run.config))
     pushes, pulls = ((run.pushes[name] <= second).sum() / run.shards for name in ("arrival_s", "answer_s"))

@@ -101,7 +101,6 @@ LEFT: frozenset[str] = frozenset(
         "log.flush_rows",
         "log.flush_s",
         "log.progress_s",
-        "log.max_bytes",
     }
 )
 

@@ -45,7 +45,6 @@ from mpisgd.config.optimizers import (
     TrustRatioOptions,
 )
 from mpisgd.config.run import (
-    LEAST_LOG_BYTES,
     CheckpointOptions,
     EvaluationOptions,
     FaultOptions,
@@ -57,7 +56,6 @@ from mpisgd.config.whole import KINDS, Config, kind_of, make_options, replace
 
 __all__ = [
     "KINDS",
-    "LEAST_LOG_BYTES",
     "OPTIMIZERS",
     "AdagradOptions",
     "AdamOptions",

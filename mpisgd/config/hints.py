@@ -105,6 +105,7 @@ OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for na
 REMOVED: Mapping[str, tuple[Any, str]] = {
     "sweep": ({}, _LOOP),
     "spares": (0, "a run goes on without a learner that dies; mpisgd run --max-restarts begins again with all of them"),
+    "log.max_bytes": (0, "`log.enabled` switches the log off; a push takes some 150 bytes of it"),
 }
 
 _SUBMIT: Mapping[str, str] = {

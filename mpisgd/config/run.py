@@ -118,10 +118,6 @@ class EvaluationOptions:
         return (Part.TEST if name == self.best else Part.VALIDATION), name
 
 
-LEAST_LOG_BYTES = 1 << 20
-"""Of a bounded log: a few chunks of rows."""
-
-
 @dataclass(frozen=True)
 class LogOptions:
     """Run log (HDF5) and progress line."""
@@ -132,10 +128,6 @@ class LogOptions:
     """Flush a shard's file after this many rows."""
     flush_s: float = 2.0
     """Flush a shard's file after this many seconds."""
-    max_bytes: int = 0
-    """Most bytes of a shard's file; 0 = without bound. Each attempt has a file. Once half of the room is filled, every 4th push
-    and update is kept; once half of the rest is, every 16th, and so on. Counts stay exact. All events are kept, and come on top.
-    Commands that need every row (replay, plan, timeline) refuse such a log. At least 1 MiB."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
     """Show progress: a bar, lines, or none. auto: a bar on a terminal, lines elsewhere."""
     progress_s: float = 10.0
@@ -144,9 +136,7 @@ class LogOptions:
     """Say what a rank waits for after so many seconds; 0 = never. Again after twice the time, four times, and so on."""
 
     def __post_init__(self) -> None:
-        at_least(self, "log.", flush_rows=1, flush_s=0, max_bytes=0, progress_s=0, quiet_s=0)
-        enough = self.max_bytes == 0 or self.max_bytes >= LEAST_LOG_BYTES
-        require(enough, "log.max_bytes", self.max_bytes, f"0 (without bound), or at least {LEAST_LOG_BYTES:,}: room for some rows")
+        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0, quiet_s=0)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,10 @@ from mpisgd.protocols import SandblasterOptions
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.progress import in_words, loss_of
-from mpisgd.records.log.rank_file import Rows, read_sums
+from mpisgd.records.log.rank_file import read_sums
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
-from mpisgd.records.log.thinning import UNBOUNDED, Thinning
-from mpisgd.serving.divergence import FIRST, has_diverged
+from mpisgd.serving.divergence import has_diverged
 from mpisgd.shard import Shard
 from mpisgd.update import schedule
 from mpisgd.vectors.flat import is_finite
@@ -199,30 +198,11 @@ def after_all(path: Path, lost: PeerError) -> Outcome:
 def applied_losses(log: Run) -> np.ndarray:
     """Losses of the gradients that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
 
-    The rows are read some at a time, and four bytes of each are kept: there may be 10^8. Of a bounded log they are a sample: the
-    first mini-batches, and then every k-th push, where k is the largest by which any rows were kept.
+    The rows are read some at a time, and four bytes of each are kept: there may be 10^8.
     """
     parts = [*(part for layout in log.earlier for part in layout.rows[0]), *log.parts_of(0)]
-    if log.left_out or log.left_out_before:
-        return _sampled_losses(parts)
     found = [rows["loss"][rows["verdict"] == Verdict.APPLY].astype(np.float32) for part in parts for rows in part.chunks("pushes")]
     return np.concatenate([np.empty(0, np.float32), *found])
-
-
-def _sampled_losses(parts: list[Rows]) -> np.ndarray:
-    """Of these files of shard 0. A loss that is not finite has made the shard say `diverged`, whether or not it is among them."""
-    rules = [part.thinning("pushes") or Thinning(UNBOUNDED) for part in parts]
-    most = max(every for rule, part in zip(rules, parts, strict=True) for _, every in rule.stretches(part.length("pushes")))
-    first, found = np.empty(0, np.float32), [np.empty(0, np.float32)]
-    for rule, part in zip(rules, parts, strict=True):
-        place = 0
-        for rows in part.chunks("pushes"):
-            numbers = rule.numbers(place, place + len(rows))
-            applied, place = rows["verdict"] == Verdict.APPLY, place + len(rows)
-            if len(first) < FIRST:
-                first = np.concatenate([first, rows["loss"][applied]])[:FIRST].astype(np.float32)
-            found.append(rows["loss"][applied & (numbers % most == 0)].astype(np.float32))
-    return np.concatenate([first, *found])
 
 
 def check_books(log: Run, shard: int, clock: int) -> None:
@@ -252,8 +232,6 @@ def check_layouts(log: Run) -> None:
     """Law 4 of the layouts before. Raises ProtocolError where one lacks updates."""
     for layout in log.earlier:
         for shard, attempts in enumerate(layout.rows):
-            if any(part.left_out("updates") for part in attempts):
-                continue  # their numbers are not there to be checked
             clock, found, follow = layout.first_clock, 0, True
             for rows in (rows for part in attempts for rows in part.chunks("updates")):
                 follow &= bool(

@@ -107,10 +107,6 @@ def join(run: Run) -> None:
                 log.create_group(f"layouts/{number}").attrs.update(attributes_of(layout))
             for each in joined(run):
                 (_link if _is_linked(each) else _copy)(log, each)
-            for name, rows in counted(run).items():
-                data = log.create_dataset(name, data=rows, fletcher32=True, chunks=True)
-                if rows.dtype.names:
-                    explain(data, name, rows.dtype)
             log.flush()
         except BaseException:
             give_up(log)
@@ -141,26 +137,6 @@ def joined(run: Run) -> Iterator[Joined]:
 
 def attributes_of(layout: Layout) -> dict[str, int]:
     return {name: getattr(layout, name) for name in ("learners", "shards", "first_clock", "last_clock")}
-
-
-def counted(run: Run) -> dict[str, np.ndarray]:
-    """The data sets of `log.h5` that a bounded log has besides: for how many rows each stands, and what all come to."""
-    found: dict[str, np.ndarray] = {}
-    if not run.left_out:
-        return found
-    for table in schema.THINNED:
-        start, every = 0, []
-        for part in run.parts:
-            rule, count = part.thinning(table), part.length(table)
-            every += [(start + place, k) for place, k in ([(0, 1)] if rule is None else rule.stretches(count)) if count]
-            start += count
-        found[f"{table}_every"] = np.array(every, np.int64).reshape(-1, 2)
-    learners, staleness = [], []
-    for shard, counts in enumerate(run.counts):
-        clock = run.final_clock(shard)
-        learners += [(shard, learner_id, *each) for learner_id, each in enumerate(counts.pushes.books(clock).tolist())]
-        staleness += [(shard, tau, count) for tau, count in enumerate(counts.pushes.applied(clock).staleness.tolist())]
-    return {**found, "learners": np.array(learners, schema.LEARNERS), "staleness": np.array(staleness, schema.STALENESS)}
 
 
 def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:

@@ -83,7 +83,7 @@ class ShardRecords:
         self._note_unsaved(checkpoints, now)
         next_seq = [1 + max(seqs) for seqs in zip(mark["applied_seq"], self._dropped_seq, strict=True)]
         taken = self.snapshots.taken[: self._snapshots]
-        checkpoints.take(**mark, next_seq=next_seq, snapshots=taken, counts=self.log.counts(), last=last)
+        checkpoints.take(**mark, next_seq=next_seq, snapshots=taken, last=last)
         end_s = now()
         self.log.event(Event.CHECKPOINT, mark["clock"], end_s, value=end_s - start_s)
 

@@ -63,8 +63,6 @@ def drawing(run: Run, timeline: Timeline | None = None) -> Drawing:
 
 def unreadable(run: Run, timeline: Timeline | None = None) -> str:
     """Say why a figure of this timeline, or of the whole run, could not be read, and what could be drawn; "" = it can be read."""
-    if run.left_out:
-        return run.left_out
     group = max(map(len, about.groups_of(run)), default=1)
     learners = timeline.learners if timeline else run.lambda_ * group
     others = run.shards + int(run.environment.get("evaluator_rank", -1) >= 0)

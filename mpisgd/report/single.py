@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -16,9 +14,6 @@ from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.records.log.reader import Run
 from mpisgd.report import links
 from mpisgd.report.writing import Drawing, say, tell, terminal, write
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -67,24 +62,25 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 
 
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
-    whole = not run.left_out
-    nodes = links.links(run) if whole else []
     if run.is_batch:
         return _tables_of_batch(run, state)
+    nodes = links.links(run)
     return (
         about.header(run, state, training.final_text(run)),
         training.summary_table(run),
         training.evaluation_table(run),
         throughput.rate_table(run),
-        *([throughput.time_table(run)] if whole else []),
+        throughput.time_table(run),
         *([links.table(run, nodes)] if nodes else []),
-        *([throughput.bubble_table(run)] if whole and throughput.tells_neighbours(run) else []),
+        *([throughput.bubble_table(run)] if throughput.tells_neighbours(run) else []),
         staleness.shard_table(run),
         *([staleness.layer_table(run)] if run.environment.get("layers") else []),
         staleness.learner_table(run),
         staleness.histogram_table(run),
-        *([arrivals.arrival_table(run), arrivals.collect_table(run), noise_scale.table(run)] if whole else []),
-        *([faults.table(run)] if whole and faults.happened(run) else []),
+        arrivals.arrival_table(run),
+        arrivals.collect_table(run),
+        noise_scale.table(run),
+        *([faults.table(run)] if faults.happened(run) else []),
         books.shard_table(run),
         books.learner_table(run),
     )
@@ -124,41 +120,32 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             figures.staleness_distribution(title, [(run.name, staleness.histogram(run))], about.splitting(run)),
             "no gradient was applied",
         ),
-        _of_all_rows(
-            run,
+        Drawing(
             "staleness_over_clock",
             "Staleness of the gradients of each update [Zhang16 Fig. 1]",
-            lambda: figures.staleness_over_clock(title, staleness.over_clock(run)),
+            figures.staleness_over_clock(title, staleness.over_clock(run)),
             "no gradient was applied",
         ),
         *figures.errors("Error", title, [(run.name, curves)], "every error is NaN" if curves else "nothing was evaluated"),
-        _of_all_rows(
-            run,
+        Drawing(
             "arrivals",
             "Cumulative distribution of arrival times of gradients on shard 0 [Chen16 Fig. 3]",
-            lambda: figures_time.arrival_cdf(title, _arrival_series(run), axis),
+            figures_time.arrival_cdf(title, _arrival_series(run), axis),
             "no gradient has an arrival time",
         ),
-        _of_all_rows(
-            run,
+        Drawing(
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
-            lambda: figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
+            figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
             "no gradient arrived" if synchronous else f"gradients of {about.protocol_name(run)} have no common start",
         ),
-        _of_all_rows(
-            run,
+        Drawing(
             "learner_time",
             "Where the learners' time went",
-            lambda: figures_time.time_spent(title, throughput.learner_time(run)),
+            figures_time.time_spent(title, throughput.learner_time(run)),
             "no gradient was pushed",
         ),
     )
-
-
-def _of_all_rows(run: Run, key: str, caption: str, make: Callable[[], Figure | None], missing: str) -> Drawing:
-    """A figure that needs every row of the log."""
-    return Drawing(key, caption, None, run.left_out) if run.left_out else Drawing(key, caption, make(), missing)
 
 
 def _arrival_series(run: Run) -> list[tuple[str, np.ndarray]]:

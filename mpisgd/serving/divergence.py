@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-FIRST = 8
+_FIRST = 8
 """Mini-batches that the start is."""
 _FAR = 3.0
 """Rise of the loss that counts as far, in units of the start (below): of a positive loss, to four times what it was."""
@@ -31,9 +31,9 @@ def has_diverged(losses: np.ndarray) -> bool:
     """
     if not np.isfinite(losses).all():
         return True
-    if len(losses) < _LONG * FIRST:
+    if len(losses) < _LONG * _FIRST:
         return False
-    start = losses[:FIRST]
+    start = losses[:_FIRST]
     median = float(np.median(start))
     unit = max(abs(median), float(np.ptp(start)))
     return unit > 0 and float(np.median(losses[-(len(losses) // _LONG) :])) > median + _FAR * unit

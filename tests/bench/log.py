@@ -97,7 +97,7 @@ def _windows(comm: MPI.Intracomm, directory: Path, case: Case) -> list[float]:
     """Measure the windows of one run."""
     logs: list[LogInTurn] = []
 
-    def open_log(path: Path | None, *, shard: int, max_bytes: int, counts: Sequence[int] = (), **fields: Any) -> TableFile:
+    def open_log(path: Path | None, *, shard: int, **fields: Any) -> TableFile:
         if shard < 0:
             return TableFile(path, shard=shard, **fields)
         log = LogInTurn(directory / "in-turn.h5", shard=shard, **fields | {"instead": True})
@@ -115,8 +115,8 @@ def _windows(comm: MPI.Intracomm, directory: Path, case: Case) -> list[float]:
 def _opening_logs_by(open_log: Callable[..., TableFile]) -> Iterator[None]:
     """A run opens its logs so, for a while."""
     known = vars(base)
-    usual, known["open_tables"] = known["open_tables"], open_log
+    usual, known["TableFile"] = known["TableFile"], open_log
     try:
         yield
     finally:
-        known["open_tables"] = usual
+        known["TableFile"] = usual

@@ -117,7 +117,7 @@ def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str,
     process is.
     """
     listing = directory / "together.json"
-    listing.write_text(json.dumps([{"held": HELD, **job} for job in jobs]))
+    listing.write_text(json.dumps([{**job, "held": HELD} for job in jobs]))
     Path(f"{listing}.pids").unlink(missing_ok=True)
     command = [*mpirun(sum(job["ranks"] for job in jobs)), sys.executable, str(DRIVE), str(listing), "together"]
     process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=subprocess.PIPE, text=True)

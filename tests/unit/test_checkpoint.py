@@ -319,6 +319,15 @@ def test_a_manifest_of_another_time(tmp_path: Path) -> None:
         disk.read(path.parent)
 
 
+def test_counts_that_an_earlier_mpisgd_wrote_are_passed_over(tmp_path: Path) -> None:
+    take(checkpoints(tmp_path, make_update()), 10)
+    path = disk.directory_of(tmp_path, 10) / disk.MANIFEST
+    before, table = disk.read(path.parent), disk.read_json(path)
+    table["parts"][0]["account"]["counts"] = []
+    disk.write_json(path, table)
+    assert disk.read(path.parent) == before
+
+
 # -------------------------------------------------------------------------------------------------- writing beside the loop
 
 

@@ -38,7 +38,7 @@ from mpisgd.records import directory
 JOBS = Path(__file__).parents[2] / "jobs"
 
 #: Changed together with all the others, it would be refused; it is written and read below.
-OWN = {"max_bytes": 2**20, "micro_batches": 1 + Config.mu, "field": 5, "layers": {"*.bias": 2}}
+OWN = {"micro_batches": 1 + Config.mu, "field": 5, "layers": {"*.bias": 2}}
 """A divisor of mu as it is changed, an odd number, the names that seconds are changed to."""
 UNCHANGED = {"parameters", "abort", "batched", "warmup_updates", "warmup_samples"}
 

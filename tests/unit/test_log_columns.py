@@ -58,7 +58,7 @@ def test_each_column_says_its_unit_and_meaning_in_every_file(tmp_path: Path) -> 
 
 def test_meanings_are_ascii() -> None:
     """HDF5's texts of a fixed length, which everything reads."""
-    assert list(schema.COLUMNS) == [*schema.TABLES, *schema.COORDINATOR, "summary", "learners", "staleness"] == list(schema.ABOUT)
+    assert list(schema.COLUMNS) == [*schema.TABLES, *schema.COORDINATOR, "summary"] == list(schema.ABOUT)
     for columns in schema.COLUMNS.values():
         assert all((each.unit + each.meaning).isascii() and each.meaning for each in columns)
 

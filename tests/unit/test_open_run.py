@@ -1,4 +1,4 @@
-"""`mpisgd.open_run`: tables, configuration and weights of runs, finished, unfinished, bounded and of an earlier commit."""
+"""`mpisgd.open_run`: tables, configuration and weights of runs, finished, unfinished and of an earlier commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mpisgd
 from mpisgd.base.errors import CheckpointError, ConfigError, DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from tests.virtual.jobs import SIZES, TENSORS, simulated
+from tests.virtual.jobs import TENSORS, simulated
 
 from .older_runs import NAMES, unpack
 
@@ -38,7 +38,6 @@ def test_tables_are_those_of_the_log(trained: Path) -> None:
     assert opened.pushes["verdict"].tolist() == [schema.Verdict(each).name for each in run.pushes["verdict"]]
     assert opened.events["kind"].tolist() == [schema.Event(each).name for each in run.events["kind"]]
     assert opened.pushes.groupby("learner_id")["staleness"].count().sum() == len(run.pushes)
-    assert opened.left_out == ""
 
 
 def test_the_rest_needs_no_pandas(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +67,6 @@ def test_runs_of_an_earlier_commit(name: str, tmp_path: Path) -> None:
             opened.weights()
     else:
         assert sum(each.numel() for each in opened.weights().values()) >= opened.environment["parameters"]
-
-
-def test_a_bounded_log_says_what_it_left_out(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
-    log = {"max_bytes": 1 << 20, "progress": "off"}
-    run = simulated(tmp_path / "run", SIZES, epochs=60, log=log)
-    opened = mpisgd.open_run(run.path)
-    assert opened.left_out == run.left_out != ""
-    assert len(opened.pushes) == len(run.table("pushes")) < run.counts[0].pushes.books(run.final_clock(0))[:, 0].sum()
 
 
 def test_what_is_no_run_and_what_has_no_average(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     told = helped("-h", capsys, virtual=True)
     assert all(f"--{table}." in told for table in VIRTUAL)
     assert "--resume" not in told
-    assert "--log.max-bytes" not in told, "few need it"
+    assert "--log.flush-s" not in told, "few need it"
     assert "--straggler.pause-s" not in told and "--straggler.pause-s" in helped("--straggler.pause-learner 1 --help", capsys)
 
 

@@ -20,7 +20,6 @@ from mpisgd.job.world import Setup, World
 from mpisgd.learner import KEEPS_NOTHING
 from mpisgd.records.checkpoint import buffers
 from mpisgd.records.log import schema
-from mpisgd.records.log.bounded import open_tables, tables_of_shard
 from mpisgd.records.log.continuing import evaluated, rows_evaluated
 from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
@@ -136,9 +135,8 @@ class Built:
     def _open_coordinators(self) -> TableFile:
         """The log file of the coordinator of a batch optimisation, in this attempt."""
         log, resumption = self.setup.config.log, self.setup.resumption
-        return open_tables(
+        return TableFile(
             self.setup.path / schema.coordinator_file(self.setup.attempt) if log.enabled else None,
-            max_bytes=0,
             shard=-1,
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,
@@ -151,20 +149,17 @@ class Built:
         name: str,
         shard: int,
         before: list[list[int]],
-        counts: Sequence[int] = (),
         *,
         appointed: int = 0,
         metrics: Sequence[str] = (),
     ) -> TableFile:
-        """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's. "": none."""
+        """A log file of this attempt, which continues the rows before; -1 is the evaluator's. "": none."""
         log, resumption = self.setup.config.log, self.setup.resumption
         attributes = {} if resumption is None else resumption.attributes(before)
         config = self.setup.config
-        tables = tables_of_shard(config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16")
-        return open_tables(
+        tables = schema.tables_of_shard(config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16")
+        return TableFile(
             self.setup.path / name if log.enabled and name else None,
-            max_bytes=log.max_bytes if shard >= 0 else 0,
-            counts=counts,
             shard=shard,
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,

@@ -30,7 +30,6 @@ from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint import buffers
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
-from mpisgd.records.log.continuing import counted
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
@@ -87,10 +86,8 @@ class BuiltShard(Built):
         snapshots: Snapshots = Nowhere()
         if world.tensors is not None:
             snapshots = world.tensors.snapshots(setup.spool(shard), update, () if before is None else before.snapshots)
-        rows, counts = ([], []) if before is None else (before.rows, before.counts)
-        if before is not None and config.log.max_bytes and not counts:  # it had no bound: its rows are all there to count
-            counts = counted(setup.path, shard, rows)
-        self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
+        rows = [] if before is None else before.rows
+        self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         if shard == 0 and (told := world.callbacks.on_update) is not None:
             progress.hear = UpdateTeller(told)

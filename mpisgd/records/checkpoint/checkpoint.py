@@ -56,7 +56,6 @@ class Account:
         next_seq: per learner, the mini-batch that this shard wants next.
         rows: the log so far, as in the attribute `continues` of a log file (`schema`).
         snapshots: of each, its clock, samples, seconds and CRC-32.
-        counts: what the pushes and updates come to, where the log is bounded (`counts.Counts.numbers`).
         portions: which were applied here, where they are dealt (`portions.Portions.state`).
     """
 
@@ -71,7 +70,6 @@ class Account:
     rows: list[list[int]]
     snapshots: list[tuple[int, int, float, int]]
     diverged: bool = False
-    counts: list[int] = field(default_factory=list)
     portions: list[int] = field(default_factory=list)
 
 
@@ -188,14 +186,17 @@ def read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
         if path.name != directory_of(path, table["clock"]).name:
             raise CheckpointError(f"{path / MANIFEST} is that of clock {table['clock']}: somebody has moved it")
-        parts = tuple(
-            Part(Account(**{**each["account"], "bounds": tuple(each["account"]["bounds"])}), each["nbytes"], each[CRC])
-            for each in table["parts"]
-        )
+        parts = tuple(Part(_account_of(each["account"]), each["nbytes"], each[CRC]) for each in table["parts"])
         told = table.get("coordinator", {})
         return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts, coordinator=told)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
+
+
+def _account_of(told: Mapping[str, Any]) -> Account:
+    """Make an account of its entry; an earlier mpisgd wrote `counts` besides."""
+    known = {name: value for name, value in told.items() if name != "counts"}
+    return Account(**known | {"bounds": tuple(told["bounds"])})
 
 
 def read_json(path: Path) -> dict[str, Any]:

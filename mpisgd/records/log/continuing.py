@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
-from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.rank_file import Rows, attempt_of, continued
 
 
@@ -57,25 +56,9 @@ def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
 
     Raises DataError where not: the run could not be finished.
     """
-    for part in _parts(run, shard, rows):
-        for table in schema.TABLES:
-            for _ in part.chunks(table):
-                pass
-
-
-def counted(run: Path, shard: int, rows: list[list[int]]) -> list[int]:
-    """Count what these rows, as those of `check_rows`, come to, where all are there (`counts.Counts.numbers`)."""
-    found = Counts()
-    for part in _parts(run, shard, rows):
-        for each in part.chunks("pushes"):
-            found.pushes.add(each)
-        for each in part.chunks("updates"):
-            found.updates.add(each)
-    numbers: list[int] = found.numbers().tolist()
-    return numbers
-
-
-def _parts(run: Path, shard: int, rows: list[list[int]]) -> Iterator[Rows]:
     for attempt, *counts in rows:
         if any(counts):  # else there was no log
-            yield Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, counts, strict=True)))
+            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, counts, strict=True)))
+            for table in schema.TABLES:
+                for _ in part.chunks(table):
+                    pass

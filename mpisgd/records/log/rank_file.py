@@ -18,12 +18,9 @@ import numpy as np
 
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
-from mpisgd.records.log import counts as counting
 from mpisgd.records.log import schema, sums
-from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.schema import LogRows
 from mpisgd.records.log.superblock import AsIfClosed, was_left_open
-from mpisgd.records.log.thinning import Thinning
 
 FILE = re.compile(r"(shard-(\d{3})|evaluator|coordinator)\.attempt-(\d+)\.h5$")
 
@@ -78,21 +75,6 @@ class Rows:
     def dtype(self, table: str) -> np.dtype:
         return self._head.dtypes[table]
 
-    def thinning(self, table: str) -> Thinning | None:
-        """By which rule its rows were kept; None: all are."""
-        room = self._head.room
-        return None if room is None else Thinning(int(room[schema.THINNED.index(table)]))
-
-    def left_out(self, table: str) -> str:
-        """Which rows of a table the file does not have, and why; "" where it has all."""
-        rule = self.thinning(table)
-        length = 0 if rule is None else self.length(table)
-        if rule is None or length <= rule.whole:
-            return ""
-        most = int(rule.every(length - 1, length)[0])
-        clock = read_file(self.path, f"table {table}", lambda file, _: int(contained.data_set(file, table)[rule.whole]["clock"]))
-        return f"the log keeps every k-th of the {table} from clock {clock:,} on, k at most {most:,} (log.max_bytes)"
-
     def _count(self, table: str, committed: int) -> int:
         count = committed if self.first is None else self.first[table]
         if committed < count:
@@ -102,12 +84,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a file says of its tables: layouts, committed rows, and, of a bounded log, for how many rows there is room; and, of a
-    file that is closed, the rows of short tables that are as they were written, which nobody may write to."""
+    """What a file says of its tables: layouts, committed rows, and, of a file that is closed, the rows of short tables that are as
+    they were written, which nobody may write to."""
 
     dtypes: dict[str, np.dtype]
     committed: dict[str, int]
-    room: np.ndarray | None
     short: dict[str, np.ndarray]
 
 
@@ -124,8 +105,7 @@ def _read_head(path: Path, file: h5py.File, open_: bool) -> _Head:
             with suppress(DataError):
                 short[name] = _Table(path, file, name, open_, whole, data).rows()
                 short[name].flags.writeable = False
-    room = contained.attribute(file, "room")
-    return _Head(dtypes, committed, None if room is None else np.asarray(room), short)
+    return _Head(dtypes, committed, short)
 
 
 def continued(path: Path) -> list[Rows]:
@@ -173,13 +153,19 @@ def _open(path: Path, open_: bool) -> h5py.File:
     except _BROKEN as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     try:
-        version, shard, attempt = (contained.attribute(file, name) for name in ("schema_version", "shard", "attempt"))
+        version, shard, attempt, room = (contained.attribute(file, name) for name in ("schema_version", "shard", "attempt", "room"))
     except (DataError, *_BROKEN) as error:
         file.close()
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     if version != schema.SCHEMA_VERSION:
         file.close()
         raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
+    if room is not None or file.id.links.exists(b"counts_0"):
+        file.close()
+        raise DataError(
+            f"{path} is not read: it was bounded by log.max_bytes, which is gone, and rows may be missing; read it with the mpisgd"
+            f" that wrote it, of the version and commit in {schema.CONFIG}"
+        )
     match = FILE.match(path.name)
     if match and (shard, attempt or 0) != (int(match[2] or -1), int(match[3])):
         file.close()
@@ -231,10 +217,6 @@ def read_tables(path: Path, names: Sequence[str]) -> list[LogRows]:
         return [_Table(path, file, name, open_, whole).rows() for name in names]
 
     return read_file(path, f"table {' or '.join(names)}", read)
-
-
-def read_counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
-    return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
 
 
 def _reading(file: h5py.File, open_: bool) -> Callable[[str], np.ndarray]:

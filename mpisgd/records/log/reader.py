@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mpisgd.base.speech import check_visible
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
-from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary, read_sums
+from mpisgd.records.log.rank_file import FILE, Rows, continued, read_summary, read_sums
 from mpisgd.records.log.schema import LogRows
 
 _COUNTED = 4096
@@ -182,20 +182,6 @@ class Tables(Directory):
             yield from each.chunks(name)
 
     @cached_property
-    def left_out(self) -> str:
-        """Which rows the tables do not have, and why; "" where they have all.
-
-        Where they lack some, `table` and `chunks` give those that are kept, and `counts` what all of them come to.
-        """
-        self._check_files()
-        return _left_out(self.parts)
-
-    @cached_property
-    def left_out_before(self) -> str:
-        """Rows that are left out of earlier layouts, as `left_out`."""
-        return _left_out([part for layout in self.earlier for part in layout.parts()])
-
-    @cached_property
     def parts(self) -> list[Rows]:
         """Of all files, attempt by attempt: what a file continues is written when it is made."""
         return [part for path in self._files for part in continued(path)]
@@ -258,17 +244,11 @@ class Run(Tables):
 
     @property
     def pushes(self) -> LogRows:
-        """All of them: raises DataError where some were left out (`left_out`)."""
-        return self._all("pushes")
+        return self.table("pushes")
 
     @property
     def updates(self) -> LogRows:
-        return self._all("updates")
-
-    def _all(self, name: str) -> LogRows:
-        if self.left_out:
-            raise DataError(f"{self.path}: {self.left_out}; all of the {name} are needed here")
-        return self.table(name)
+        return self.table("updates")
 
     @property
     def evaluations(self) -> LogRows:
@@ -285,32 +265,27 @@ class Run(Tables):
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """Of each shard, what all its pushes and updates come to; of a log that was bounded, and whose writer was killed, as of the
-        last flush."""
+        """The sums of each shard's pushes and updates."""
         self._check_files()
-        found = [read_file(path, "counts", partial(read_counts, path)) for path in self._files if path.name.startswith("shard-")]
-        counts = [each or Counts() for each in found]
-        uncounted = {shard for shard, each in enumerate(found) if each is None}
-        for name in schema.THINNED if uncounted else ():
+        counts = [Counts() for path in self._files if path.name.startswith("shard-")]
+        shards = set(range(len(counts)))
+        for name in ("pushes", "updates"):
             # whoever writes the tables of a run that has not ended may be at it: they are read whole
             for rows in self.chunks(name) if self._ended else [self.table(name)]:
                 for start in range(0, len(rows), _COUNTED):
                     some = rows[start : start + _COUNTED]
-                    for shard in uncounted & set(np.unique(some["shard"]).tolist()):
+                    for shard in shards & set(np.unique(some["shard"]).tolist()):
                         getattr(counts[shard], name).add(some[some["shard"] == shard])
         return counts
 
     def ended(self, shard: int) -> tuple[np.void, Counts, Books]:
         """Read what the files of a shard that has left say, without those of other shards: summary, counts, account."""
-        path = self._files[shard]
-        summary = read_summary(path)[0]
-        counts = read_file(path, "counts", partial(read_counts, path))
-        if counts is None:
-            counts = Counts()
-            for name in schema.THINNED:
-                for rows in (rows for part in self.parts_of(shard) for rows in part.chunks(name)):
-                    for start in range(0, len(rows), _COUNTED):
-                        getattr(counts, name).add(rows[start : start + _COUNTED])
+        summary = read_summary(self._files[shard])[0]
+        counts = Counts()
+        for name in ("pushes", "updates"):
+            for rows in (rows for part in self.parts_of(shard) for rows in part.chunks(name)):
+                for start in range(0, len(rows), _COUNTED):
+                    getattr(counts, name).add(rows[start : start + _COUNTED])
         return summary, counts, _account(summary, counts.pushes.books(int(summary["final_clock"])))
 
     def books(self) -> list[Books]:
@@ -323,8 +298,3 @@ def _account(summary: np.void, learners: np.ndarray) -> Books:
     """The account of a shard from those of its learners."""
     pushed, *others = learners.sum(axis=0).tolist()
     return Books(int(summary["shard"]), int(summary["pushed"]) if summary["final_clock"] >= 0 else pushed, *others)
-
-
-def _left_out(parts: list[Rows]) -> str:
-    said = (part.left_out(name) for part in parts for name in schema.THINNED)
-    return next((each for each in said if each), "")

@@ -33,12 +33,9 @@ Where learners are groups of ranks, `pushes` of shards have one column more, `ne
 this stage waited for those of the stages before and after it; they are not in `compute_s`. An earlier mpisgd wrote no such column,
 and counted them as computing; nor did it write `scale`, float64, of `autocast = "float16"`. Such logs are read as they are.
 
-Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
-int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
-is filled; each row stands for itself and the k - 1 rows after it, which are not there. `counts_0` and `counts_1` have exact counts
-of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` says it for its tables by data sets `pushes_every`
-and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
-many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
+A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, is of a log that an earlier mpisgd bounded: rows may
+be missing, and it is refused.
+
 Each data set of a table says what its columns are: attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in
 the order of the columns. Files of earlier versions have none.
 """
@@ -308,6 +305,12 @@ def tables_of(path: Path) -> dict[str, np.dtype]:
     return COORDINATOR if path.name.startswith("coordinator.") else TABLES
 
 
+def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
+    """Tables of a shard's file, and their dtypes, where learners draw so, are groups of ranks, or scale their losses."""
+    dealt, others = (DEALT_SCALED, SCALED) if scaled else (DEALT, PUSHES)
+    return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
+
+
 def place(table: str) -> int:
     """The place of a table among those of its file."""
     return list(COORDINATOR if table in COORDINATOR else TABLES).index(table)
@@ -339,8 +342,6 @@ def extra(pushes: np.dtype) -> tuple[str, ...]:
     return (pushes.names or ())[len(PUSHES.names or ()) :]
 
 
-THINNED = ("pushes", "updates")  # a bounded log keeps some rows of these
-
 SUMMARY = _table(
     "summary",
     "The last row that a shard writes, when it leaves in order.",
@@ -350,26 +351,6 @@ SUMMARY = _table(
     ("received", np.int64, "pushes", "pushes that the shard received"),
     ("pushed", np.int64, "pushes", "pushes that the learners say, in their goodbyes, they sent to this shard"),
     ("diverged", np.uint8, "", "1 = the run has diverged"),
-)
-
-#: Of `log.h5` where the log is bounded: what all rows come to.
-LEARNERS = _table(
-    "learners",
-    "One row per shard and learner, where the log is bounded: what became of all its pushes.",
-    ("shard", np.int64, "", "index of the shard"),
-    ("learner_id", np.int64, "", "index of the learner"),
-    ("pushed", np.int64, "pushes", "that the shard received"),
-    ("applied", np.int64, "pushes", "are part of an update that was made"),
-    ("dropped", np.int64, "pushes", "were dropped"),
-    ("rejected", np.int64, "pushes", "were rejected"),
-    ("in_flight", np.int64, "pushes", "are part of no update at the end"),
-)
-STALENESS = _table(
-    "staleness",
-    "One row per shard and staleness, where the log is bounded: a histogram of all applied gradients.",
-    ("shard", np.int64, "", "index of the shard"),
-    ("staleness", np.int64, "updates", "clock - timestamp"),
-    ("gradients", np.int64, "gradients", "how many were applied of this staleness"),
 )
 
 STEP = 1 << 16  # rows that are read at a time, where there may be more than memory holds

@@ -134,7 +134,6 @@ class TableFile:
         for name, dtype in self.tables.items():
             data = file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
             explain(data, name, dtype)
-        self._create_more(file)
         file.create_dataset("committed", data=np.zeros(len(self.tables), np.int64))
         file.create_dataset("sums", data=np.zeros((len(self.tables), 2), np.int64))
         file.create_dataset("closing", data=np.zeros(3, np.int64))
@@ -143,22 +142,6 @@ class TableFile:
         summary["shard"], summary["final_clock"] = shard, -1
         explain(file.create_dataset("summary", data=summary if shard >= 0 else summary[:0]), "summary", schema.SUMMARY)
         file.swmr_mode = True
-
-    def _create_more(self, file: h5py.File) -> None:
-        """What else it has than the tables (`bounded`)."""
-
-    def _write_more(self) -> None:
-        """What else is to be there before the rows count."""
-
-    def _on_disk(self, name: str) -> int:
-        """Rows of a table that are in the file."""
-        return self._committed[name]
-
-    def _extend(self, name: str, rows: LogRows) -> None:
-        """Write rows behind those that are in the file."""
-        self._data[name].extend(self._on_disk(name), rows)
-        self._data[name].flush()
-        self._crc32[name] = sums.add(self._crc32[name], name, rows)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -192,10 +175,6 @@ class TableFile:
         else:
             self._amendments[name].append((number, field, value))
 
-    def counts(self) -> list[int]:
-        """As in `checkpoint.Account`."""
-        return []
-
     def rows(self) -> list[int]:
         """Rows of each table, on disk and in memory."""
         return [self._committed[name] + self._filled[name] for name in self._committed]
@@ -212,20 +191,22 @@ class TableFile:
             if self._path.stat().st_ino != self._inode:
                 raise OSError(errno.ENOENT, "another file has its name")
         self._flushed_at_s = time.monotonic()
-        return [self._on_disk(name) for name in self.tables]
+        return list(self._committed.values())
 
     def _write(self) -> None:
         for name in self.tables:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
-                self._extend(name, self._rows[name][:filled])
+                rows = self._rows[name][:filled]
+                self._data[name].extend(self._committed[name], rows)
+                self._data[name].flush()
+                self._crc32[name] = sums.add(self._crc32[name], name, rows)
                 self._committed[name] += filled
                 self._filled[name] = 0
-        on_disk = [self._on_disk(name) for name in self.tables]
-        self._replace("sums", list(zip(on_disk, self._crc32.values(), strict=True)))
-        self._write_more()
-        self._replace("committed", on_disk)
+        committed = list(self._committed.values())
+        self._replace("sums", list(zip(committed, self._crc32.values(), strict=True)))
+        self._replace("committed", committed)
 
     def _replace(self, name: str, numbers: Sequence[int | tuple[int, int]]) -> None:
         self._data[name].write(0, np.array(numbers, np.int64))
@@ -239,7 +220,7 @@ class TableFile:
         self._amendments[name].clear()
         for chunk, amendments in chunks.items():
             start = chunk * CHUNK_ROWS
-            rows = self._data[name].read(start, min(start + CHUNK_ROWS, self._on_disk(name)))
+            rows = self._data[name].read(start, min(start + CHUNK_ROWS, self._committed[name]))
             for number, field, value in amendments:
                 rows[field][number] = value
             self._data[name].write(start, rows)
@@ -264,8 +245,8 @@ class TableFile:
         """Read again, some rows at a time: there may be more than memory holds."""
         crc32 = 0
         for name in sums.AMENDED.keys() & self.tables:
-            for start in range(0, self._on_disk(name), schema.STEP):
-                rows = self._data[name].read(start, min(start + schema.STEP, self._on_disk(name)))
+            for start in range(0, self._committed[name], schema.STEP):
+                rows = self._data[name].read(start, min(start + schema.STEP, self._committed[name]))
                 crc32 = sums.add_amended(crc32, name, rows)
         return crc32
 
@@ -362,10 +343,6 @@ class ShardLog:
 
     def rows(self) -> list[int]:
         return self._file.rows()
-
-    def counts(self) -> list[int]:
-        """As in `checkpoint.Account`, of when `rows` was last asked for; to be flushed before."""
-        return self._file.counts()
 
     def flush(self) -> list[int]:
         """Write what is in memory; rows of each table that are safely there."""

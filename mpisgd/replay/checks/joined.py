@@ -35,9 +35,8 @@ def check_joined(run: Run) -> None:
 
 def _compare(log: h5py.File, run: Run) -> None:
     tables = {each.place: each for each in directory.joined(run)}
-    counted = directory.counted(run)
-    expected, found = {*tables, *counted}, set(_names(log))
-    for name in sorted(found ^ expected):
+    found = set(_names(log))
+    for name in sorted(found ^ set(tables)):
         refuse(f"{name} {'is no table of a run' if name in found else 'is missing'}", -1, schema.LOG)
     for name, table in tables.items():
         data = contained.data_set(log, name, virtual=True)
@@ -45,8 +44,6 @@ def _compare(log: h5py.File, run: Run) -> None:
             _compare_links(data, table)
         else:
             _compare_rows(data, name, directory.rows_of(table))
-    for name, rows in counted.items():
-        _compare_rows(contained.data_set(log, name), name, iter([rows]))
     told: dict[str, Any] = {"schema_version": schema.SCHEMA_VERSION}
     for number, layout in enumerate(run.earlier):
         told |= {f"layouts/{number}/{name}": value for name, value in directory.attributes_of(layout).items()}

@@ -271,8 +271,6 @@ def read(path: str | Path) -> Record:
     Raises DataError where there is no run or no log of it that can be read, ConfigError where its configuration cannot.
     """
     run = Run(path)
-    if why := run.left_out or run.left_out_before:
-        raise DataError(f"{path}: nothing can be proved: {why}")
     done = run.done
     chain = _chain(run, run.attempt) if run.summaries.size else []
     earlier = tuple(_attempt(run, attempt, None) for attempt in chain)

@@ -36,7 +36,6 @@ from mpisgd.records.checkpoint.checkpoints import Share
 from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
-from mpisgd.records.log.bounded import open_tables
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
 from mpisgd.simulate.passes import Passes, Shares
@@ -215,12 +214,12 @@ class Ranks(World):
         checkpoints.hangs_ns = lambda: self._hangs_ns(rank)
         return checkpoints
 
-    def open_tables(self, path: Path | None, **fields: Any) -> TableFile:
-        """The log file of the rank that runs now, in the place of `roles.base.open_tables`."""
+    def open_file(self, path: Path | None, **fields: Any) -> TableFile:
+        """The log file of the rank that runs now, in the place of `roles.base.TableFile`."""
         rank = self.machine.rank
         if path is None:
-            return Remembered(self.portions) if fields["tables"] is schema.COORDINATOR else open_tables(path, **fields)
-        file = open_tables(path, **fields)
+            return Remembered(self.portions) if fields["tables"] is schema.COORDINATOR else TableFile(path, **fields)
+        file = TableFile(path, **fields)
         self.files[rank].append(file)
         if ("full", rank) in self.broken or any(fault.what == "full" and fault.rank == rank for fault in self.faults):
             write = file._write
