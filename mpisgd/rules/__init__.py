@@ -1,1 +1,1 @@
-"""What the protocols are made of: what a shard decides, verdicts, staleness rules, who is admitted; integers only."""
+"""Decisions of a shard, in integers: verdicts, staleness weights, admission, attendance, portions."""

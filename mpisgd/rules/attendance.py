@@ -1,8 +1,4 @@
-"""Who is there, of the learners that a shard's rules count on: they leave, are lost, missed, and back (`rules.py`).
-
-Nobody waits for ever: after each of these the shard obeys what has become due. Where all who are present wait, it asks whom to let
-go; where nobody is present any more, the run comes to its end.
-"""
+"""Attendance of learners: after each change the shard obeys the rules until nothing is due (`rules.py`)."""
 
 from __future__ import annotations
 
@@ -14,25 +10,22 @@ if TYPE_CHECKING:
 
 
 class Gone(enum.Enum):
-    """Why a learner pushes and pulls no more."""
-
-    LEFT = enum.auto()  # by itself, while others go on
+    LEFT = enum.auto()  # by itself; others go on
     STOPPED = enum.auto()  # the run is over
     INTERRUPTED = enum.auto()  # a signal ends this attempt
-    LOST = enum.auto()  # it is dead
-    MISSED = enum.auto()  # too little was heard of it: the others go on without it until it is back
+    LOST = enum.auto()  # dead
+    MISSED = enum.auto()  # silent for too long: the others go on until it is back
 
 
 OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
 
 
 class Attendance:
-    """Attendance at one shard, which changes who is `present`, `absent` and `waiting` in its rules.
+    """Changes of `present`, `absent` and `waiting` in a shard's rules.
 
     Attributes:
-        parted: whether any learner has said goodbye.
-        cut_short: whether a learner has left because of a signal.
-        ends: whether a learner has left because the run is over, here or on another shard, or because of a signal.
+        cut_short: a learner left because of a signal, or the last was lost after a signal.
+        ends: a learner left because of a signal or the end of the run, here or on another shard.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -41,22 +34,19 @@ class Attendance:
         self.cut_short = False
         self.ends = False
         self._told_to_stop = set[int]()
-        """Learners that have left because another shard has finished; here they are still counted on."""
+        """Learners stopped by another shard; the protocol here still waits for their pushes."""
         self._disturbed = False
-        """Whether any was lost or missed: other shards may have gone on without it."""
 
     @property
     def stuck(self) -> bool:
-        """Whether all who are present wait."""
         rules = self._rules
         return bool(rules.present) and rules.present <= rules.waiting.keys()
 
     def passes(self, learner_id: int, min_clock: int, stuck: bool) -> bool:
-        """Whether a pull of a learner that owes a push says that none of this clock will come: another shard is ahead of this one,
-        and has gone on without a learner for which this one has not. It then counts as heard.
+        """Return whether a learner that owes a push asks for a later clock; count the push as discarded then.
 
-        A shard that knows of no loss believes it of shards in lockstep, of which only one that misses a learner gets ahead; or
-        where all who are present wait (`stuck`), so that nobody will push.
+        Another shard has gone on without a learner awaited here. Without a known loss, this is believed only in lockstep, or
+        when all present learners wait (`stuck`).
         """
         rules = self._rules
         told = self._disturbed or rules.protocol.lockstep or stuck
@@ -68,12 +58,11 @@ class Attendance:
 
     @property
     def deserted(self) -> bool:
-        """Whether all learners have left, and none can be back."""
         rules = self._rules
         return not rules.present and not rules.absent
 
     def on_departure(self, learner_id: int, gone: Gone) -> None:
-        """A learner pushes and pulls no more; a push of it that is parked was summed before, where others go on."""
+        """Remove a learner; where others go on, its parked push was summed before."""
         rules = self._rules
         was_present = learner_id in rules.present
         for those in (rules.present, rules.absent):
@@ -94,8 +83,10 @@ class Attendance:
             rules.protocol.on_departure(learner_id)
 
     def let_go(self) -> list[int]:
-        """Whom nobody counts on any more, now that all who are present wait: learners that another shard, which lacks none of what
-        has been lost here, has told to stop. The others are told so, too, as soon as they get on here."""
+        """Release and return learners stopped by another shard, once all present learners wait.
+
+        That shard lacks nothing lost here, and stops the waiting learners as well.
+        """
         rules = self._rules
         if not self.stuck or rules.finished or rules.interrupted:
             return []
@@ -105,14 +96,13 @@ class Attendance:
         return gone
 
     def on_return(self, learner_id: int) -> None:
-        """One that was missed is there again: the next update may wait for it."""
         rules = self._rules
         rules.absent.discard(learner_id)
         rules.present.add(learner_id)
         rules.protocol.on_return(learner_id, rules.clock)
 
     def end_if_deserted(self) -> bool:
-        """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""
+        """Return whether no learner is present; finish the run then, unless only a signal has cut it short."""
         rules = self._rules
         if not rules.present and (rules.enough or not self.cut_short):
             rules.finished = True

@@ -1,12 +1,12 @@
-"""The portions of a batch, or of a whole run, dealt to whoever asks; each is committed exactly once [Dean12 4.2; ElasticDL].
+"""Portions of a batch or a whole run, dealt on request; each is committed exactly once [Dean12 4.2; ElasticDL].
 
-    todo        nobody has it, or whoever had it is lost
-    dealt       one learner computes it; in the tail, where nothing is left to do, a second one may, too
-    claimed     the first result has come, and is on its way into the sum; a second one does not count
-    committed   it is in the sum
+    todo        never dealt, or given back
+    dealt       under computation; by a second learner too, once nothing is left to deal
+    claimed     the first result, on its way into the sum
+    committed   in the sum
 
-Portions are far smaller than 1/N of the batch, so a fast learner does more of them, and the slowest one at the end is done twice:
-an evaluation waits for nobody. A learner that is lost gives back what it had and what it had claimed: nothing else is done again.
+Portions are far smaller than 1/N of the batch: fast learners compute more, the last portions are computed twice, and an evaluation
+waits for no straggler.
 """
 
 from __future__ import annotations
@@ -18,34 +18,30 @@ from heapq import heapify, heappop, heappush
 from mpisgd.base.errors import ProtocolError
 
 _COPIES = 2
-"""Learners that may compute the same portion at a time."""
 
 
 class Dealing:
-    """The portions 0 ... `portions` - 1 of one evaluation, or of one run. It keeps those that are under way, and no others.
+    """Portions 0 ... `portions` - 1 of an evaluation or a run.
 
     Args:
-        duplicates: whether a portion is dealt a second time when there is nothing else to do.
-        ahead: portions are dealt at most so far ahead of the first that is not committed.
+        duplicates: deal a portion a second time, once nothing else is left.
+        ahead: most portions dealt ahead of the first uncommitted portion.
     """
 
     def __init__(self, portions: int, *, duplicates: bool, ahead: float = math.inf) -> None:
         self._portions = portions
         self._next = 0
-        """The first portion that nobody was ever dealt."""
         self._back: list[int] = []
-        """Those that were given back."""
         self._dealt: dict[int, list[int]] = {}
-        """Who computes it; in the order of first dealing."""
+        """Learners by portion, in the order of dealing."""
         self._claimed: dict[int, int] = {}
         self._end = 0
         self._missing = set[int]()
-        """All portions before `_end` are committed, but these."""
+        """Uncommitted portions before `_end`."""
         self._given = set[tuple[int, int]]()
         self._duplicates = duplicates
         self._ahead = ahead
         self._first = 0
-        """The first portion that is not committed."""
 
     @property
     def complete(self) -> bool:
@@ -53,12 +49,11 @@ class Dealing:
 
     @property
     def first(self) -> int:
-        """The first portion that is not committed."""
         return self._first
 
     @property
     def exhausted(self) -> bool:
-        """Whether no portion can be dealt for the first time, now: what is claimed had better be pushed."""
+        """Whether no new portion can be dealt now: claimed results had better be pushed."""
         todo = self._back[0] if self._back else self._next
         return todo >= min(self._portions, self._first + self._ahead)
 
@@ -66,7 +61,7 @@ class Dealing:
         return portion < self._end and portion not in self._missing
 
     def ask(self, learner_id: int) -> int | None:
-        """The portion that a learner is to compute; None: there is nothing for it to do, now."""
+        """Return the next portion for a learner; None = nothing to do now."""
         if not self.exhausted:
             if self._back:
                 portion = heappop(self._back)
@@ -87,21 +82,20 @@ class Dealing:
         return portion
 
     def copy(self, portion: int, learner_id: int) -> None:
-        """Deal a portion, which another computes, to one more learner."""
         self._dealt[portion].append(learner_id)
         self._given.add((portion, learner_id))
 
     def holders(self, portion: int) -> Sequence[int]:
-        """Who computes a portion."""
         return self._dealt.get(portion, ())
 
     def is_copy(self, portion: int, learner_id: int) -> bool:
-        """Whether a learner was dealt a portion that another computes as well."""
         return learner_id in self.holders(portion)[1:]
 
     def done(self, portion: int, learner_id: int) -> bool:
-        """A learner has computed a portion; whether that counts: the first result does. Raises ProtocolError for what it was never
-        dealt."""
+        """Note a computed portion; return whether the result counts: the first does.
+
+        Raises ProtocolError for a portion never dealt to the learner.
+        """
         if (portion, learner_id) not in self._given:
             raise ProtocolError(f"learner {learner_id} has computed portion {portion}, which it was not dealt")
         if learner_id not in self._dealt.get(portion, []):
@@ -111,14 +105,14 @@ class Dealing:
         return True
 
     def commit(self, portion: int, learner_id: int) -> None:
-        """The result of a learner that counts is in the sum. Raises ProtocolError where it does not count."""
+        """Note a claimed result in the sum. Raises ProtocolError where the learner has no claim."""
         if self._claimed.get(portion) != learner_id:
             raise ProtocolError(f"portion {portion} of learner {learner_id} is to be summed, but does not count")
         del self._claimed[portion]
         self._commit(portion)
 
     def settle(self, portion: int) -> None:
-        """The result of a portion is in the sum, whoever has computed it."""
+        """Note a result in the sum, of any learner."""
         for learner_id in self._dealt.pop(portion, ()):
             self._given.discard((portion, learner_id))
         self._commit(portion)
@@ -133,12 +127,11 @@ class Dealing:
             self._first += 1
 
     def _pass_over(self) -> None:
-        """What was given back may have come after all."""
         while self._back and self.is_committed(self._back[0]):
             heappop(self._back)
 
     def give_back(self, portion: int, learner_id: int) -> bool:
-        """A learner does not compute a portion any more; whether nobody does."""
+        """Take back a portion; return whether no learner has it any more."""
         holders = self._dealt.get(portion, [])
         if learner_id not in holders:
             return False
@@ -151,7 +144,7 @@ class Dealing:
         return True
 
     def lost(self, learner_id: int) -> list[int]:
-        """A learner is gone, with all that it had not committed; returns the portions that are to be done again."""
+        """Take back all uncommitted portions of a lost learner; return the portions to compute again."""
         again = [portion for portion, who in self._claimed.items() if who == learner_id]
         for portion in again:
             del self._claimed[portion]
@@ -159,11 +152,10 @@ class Dealing:
         return again + [portion for portion in list(self._dealt) if self.give_back(portion, learner_id)]
 
     def state(self) -> list[int]:
-        """What is committed: all portions before the first number, but the others."""
+        """Return an end, then the uncommitted portions before it."""
         return [self._end, *sorted(self._missing)]
 
     def restore(self, state: Sequence[int]) -> None:
-        """Before anything is dealt: so much is committed, and all else is to be done."""
         self._end, *missing = state
         self._next, self._missing, self._back = self._end, set(missing), list(missing)
         heapify(self._back)

@@ -1,12 +1,12 @@
-"""Staleness rules: how much a gradient of staleness tau counts in the sum; usable wherever gradients may be stale.
+"""Staleness rules: the weight of a gradient of staleness tau in the sum.
 
     none              1
     inverse           1/tau, and 1 at tau = 0               [Zhang16 eq. 3]
     inverse_plus_one  1/(tau + 1)
     exponential:B     exp(-B * tau)                         Chan and Lane 2014, named in [Zhang16 1]
 
-or a user's own function of (tau, clock), named `package.module:function`. The weight multiplies the gradient before it is
-summed, and so before momentum; the divisor counts gradients, not weights: alpha(tau) = alpha0 * weight, as in [Zhang16 eq. 2].
+or a user's function of (tau, clock), named `package.module:function`. The weight applies before the sum, hence before momentum;
+the divisor counts gradients, not weights: alpha(tau) = alpha0 * weight [Zhang16 eq. 2].
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from mpisgd.rules.options import names_a_rule
 from mpisgd.rules.verdict import APPLY, Kind, Verdict
 
 Rule = Callable[[int, int], Any]
-"""(tau, clock) -> weight, a number, finite and not negative."""
+"""(tau, clock) -> weight, finite and >= 0."""
 
 
 class Modulation:
-    """Weighting of gradients that are applied, by a rule."""
-
     def __init__(self, name: str) -> None:
-        """Raises ConfigError where there is no such rule, or the user's own gives no weight for a staleness of 0 or 1."""
+        """Find the rule. Raises ConfigError where there is none, or its weight at staleness 0 or 1 is invalid."""
         self._rule = _rule(name)
         self._named = f"protocol.modulation = {name!r}"
         self._by_clock = names_a_rule(name)
@@ -38,7 +36,7 @@ class Modulation:
             self._weight(staleness, staleness)
 
     def applied(self, timestamp: int, clock: int) -> Verdict:
-        """Apply, with the weight of staleness clock - timestamp."""
+        """Return APPLY with the weight of staleness clock - timestamp."""
         staleness = clock - timestamp
         if self._by_clock:
             return _apply(self._weight(staleness, clock))

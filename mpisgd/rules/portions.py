@@ -1,20 +1,15 @@
-"""Portions of all epochs of a run, dealt by shard 0 to whoever asks for weights; each is applied exactly once [ElasticDL].
+"""Portions of all epochs, dealt by shard 0 to learners that pull; each is applied exactly once [ElasticDL].
 
-    a learner asks for weights     it is told its portion: what it has, given back and not applied; else the next
-    its gradient is applied        the portion is done, whoever else may compute it
-    it is dropped, or torn         the portion is given back, and dealt to whoever asks next
-    it is rejected                 its learner has the portion still, and computes it again
-    its learner leaves, is lost    what it had is given back; where it was missed and comes back in time, its result
-    or missed                      counts all the same
-    its lease is over              it is dealt once more: the first result counts, and the other is dropped
+    pull              the learner's unapplied portion, else the next
+    dropped, torn     given back, and dealt with the next pull
+    rejected          kept, and computed again
+    learner gone      given back; a missed learner's result in time still counts
+    lease over        dealt again; the first result counts
 
-The lease is counted in what others do, and not in seconds: a portion is overdue when `LEASE` portions for each learner were dealt
-after it. At the end, when all have been dealt, whoever asks is given what others compute: the run waits for its slowest learner no
-longer than for its fastest.
+The lease is counted in later portions, not in seconds. At the end learners are dealt copies: the run waits for no straggler.
 
-Every shard drops what it has applied before, by itself (law 2): so a portion that shard 0 had dealt twice is in no slice twice. In
-the slice of shard 0 it is exactly once. Where another shard has dropped a gradient that shard 0 applied (it was torn, or too stale
-there), the portion is not done again, and that slice lacks it: the verdict of shard 0 counts.
+Every shard drops repeated portions by itself (law 2). A portion dropped by another shard alone (torn, or too stale there) is
+missing from that slice: the verdict of shard 0 counts.
 """
 
 from __future__ import annotations
@@ -24,17 +19,16 @@ from collections.abc import Iterable, Sequence
 from mpisgd.rules.dealing import Dealing
 
 NO_PORTION = -1
-"""In the place of a portion: learners draw by themselves, or another shard deals."""
+"""Learners draw by themselves, or another shard deals."""
 LEASE = 4
-"""Portions for each learner that are dealt after one before that is overdue: it takes so many times as long as others do."""
+"""Length of a lease, in portions per learner: a holder may be this many times slower than others."""
 
 
 class Portions:
-    """Those of one shard.
+    """Portions as seen by a shard.
 
     Args:
-        total: how many the run has, in all its epochs.
-        deals: whether this shard does; the others only see what comes.
+        deals: this shard deals; the others only see results.
     """
 
     def __init__(self, total: int, lambda_: int, *, deals: bool) -> None:
@@ -46,29 +40,25 @@ class Portions:
     def _begin(self) -> None:
         self._dealing = Dealing(self.total, duplicates=False)
         self._held: dict[int, int] = {}
-        """What each learner was dealt, and has not pushed, or in vain."""
+        """Portion of each learner; obsolete once applied."""
         self._dealt_at: dict[int, int] = {}
-        """Of those under way, how many had been dealt when each was, the last time; in that order."""
+        """`_count` at the last dealing of portions under way; oldest first."""
         self._count = 0
 
     @property
     def complete(self) -> bool:
-        """Whether all were applied here."""
         return self._dealing.complete
 
     def has(self, portion: int) -> bool:
-        """Whether a portion was applied here."""
         return self._dealing.is_committed(portion)
 
     def of(self, learner_id: int) -> int:
-        """The portion that a learner computes next."""
         held = self._held.get(learner_id)
         if held is None or self.has(held):
             held = self._held[learner_id] = self._next(learner_id)
         return held
 
     def deal_in_turn(self, learner_ids: Iterable[int]) -> None:
-        """Deal to all of these, in the order of learner_id, whoever asks first."""
         for learner_id in sorted(learner_ids):
             self.of(learner_id)
 
@@ -81,7 +71,7 @@ class Portions:
         if portion is not None:
             self._dealt_at[portion] = self._count
             return portion
-        if not self._dealt_at:  # all are in a sum that is still in the making
+        if not self._dealt_at:  # all are in the sum of the next update
             return self.total - 1
         return self._copy(min(self._dealt_at, key=lambda each: len(self._dealing.holders(each))), learner_id)
 
@@ -92,31 +82,27 @@ class Portions:
         return portion
 
     def apply(self, portion: int) -> None:
-        """A gradient of this portion is in the sum."""
         self._dealing.settle(portion)
         self._dealt_at.pop(portion, None)
 
     def apply_all(self, portions: Iterable[int]) -> None:
-        """So many were applied before."""
         for portion in portions:
             self.apply(portion)
 
     def drop(self, portion: int, learner_id: int) -> None:
-        """A learner's gradient of this portion will not be used."""
+        """Give back a portion after a drop of its gradient."""
         if self._held.get(learner_id) == portion:
             self.lost(learner_id)
 
     def lost(self, learner_id: int) -> None:
-        """A learner does not compute any more what it was dealt."""
         portion = self._held.pop(learner_id, -1)
         if self._dealing.give_back(portion, learner_id):
             del self._dealt_at[portion]
 
     def state(self) -> list[int]:
-        """What was applied, as `Dealing.state`."""
         return self._dealing.state()
 
     def restore(self, state: Sequence[int]) -> None:
-        """Go on from there: all that was under way is dealt again."""
+        """Go on from a state; portions under way are dealt again."""
         self._begin()
         self._dealing.restore(state)

@@ -1,4 +1,4 @@
-"""Verdicts of a protocol about one push (DESIGN 2)."""
+"""Verdicts on a push (DESIGN 2)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 
 class Kind(enum.IntEnum):
-    """Stored in the run log as `pushes.verdict`."""
+    """Verdicts; stored in the run log as `pushes.verdict`."""
 
     APPLY = 0
-    """Added to the sum, with `weight`. It belongs to update `clock` + 1; where the final clock is not above `clock`, that
-    update never came and the gradient is still in flight."""
+    """Added to the sum of update `clock` + 1, with `weight`; in flight at the end if the final clock is not above `clock`."""
     DROP = 1
-    """Not used: too old, not finite, or applied before (`reason`)."""
+    """Not used: too old, not finite, torn, applied before, or of a missed learner (`reason`)."""
     REJECT = 2
     """Not used; the learner computes the same mini-batch again."""
     LATE = 3
@@ -21,7 +20,7 @@ class Kind(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Reasons why a push was not applied; stored in the run log as `pushes.reason`."""
+    """Reasons why a push was not applied; stored as `pushes.reason`."""
 
     NONE = 0
     STALE = 1
@@ -30,16 +29,16 @@ class Reason(enum.IntEnum):
     REPEATED = 4
     """Applied here before: another shard had rejected this mini-batch, and it was computed again."""
     MISSED = 5
-    """Nothing had been heard of its learner for so long that the others went on without it."""
+    """Its learner had been silent for too long; the others had gone on."""
     TORN = 6
-    """Only a part of it came, because its learner was lost or hung."""
+    """Only a part came: its learner was lost or hung."""
     DUPLICATE = 7
-    """Its portion of the data was applied here before: it had been dealt to another learner as well, or is computed again."""
+    """Its portion of the data was applied here before: dealt to another learner as well, or computed again."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision about one push; `weight` multiplies the gradient in the sum."""
+    """Decision on a push; `weight` multiplies the gradient in the sum."""
 
     kind: Kind
     weight: float = 1.0
