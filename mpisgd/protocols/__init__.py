@@ -1,6 +1,6 @@
-"""The papers: one short file per protocol, its options beside its rules; each reads beside the algorithm of its paper.
+"""Protocols of the papers: a short file for each, its options beside its rules.
 
-A new protocol is a file here, and its name in the table below; a user's own needs no more than `--protocol package.module:Class`.
+A new protocol is a file here and a name below; a user's own needs only `--protocol package.module:Class`.
 """
 
 from __future__ import annotations
@@ -53,4 +53,4 @@ PROTOCOLS: Mapping[str, type[ProtocolOptions]] = {
 }
 
 BATCH_PROTOCOLS: Mapping[str, type[ProtocolOptions]] = {"sandblaster": SandblasterOptions}
-"""Of batch optimisation: no shard decides, and no gradient is stale."""
+"""Batch optimisation: no shard decides, and no gradient is stale."""

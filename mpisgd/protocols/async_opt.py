@@ -1,10 +1,9 @@
-"""Async-Opt [Chen16 Alg. 1, 2] and asynchronous SGD of [ElasticDL]: every gradient is an update, at once.
+"""Async-Opt: every gradient is an update, at once [Chen16 Alg. 1, 2; ElasticDL].
 
-Algorithm 2: theta(t+1) = theta(t) - gamma_t * g(theta(t - tau)). Algorithm 1, the learner: read the parameters, compute, send;
-nobody waits for anybody. Options: a weight by staleness, alpha0/tau say [Zhang16 eq. 3]; gradients above a bound of staleness
-are dropped; a slow start (`admission.py`). Averaged weights, thetabar of Algorithm 2, are `averaging`.
+Algorithm 1, the learner: read the parameters, compute, send. Algorithm 2: theta(t+1) = theta(t) - gamma_t * g(theta(t - tau)); its
+averaged weights, thetabar, are `averaging`.
 
-Staleness is bounded by nothing but the speed of the slowest learner; with equal learners its mean is near lambda - 1.
+Only the slowest learner bounds staleness; with equal learners the mean is near lambda - 1.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from mpisgd.rules.verdict import DROP_STALE, Verdict
 
 @dataclass(frozen=True)
 class AsyncOptions(ProtocolOptions):
-    """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
+    """async: every gradient is an update, no learner waits [Chen16 Alg. 1, 2; ElasticDL]."""
 
     duplex = True
 
@@ -30,9 +29,9 @@ class AsyncOptions(ProtocolOptions):
     modulation: str = "none"
     """Weight stale gradients, as in softsync; Async-Opt of [Chen16] has none."""
     warm_up: int = 0
-    """Let one learner make so many updates before the others join [Dean12 4.1]."""
+    """Let a single learner make this many updates before the others join [Dean12 4.1]."""
     ramp: int = 0
-    """Let the others join one by one over this many further updates [Chen16 2.1]. Staleness then grows slowly."""
+    """Let the others join evenly over this many further updates [Chen16 2.1]. Staleness then grows slowly."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -1,18 +1,14 @@
-"""Synchronous SGD with backup workers [Chen16 Alg. 3, 4]: of N + b learners, the first N gradients make the update.
+"""Backup workers: of N + b learners, the first N gradients make an update, late gradients are dropped [Chen16 Alg. 3, 4].
 
-Algorithm 4, for each update t: gather gradients until N of timestamp t are here; the ones of an older timestamp are dropped;
-theta(t+1) = theta(t) - gamma_t * (1/N) * sum. Algorithm 3, the learner: wait for weights newer than those of the last
-gradient, on one clock over all shards, and compute. Applied staleness is 0, always; a straggler costs its own gradient, and
-nobody's time.
+Algorithm 4, update t: gather N gradients of timestamp t, drop older ones; theta(t+1) = theta(t) - gamma_t * (1/N) * sum.
+Algorithm 3, the learner: wait for newer weights, on one clock over all shards, and compute. Applied staleness is 0; a straggler
+costs only its own gradient.
 
-With `late = "apply"` a late gradient is not dropped: it goes into the sum in the making, weighted by its staleness, and does not
-count towards N. The divisor counts it (law 3).
+With `late = "apply"` a late gradient joins the next sum, weighted by its staleness: the divisor counts it (law 3), N does not.
 
-With `abort` the shard tells the learners that are still computing when an update is done; they give up, and begin the same
-mini-batch anew on the new weights. All then begin together: without it, a learner that was late once begins later than the
-others, is late again, and none of its data ever counts.
+Without `abort` a learner late once begins later than the others and is late again: its data never count.
 
-Where learners leave and fewer than N are left, those left are the N.
+Where fewer than N learners are left, all of them are awaited.
 """
 
 from __future__ import annotations
@@ -30,18 +26,18 @@ from mpisgd.rules.verdict import APPLY, DROP_STALE, Verdict
 
 @dataclass(frozen=True)
 class BackupOptions(ProtocolOptions):
-    """backup: N of N + b learners' gradients make one update, late ones are dropped [Chen16 Alg. 3, 4]."""
+    """backup: the first N gradients of N + b learners make an update, late gradients are dropped [Chen16 Alg. 3, 4]."""
 
     N: int | None = None
     """Make an update of this many gradients; default: lambda - b [Chen16 3]."""
     b: int | None = None
-    """Number of backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
+    """Number of backup learners; default: lambda - N, or 1 without N [Chen16 3]."""
     late: Literal["drop", "apply"] = "drop"
-    """Drop late gradients [Chen16 Alg. 4], or apply them with the next update. They do not count in N."""
+    """Drop late gradients [Chen16 Alg. 4], or apply them with the next update. Late gradients do not count in N."""
     abort: bool = False
-    """Tell learners that are still computing when an update is done. They give up, and begin their mini-batch anew."""
+    """Tell learners still computing at an update to begin their mini-batch anew."""
     modulation: str = "inverse"
-    """Weight late gradients that are applied, as in softsync."""
+    """Weight late gradients where applied, as in softsync."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)
@@ -66,10 +62,7 @@ class BackupOptions(ProtocolOptions):
         return Backup(lambda_, self.wanted(lambda_), late, self.abort)
 
     def wanted(self, lambda_: int) -> int:
-        """N of [Chen16]: as given, or lambda - b.
-
-        Raises ConfigError where N + b != lambda or N is not in 1 ... lambda.
-        """
+        """Return N of [Chen16]: as given, or lambda - b. Raises ConfigError unless N + b = lambda and 1 <= N <= lambda."""
         if self.N is not None:
             check_at_most(lambda_, N=self.N)
             if self.b is not None and self.N + self.b != lambda_:
@@ -83,7 +76,6 @@ class BackupOptions(ProtocolOptions):
         return lambda_ - backups
 
     def among(self, lambda_: int, learners: int) -> BackupOptions:
-        """The same share of backup learners."""
         share = 1 - self.wanted(lambda_) / lambda_
         return replace(self, N=None, b=min(round(share * learners), learners - 1))
 
@@ -92,7 +84,6 @@ class Backup(Protocol):
     consistent = True
 
     def __init__(self, lambda_: int, wanted: int, late: Modulation | None = None, abort: bool = False) -> None:
-        """`late`: how late gradients are applied; None = they are dropped. `abort`: late learners give up."""
         super().__init__(lambda_)
         self.late = late
         self.aborts = abort
@@ -109,7 +100,7 @@ class Backup(Protocol):
         return APPLY
 
     def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
-        if timestamp == clock:  # else its gradient for this update is still to come
+        if timestamp == clock:  # else the gradient for this update is still to come
             self.heard.add(learner_id)
 
     def update_due(self) -> bool:

@@ -1,12 +1,11 @@
-"""Downpour SGD [Dean12 4.1]: asynchronous, with n_push and n_fetch apart, and learners that step by themselves between.
+"""Downpour SGD: asynchronous, with n_push and n_fetch apart, and own steps of the learner between [Dean12 4.1].
 
     every n_fetch mini-batches:  pull weights
     each mini-batch:             gradient g;  accrued += g;  weights -= alpha * g
     every n_push mini-batches:   push accrued;  accrued = 0
 
-(Algorithm 7.1 there.) The learner's own steps are in `local_steps.py`: for the shard a push is one gradient, of n_push
-mini-batches, and becomes an update at once, as in `async_opt.py`. The rate of each parameter, gamma / sqrt(sum of squares), which
-[Dean12] recommends, is `optimizer = "adagrad"`. One learner may be let start alone (`admission.py`).
+(Algorithm 7.1 there.) Own steps: `local_steps.py`. On the shard each push is an update, as in `async_opt.py`. The rate by parameter
+of [Dean12], gamma / sqrt(sum of squares), is `optimizer = "adagrad"`.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from mpisgd.rules.options import ProtocolOptions, check_modulation
 
 @dataclass(frozen=True)
 class DownpourOptions(ProtocolOptions):
-    """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""
+    """downpour: as async, but learners step by themselves between pushes and pulls [Dean12 4.1]."""
 
     n_push: int = 1
-    """Sum the gradients of this many mini-batches into one push. The learner takes a step of plain SGD after each."""
+    """Sum the gradients of this many mini-batches into a push. The learner takes a plain SGD step after each."""
     n_fetch: int | None = None
-    """Pull new weights after this many mini-batches; default: n_push. A multiple of n_push, so that a push comes from weights of
-    one clock."""
+    """Pull new weights after this many mini-batches; default: n_push. A multiple of n_push: a push comes from weights of one
+    clock."""
     local_alpha: float | None = None
-    """Learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
+    """Learning rate of the learner's own steps; default: alpha0. The schedule applies, too."""
     modulation: str = "none"
     """Weight stale gradients, as in softsync; [Dean12] has none."""
     warm_up: int = 0
-    """Let one learner make so many updates before the others join [Dean12 4.1]."""
+    """Let a single learner make this many updates before the others join [Dean12 4.1]."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -1,10 +1,10 @@
-"""hardsync [Zhang16 2.2, eq. 1]: the shard waits for all learners, averages, updates; everybody gets the new weights.
+"""hardsync: the shard waits for all learners, averages, updates [Zhang16 2.2, eq. 1].
 
     theta(t+1) = theta(t) - alpha * (1/lambda) * sum over all learners l of g_l(theta(t))
 
-Staleness is 0, always. Gradients are summed in the order of learner_id: the same seed gives the same bits (law 5). The shard
-keeps a gradient that comes before its turn, so that its transfer hides behind the slower learners; where memory for that is
-short, it leaves the learner blocked in its send, where it would otherwise be blocked in its pull.
+Staleness is always 0. Gradients are summed in the order of learner_id: the same seed gives the same bits (law 5). A gradient before
+its turn is parked, to hide its transfer behind slower learners; short of memory, its learner stays blocked in the send, instead of
+in the pull.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpisgd.rules.verdict import APPLY, Verdict
 
 @dataclass(frozen=True)
 class HardsyncOptions(ProtocolOptions):
-    """hardsync: all learners' gradients make one update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
+    """hardsync: all learners' gradients make an update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
 
     streams = True
     alike = True
@@ -38,7 +38,7 @@ class HardsyncOptions(ProtocolOptions):
 
 @dataclass(frozen=True)
 class AllreduceOptions(HardsyncOptions):
-    """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
+    """allreduce: hardsync with learners that double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
 
     collective = True
     streams = False
@@ -56,7 +56,7 @@ class Hardsync(Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """The next update: whoever is present is to be heard, the last in this list first."""
+        """Await all present learners, from the end of the list."""
         self.missing = sorted(self.present, reverse=True)
         self.heard = 0
 
@@ -76,7 +76,7 @@ class Hardsync(Protocol):
         self.heard += 1
         if self.expects() == learner_id:
             self.missing.pop()
-        elif learner_id in self.missing:  # out of turn: one that leaves is heard out
+        elif learner_id in self.missing:  # out of turn: a learner that leaves
             self.missing.remove(learner_id)
 
     def update_due(self) -> bool:
@@ -91,7 +91,7 @@ class Hardsync(Protocol):
             self.missing.remove(learner_id)
 
     def on_return(self, learner_id: int, clock: int) -> None:
-        """The update in the making waits for it, too: it has been given the weights that it is made from."""
+        """Await the learner in this update, too: it has the weights."""
         super().on_return(learner_id, clock)
         self.missing = sorted([*self.missing, learner_id], reverse=True)
 

@@ -1,4 +1,4 @@
-"""The user's own protocol: a class of a module of theirs, a subclass of `Protocol`."""
+"""User's own protocol: a subclass of `Protocol` in the user's module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OwnProtocolOptions(ProtocolOptions):
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the class."""
     timeout_s: float = 0.0
-    """Seconds after an update at which it is told that the next takes long (`on_timeout`); 0 = never."""
+    """Seconds from an update to the call of `on_timeout`; 0 = never."""
 
     def __post_init__(self) -> None:
         at_least(self, "protocol.", timeout_s=0)
@@ -49,7 +49,7 @@ class OwnProtocolOptions(ProtocolOptions):
 
     @property
     def _class(self) -> type[Protocol]:
-        """Raises ConfigError where it cannot be imported, or is no protocol."""
+        """User's class. Raises ConfigError where it cannot be imported, or is no protocol."""
         found = load_attribute(self.factory, "protocol.factory")
         if not (isinstance(found, type) and issubclass(found, Protocol)):
             raise ConfigError(f"protocol.factory = {self.factory!r}: expected a subclass of mpisgd.protocols.Protocol")

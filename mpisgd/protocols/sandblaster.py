@@ -1,10 +1,10 @@
-"""Sandblaster [Dean12 4.2]: batch optimisation, L-BFGS, whose vectors and history lie on the shards.
+"""Sandblaster: batch optimisation by L-BFGS, with vectors and history on the shards [Dean12 4.2].
 
     coordinator   each step: a direction by commands to the shards, then a line search; each trial is an evaluation
-    evaluation    the batch is dealt in portions (`rules/dealing.py`); learners pull the weights once, and push sums of gradients
-    shard         keeps vectors, adds, multiplies, sums products; adds up pushes as the coordinator commits them
+    evaluation    the batch is dealt in portions (`rules/dealing.py`); learners pull once, and push sums of gradients
+    shard         keeps vectors, adds, multiplies, sums products and pushes
 
-The clock counts evaluations. Here is what a user may choose; loops and messages are in `sandblaster/`.
+The clock counts evaluations. The loops are in `sandblaster/`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class SandblasterOptions(ProtocolOptions):
     batch = True
 
     iterations: int = 100
-    """Most steps of L-BFGS; the run ends sooner where it has converged."""
+    """Most steps of L-BFGS; convergence ends the run sooner."""
     history: int = 10
-    """Steps whose curvature is kept, m; each takes two vectors of each shard's slice."""
+    """Steps of kept curvature, m; each takes two vectors of each shard's slice."""
     line_search: Literal["strong_wolfe", "none"] = "strong_wolfe"
-    """Choose the length of a step, or take 1. strong_wolfe: torch's; one evaluation, mostly, and at most 25."""
+    """Choose the length of a step, or take 1. strong_wolfe: torch's; mostly a single evaluation, at most 25."""
     tolerance_grad: float = 1e-7
     """Stop where no element of the gradient is larger."""
     tolerance_change: float = 1e-9
@@ -38,15 +38,15 @@ class SandblasterOptions(ProtocolOptions):
     weight_decay: float = 0.0
     """Add this times half the squared norm of the weights to the loss."""
     share: float = 1.0
-    """Share of the training set that is the batch: always the same samples, drawn by the seed."""
+    """Share of the training set in the batch: always the same samples, drawn by the seed."""
     push_every: int = 1
-    """Portions whose gradients a learner sums before it pushes them. Fewer bytes; but the last ones come later."""
+    """Portions summed into a push. Fewer bytes; but the last gradients come later."""
     duplicates: bool = True
     """Deal the slowest portions a second time at the end; the first result counts."""
     order: Literal["arrival", "portions"] = "arrival"
-    """Sum gradients as they come, or in the order of portions: then the bits do not depend on who was fast."""
+    """Sum gradients as they come, or in the order of portions: the bits then do not depend on speed."""
     log_commands: bool = False
-    """Log each command of the optimiser to the shards, and what they answered; some 60 an iteration."""
+    """Log each command of the optimiser to the shards, with the answers; some 60 an iteration."""
 
     def __post_init__(self) -> None:
         at_least(
@@ -59,7 +59,7 @@ class SandblasterOptions(ProtocolOptions):
 
 
 class Sandblaster(Protocol):
-    """What the rest asks of any protocol. No shard judges a push: the coordinator has decided before it is made."""
+    """Answers asked of any protocol; the coordinator judges pushes."""
 
     consistent = True
     fresh = True
@@ -75,7 +75,7 @@ class Sandblaster(Protocol):
         return False
 
     def on_update(self) -> None:
-        """An evaluation is over."""
+        """Note the end of an evaluation."""
 
     @staticmethod
     def next_clock(timestamp: int) -> NoReturn:

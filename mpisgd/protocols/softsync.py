@@ -1,11 +1,10 @@
-"""n-softsync [Zhang16 2.2, eq. 2, 3]: any c = floor(lambda/n) gradients, of any learners, make one update.
+"""n-softsync: any c = floor(lambda/n) gradients, of any learners, make an update [Zhang16 2.2, eq. 2, 3].
 
     theta(t+1) = theta(t) - (1/c) * sum over the c gradients i of alpha(tau_i) * g_i
     alpha(tau) = alpha0 / tau,  alpha0 at tau = 0      (modulation "inverse"; each gradient by its own staleness)
     alpha(tau) = alpha0                                (modulation "none"); others in `modulation.py`
 
-Nobody waits for anybody: a pull is answered at once, with whatever clock the shard has. n = lambda makes every gradient an
-update, as in `async_opt.py`.
+A pull is answered at once, at any clock. n = lambda makes every gradient an update, as in `async_opt.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ from mpisgd.rules.verdict import Verdict
 
 @dataclass(frozen=True)
 class SoftsyncOptions(ProtocolOptions):
-    """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""
+    """n-softsync: any c = floor(lambda/n) gradients make an update [Zhang16 2.2, eq. 2, 3]."""
 
     duplex = True
 
     n: int = 1
-    """Split lambda by n: floor(lambda/n) gradients make one update [Zhang16 2.2]. The mean staleness comes out near n; 1 <= n <=
-    lambda."""
+    """Split lambda by n: floor(lambda/n) gradients make an update [Zhang16 2.2]. The mean staleness is near n; 1 <= n <= lambda."""
     modulation: str = "inverse"
-    """Weight stale gradients: none, inverse, inverse_plus_one, exponential:B, or your function. A gradient of staleness tau has
-    weight none = 1; inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one = 1/(tau + 1); exponential:B = exp(-B tau)
-    (Chan and Lane 2014); package.module:function of (tau, clock)."""
+    """Weight stale gradients: none, inverse, inverse_plus_one, exponential:B, or your function. At staleness tau: none = 1;
+    inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one = 1/(tau + 1); exponential:B = exp(-B tau) (Chan and Lane
+    2014); package.module:function of (tau, clock)."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)
@@ -46,7 +44,7 @@ class SoftsyncOptions(ProtocolOptions):
         return Softsync(lambda_, self.n, Modulation(self.modulation))
 
     def among(self, lambda_: int, learners: int) -> SoftsyncOptions:
-        """The same n, where there are as many learners; where every gradient is an update, it stays one."""
+        """Keep n, up to `learners`; n = lambda becomes n = `learners`."""
         return replace(self, n=learners if self.n == lambda_ else min(self.n, learners))
 
 

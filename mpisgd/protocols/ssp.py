@@ -1,17 +1,16 @@
-"""Stale synchronous parallel [Ho13 3]: asynchronous, but no learner runs more than s mini-batches ahead of the slowest.
+"""Stale synchronous parallel: asynchronous, but no learner runs more than s mini-batches ahead of the slowest [Ho13 3].
 
-Every gradient is an update, as in `async_opt.py`. A learner that has pushed p gradients is given weights when
+Every gradient is an update, as in `async_opt.py`. A learner with p pushes is given weights when
 
-    p - (the fewest that any learner has pushed) <= s
+    p - (the fewest pushes of any learner) <= s
 
-and otherwise when the slowest has caught up, or has left. So nobody computes its mini-batch p before everybody has pushed
-p - s: the bound of [Ho13] on what a read must include. With s = 0 all keep step. tau <= (lambda - 1) (2 s + 1).
+No mini-batch p begins before all have pushed p - s: the bound of [Ho13] on a read. With s = 0 all keep step.
+tau <= (lambda - 1) (2 s + 1).
 
-With `get_model_frequency` f > 1 weights are pulled after every f-th mini-batch only, and the learner steps by itself between
-[ElasticDL]: what is bounded is then how far ahead it is when it pulls; it may be f - 1 further before it asks again. As there, "the
-push may overlap the local update": it steps while the push is under way (`local_steps.py`).
+With `get_model_frequency` f > 1 the learner steps by itself between pulls: "the push may overlap the local update" [ElasticDL]
+(`local_steps.py`). The bound then holds at pulls; a learner may run f - 1 further before the next.
 
-A gradient that is not used counts as pushed all the same: a learner is not held up by what became of others' gradients.
+An unused gradient counts as pushed: it holds up no learner.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ class SspOptions(ProtocolOptions):
     """ssp: as async, but no learner is more than `slack` mini-batches ahead of the slowest [Ho13; ElasticDL]."""
 
     slack: int = 3
-    """Let no learner be more than this many mini-batches (s) ahead of the slowest. One that is gets no weights until that one has
-    caught up."""
+    """Let no learner be more than this many mini-batches (s) ahead of the slowest. A learner further ahead gets no weights until
+    the slowest has caught up."""
     modulation: str = "none"
     """Weight stale gradients, as in softsync; [Ho13] has none."""
     get_model_frequency: int = 1
     """Pull new weights after this many mini-batches [ElasticDL]. Between, the learner steps by itself, by plain SGD."""
     local_alpha: float | None = None
-    """Learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
+    """Learning rate of the learner's own steps; default: alpha0. The schedule applies, too."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)
@@ -64,7 +63,7 @@ class Ssp(AsyncOpt):
         self.pushed = [0] * lambda_
         self.least = 0
         self._present_at = Counter({0: lambda_})
-        """Number of those present that have pushed so many gradients."""
+        """Number of present learners by pushes."""
 
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         self._advance(learner_id)
@@ -72,7 +71,7 @@ class Ssp(AsyncOpt):
 
     def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
         self._advance(learner_id)
-        self.summed = 1  # an update of nothing: those who wait for this learner are looked at again
+        self.summed = 1  # an empty update, after which waiting learners are looked at again
 
     def _advance(self, learner_id: int) -> None:
         self._leave(self.pushed[learner_id])
@@ -86,7 +85,6 @@ class Ssp(AsyncOpt):
             del self._present_at[pushed]
 
     def _find_least(self) -> None:
-        """Find the least count. It only grows, and never skips more than those who have left."""
         if self._present_at and self.least not in self._present_at:
             self.least = min(self._present_at)
 
@@ -96,13 +94,13 @@ class Ssp(AsyncOpt):
         self._find_least()
 
     def on_return(self, learner_id: int, clock: int) -> None:
-        """Count it as far as the slowest: the others do not wait until it has caught up."""
+        """Count the learner as far as the slowest: others need not wait for more."""
         super().on_return(learner_id, clock)
         self.pushed[learner_id] = self.least
         self._present_at[self.least] += 1
 
     def on_resume(self, next_seq: list[int]) -> None:
-        """Each mini-batch is a push: who goes on with the p-th has pushed p."""
+        """Count mini-batches as pushes: a learner at mini-batch p has pushed p."""
         self.pushed = list(next_seq)
         self._present_at = Counter(next_seq)
         self.least = min(next_seq)

@@ -1,8 +1,8 @@
-"""Synchronous SGD with a time-out [Chen16 6]: N gradients make an update, or after a while those that are there.
+"""Synchronous SGD with a time-out: N gradients make an update, or after a while fewer [Chen16 6].
 
-Until the time-out this is backup with N wanted gradients. After it N_min are enough, at once or as soon as they have come; what
-comes later is dropped. The divisor is what came (law 3). Each shard looks at its own watch, and tells its protocol when the
-time is over: a learner whose gradient one shard applied and another dropped goes on like any other.
+Until the time-out this is backup with N wanted gradients; then N_min are enough, and later gradients are dropped. The divisor is
+counted (law 3). Each shard has its own watch: a gradient may be applied on one shard and dropped on another,
+and its learner goes on as usual.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from mpisgd.rules.options import ProtocolOptions, check_at_most
 
 @dataclass(frozen=True)
 class TimeoutOptions(ProtocolOptions):
-    """timeout: N gradients make one update, or after a time-out those that are there, at least N_min [Chen16 6]."""
+    """timeout: N gradients make an update, or after a time-out fewer, at least N_min [Chen16 6]."""
 
     N: int | None = None
     """Make an update of this many gradients; default: lambda."""
     N_min: int = 1
-    """Make it of this many once the time is over, 1 <= N_min <= N."""
+    """Make an update of this many once the time is over, 1 <= N_min <= N."""
     timeout_s: float = 1.0
     """Seconds from the previous update (or the start) to the time-out."""
 
@@ -47,7 +47,7 @@ class TimeoutOptions(ProtocolOptions):
         return Timeout(lambda_, self.N or lambda_, self.N_min)
 
     def among(self, lambda_: int, learners: int) -> TimeoutOptions:
-        """As many gradients are waited for, where there are as many learners."""
+        """Await as many gradients, up to `learners`."""
         wanted = None if self.N is None else min(self.N, learners)
         return replace(self, N=wanted, N_min=min(self.N_min, learners))
 

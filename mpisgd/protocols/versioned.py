@@ -1,18 +1,13 @@
-"""Synchronous SGD by version check [ElasticDL]: gradients of the present clock are taken, others rejected.
+"""Synchronous SGD by version check: gradients of the present clock are taken, others rejected [ElasticDL].
 
-The shard sums gradients computed from its present weights; `grads_to_wait` of them make an update. One computed from older
-weights is rejected, and its learner pulls and computes the *same mini-batch* again: no mini-batch is ever skipped. A learner
-whose gradient was taken goes on at once with the weights that there are, so a fast one may give several to one update.
+After a rejection the learner pulls, and computes the *same mini-batch* again: none is skipped. A fast learner may give several
+gradients to an update. Each learner leaves after its share: in E epochs every sample is applied exactly E times.
 
-Each learner leaves when the last mini-batch of its share was taken: after E epochs every sample has been applied exactly E times.
-Fewer gradients make an update where fewer learners are left than are waited for.
+A gradient may come in time on one shard and too late on another. Computed again, it is pushed to all; a shard that has applied it
+before only counts the push (`Reason.REPEATED`). So all shards count the same pushes of each clock, and none falls behind for good.
 
-With more than one shard a gradient may come in time on one and too late on another. It is then computed again and pushed to all;
-a shard that has applied this mini-batch before does not apply it twice (`Reason.REPEATED`), but counts the push: so all shards
-count the same pushes of each clock, and none falls behind for good.
-
-With a tolerance k > 0, staleness up to k is taken too, weighted by `modulation`. Shards then no longer count the same pushes,
-and a learner may compute on slices of different clocks.
+A tolerance k > 0 takes staleness up to k, weighted by `modulation`. Shards then count different pushes, and a learner may compute
+on slices of different clocks.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ class VersionedOptions(ProtocolOptions):
     tolerance: int = 0
     """Take gradients up to this staleness. Above 0 a learner may compute on slices of different clocks."""
     modulation: str = "inverse"
-    """Weight stale gradients that are taken, as in softsync."""
+    """Weight stale gradients where taken, as in softsync."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)
@@ -54,7 +49,7 @@ class VersionedOptions(ProtocolOptions):
         return Versioned(lambda_, self.grads_to_wait or lambda_, self.tolerance, Modulation(self.modulation))
 
     def among(self, lambda_: int, learners: int) -> VersionedOptions:
-        """As many gradients are waited for, where there are as many learners."""
+        """Await as many gradients, up to `learners`."""
         return self if self.grads_to_wait is None else replace(self, grads_to_wait=min(self.grads_to_wait, learners))
 
 
