@@ -1,1 +1,1 @@
-"""Batch optimisation on the shards [Dean12 4.2]: a coordinator commands, shards keep vectors, learners evaluate."""
+"""Batch optimisation [Dean12 4.2]: a coordinator commands, shards keep vectors, learners evaluate."""

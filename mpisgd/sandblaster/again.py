@@ -1,4 +1,4 @@
-"""Slots of all shards in one process: what a coordinator commands there is obeyed here (`replay`)."""
+"""Slots of all shards in one process, under the coordinator of a `replay`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from mpisgd.vectors.memory import host_view
 
 
 class Here:
-    """In the place of the coordinator's channel.
+    """Stand-in for the coordinator's channel.
 
     Args:
-        weights: the initial ones, (parameters,) float32.
-        bounds: the slice of each shard.
-        accepted: is told when an iteration is over.
+        weights: initial, (parameters,) float32.
+        accepted: called after each iteration.
     """
 
     def __init__(self, weights: Tensor, bounds: Sequence[tuple[int, int]], accepted: Callable[[], None]) -> None:
@@ -28,7 +27,7 @@ class Here:
         self._accepted = accepted
 
     def cut_anew(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """From here on there are shards of these slices: another attempt goes on."""
+        """Cut the slots anew for the next attempt."""
         if list(bounds) == list(self._bounds):
             return
         numbers, samples = self.slots[0].numbers, self.slots[0].samples
@@ -42,14 +41,13 @@ class Here:
         self._bounds = bounds
 
     def now_s(self) -> float:
-        """Nobody asks how long it takes."""
         return 0.0
 
     def finish(self, ending: Ending) -> None:
-        """There are no more commands."""
+        """Do nothing."""
 
     def fail(self) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
         if op is Op.ACCEPT:
@@ -63,22 +61,18 @@ class Here:
         return [slots.compute(op, out, a, b, alpha) for slots in self.slots]
 
     def begin(self, number: int, into: np.ndarray) -> None:
-        """Evaluate at a slot, whose elements, (parameters,), are copied."""
         for slots, (start, end) in zip(self.slots, self._bounds, strict=True):
             slots.begin(number)
             into[start:end] = host_view(slots.served)
 
     def push(self, vector: np.ndarray, learner_id: int, seq: int, samples: int) -> None:
-        """A push, (parameters,), is added to the sum."""
         for slots, (start, end) in zip(self.slots, self._bounds, strict=True):
             slots.inbox[:] = vector[start:end]
             slots.park(learner_id, seq)
             slots.commit(learner_id, seq, samples)
 
     def end(self, out: int) -> list[float]:
-        """The squared norm of the gradient's slice on each shard."""
         return [slots.end(out) for slots in self.slots]
 
     def weights(self) -> Tensor:
-        """Those of the last iteration, (parameters,) float32."""
         return torch.cat([slots.weights for slots in self.slots])

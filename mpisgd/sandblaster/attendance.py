@@ -1,7 +1,7 @@
-"""What a fault-tolerant shard under a coordinator hears of learners: the coordinator says whose pushes count, and until when.
+"""Attendance at a fault-tolerant shard under a coordinator, which decides on all pushes.
 
-So a learner owes a shard nothing while evaluations are made, and a push that was torn, or that not all shards have, is in no sum.
-When there are no more commands each learner owes a goodbye: one that does not say it in time is lost.
+A learner owes a shard nothing during evaluations, and after the last command a goodbye: without it, the learner is lost. A push
+torn, or missing on another shard, is in no sum.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from mpisgd.records.log.schema import Event
 from mpisgd.serving.faults import Faults
 
 _PATIENCES = 2
-"""In which a goodbye has come: some shard may have waited for one that hangs, and all others for that shard."""
+"""Waits for a goodbye, in `patience_s`: a shard may wait for a hung learner, and all others for that shard."""
 
 
 class Attendance(Faults):
-    """The presence of one shard's learners."""
-
     def begin(self) -> None:
         self.look_s = math.inf
 
     def end_of_commands(self) -> None:
-        """From now on goodbyes are waited for."""
+        """Wait for goodbyes."""
         super().begin()
 
     def _hear_from(self, message: Message) -> None:
-        """It owes nothing."""
+        """Do nothing: no debt."""
 
     def _given(self, learner_id: int) -> None:
-        """It owes nothing."""
+        """Do nothing: no debt."""
 
     def look(self, whose: int | None) -> None:
         now_s = self._channel.now_s()
@@ -43,7 +41,7 @@ class Attendance(Faults):
         self._look_for_life()
 
     def _unstick(self, rank: int, learner_id: int) -> None:
-        """Whom the coordinator waits for too long, it goes on without."""
+        """Log a stuck transfer; the coordinator goes on."""
         if learner_id in self._rules.present:
             self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
         else:
@@ -51,7 +49,7 @@ class Attendance(Faults):
 
 
 class Given:
-    """The clock of the weights that each learner was given last, and -1 before: what `Faults` asks of `serving.answering`."""
+    """Clock of each learner's last weights; -1 = none."""
 
     def __init__(self, lambda_: int) -> None:
         self.given = [(-1, 0.0)] * lambda_

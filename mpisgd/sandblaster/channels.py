@@ -1,19 +1,19 @@
-"""The coordinator of a batch optimisation, and who talks to it: shards by commands, learners by questions (`sandblaster/`).
+"""Channels of a batch optimisation: the coordinator commands shards, and answers learners.
 
                  coordinator                                shard
-    command      COMMAND                              ->    obeys, in the order of commands
+    command      COMMAND                              ->    obeys, in order
                  posts RESULT; COMMAND                ->    obeys, and answers
                  <- RESULT
                  learner                                    coordinator
-    next         posts DEAL; NEXT                     ->    keeps the question until there is something to do
-                 <- DEAL: a portion, or: push, or: stop
+    next         posts DEAL; NEXT                     ->    waits until there is work
+                 <- DEAL: a portion, push, or stop
                  learner                                    shard
-    push         posts TAKEN; PUSH, GRADIENT          ->    parks it until the coordinator says whether it counts
-                 <- TAKEN: it is here, whole                (where ranks may be lost; else who has sent it knows)
+    push         posts TAKEN; PUSH, GRADIENT          ->    parks
+                 <- TAKEN: whole or torn (where ranks may be lost)
 
-No deadlock by construction. The coordinator and the shards send only to receives that are posted, but for commands, and a shard
-always gets back to where it takes those: it waits for nobody. A learner waits for one at a time: for the coordinator, or for
-shards. The coordinator waits for shards only until they have taken its commands, and answered.
+No deadlock by construction. All sends but commands go to posted receives. A shard waits for nobody, and so gets back to its
+commands. A learner waits for the coordinator, or for shards. The coordinator waits for shards only until its commands are taken and
+answered.
 """
 
 from __future__ import annotations
@@ -33,15 +33,11 @@ from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.vectors.chunks import chunks_of
 
 _UNDER_WAY = 64
-"""Commands that nobody answers may be under way, to each shard, before they are waited for."""
+"""Most unanswered commands to each shard."""
 
 
 class CoordinatorChannel:
-    """The coordinator's end.
-
-    Attributes:
-        signal: has told a rank to come to an end; 0 = none has.
-    """
+    """Coordinator's end; `signal`: of any rank; 0 = none."""
 
     def __init__(self, wire: Communicator, roles: Roles) -> None:
         self._wire = wire
@@ -54,7 +50,6 @@ class CoordinatorChannel:
         self._told = 0
 
     def now_s(self) -> float:
-        """Seconds since the start of the run."""
         return self._wire.clock.now_ns() * 1e-9
 
     @property
@@ -62,7 +57,6 @@ class CoordinatorChannel:
         return self._wire.signal or self._told
 
     def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
-        """Command it of all shards, unless they were told that all is over."""
         if self._over:
             return
         fields = (int(op), out, a, b, alpha, beta)
@@ -71,7 +65,7 @@ class CoordinatorChannel:
             self._finish()
 
     def ask(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> list[float]:
-        """As `do`; returns the answers of all shards. Raises PeerError where another answers."""
+        """Command all shards; return the answers. Raises PeerError where another shard answers."""
         wire, fields = self._wire, (int(op), out, a, b, alpha, beta)
         asked = [wire.ask(rank, Tag.COMMAND, fields, Tag.RESULT) for rank in self._shards]
         values = []
@@ -86,7 +80,6 @@ class CoordinatorChannel:
         return values
 
     def finish(self, ending: Ending) -> None:
-        """There are no more commands."""
         self.do(Op.FINISH, a=ending)
         self._over = True
         self._finish()
@@ -97,7 +90,7 @@ class CoordinatorChannel:
         self._under_way.clear()
 
     def receive(self, until_s: float = math.inf) -> Next | Goodbye | Interrupt | Lost | None:
-        """Wait for the next message of a learner, or for this second. Raises PeerError for what cannot be."""
+        """Return the next message of a learner, or None at `until_s`. Raises PeerError for an impossible message."""
         taken = self._wire.take(((None, None),), None if until_s == math.inf else math.ceil(until_s * 1e9))
         if taken is None:
             return None
@@ -119,30 +112,29 @@ class CoordinatorChannel:
         return said
 
     def deal(self, learner_id: int, clock: int, portion: int, *, counts: int) -> None:
-        """Answer a learner: what it is to do, and whether what it has done counts, or FORGET.
+        """Answer a learner; `counts`: whether its last result counts, or FORGET.
 
-        One that hangs is not waited for: whether it has taken the answer is asked when it asks again (`receive`).
+        The send is finished at the next question (`receive`): a learner may hang.
         """
         self._dealt[learner_id] = self._wire.start(self._learners[learner_id], Tag.DEAL, (clock, portion, counts))
 
     def silent(self, learner_ids: Iterable[int]) -> bool:
-        """Whether none of these, if there are any, gives a sign of life, for which they are asked until others are."""
+        """Watch these learners alone; return whether all, at least one, give no sign of life."""
         ranks = {self._learners[learner_id] for learner_id in learner_ids}
         return bool(ranks) and self._wire.presence.silent(ranks) == ranks
 
     def finish_deals(self, learner_ids: Iterable[int]) -> None:
-        """Wait until these learners have taken their last answers."""
         for learner_id in learner_ids:
             if learner_id in self._dealt:
                 self._wire.finish(self._dealt.pop(learner_id))
 
     def fail(self) -> None:
-        """This rank fails: nobody is commanded any more, not even to forget a slot."""
+        """Send no more, not even FREE: this rank fails."""
         self._over = True
 
 
 class Desk:
-    """A learner's end: it asks the coordinator what to do."""
+    """Learner's end towards the coordinator."""
 
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int) -> None:
         self._wire = wire
@@ -160,8 +152,7 @@ class Desk:
         compute_ns: int = 0,
         delay_ns: int = 0,
     ) -> tuple[int, int, int]:
-        """Tell what was done (`messages.Next`); returns clock and portion of what is next, and whether what was done counts, or
-        FORGET."""
+        """Tell the last result (`messages.Next`); return the next clock and portion, and whether the result counts, or FORGET."""
         wire = self._wire
         fields: Fields = (self._learner_id, clock, portion, samples, pushed, compute_ns, delay_ns, wire.signal, loss)
         asked = wire.ask(self._rank, Tag.NEXT, fields, Tag.DEAL)
@@ -170,16 +161,15 @@ class Desk:
         return clock, portion, counts
 
     def leave(self, pushed: int) -> None:
-        """Say that this learner computes no more, while others go on."""
         wire = self._wire
         wire.finish(wire.start(self._rank, Tag.GOODBYE, (self._learner_id, pushed, int(Ending.NONE))))
 
 
 class BatchLearnerChannel(LearnerChannel):
-    """A learner's end of push and pull.
+    """Learner's end towards shards.
 
     Attributes:
-        acknowledged: shards say when they have a push: ranks may be lost, and what a rank has sent then does not always come.
+        acknowledged: shards confirm pushes; sends of a lost rank may not arrive.
         whole: whether all shards have the last push.
     """
 
@@ -200,8 +190,6 @@ class BatchLearnerChannel(LearnerChannel):
 
 
 class BatchShardChannel(ShardChannel):
-    """A shard's end: it also takes commands."""
-
     def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
         super().__init__(wire, roles, shard)
         self._coordinator = roles.coordinator_rank
@@ -212,17 +200,15 @@ class BatchShardChannel(ShardChannel):
         return super()._news(source, tag, fields)
 
     def result(self, value: float, signal: int) -> None:
-        """Answer a command; `signal` has told this rank, or one that told it so, to come to an end."""
         wire = self._wire
         wire.finish(wire.start(self._coordinator, Tag.RESULT, (self._shard, signal, value)))
 
     def taken(self, learner_id: int, seq: int, *, whole: bool) -> None:
-        """Tell a learner that its push is here, or was torn."""
         wire = self._wire
         wire.finish(wire.start(self.rank_of(learner_id), Tag.TAKEN, (self._shard, seq, int(whole))))
 
     def give(self, learner_id: int, weights: Any, clock: int) -> bool:
-        """Answer a pull. False where that was given up: the weights must then stay as they are for ever."""
+        """Answer a pull. Return False where given up: the weights must then never change."""
         self.open_answers([learner_id], weights, clock, {})
         for chunk in chunks_of(weights):
             self.add_chunk(chunk)
@@ -231,4 +217,4 @@ class BatchShardChannel(ShardChannel):
 
 
 class TolerantBatchShardChannel(BatchShardChannel, TolerantShardChannel):
-    """The same where learners may be lost."""
+    """Shard's end in a tolerant run."""

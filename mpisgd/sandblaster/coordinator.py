@@ -1,11 +1,10 @@
-"""The coordinator: `torch.optim.LBFGS`, unmodified, on vectors that lie on shards, and evaluations that learners make [Dean12 4.2].
+"""Coordinator: unmodified `torch.optim.LBFGS` on vectors that lie on shards; learners evaluate [Dean12 4.2].
 
     direction     commands to the shards (`remote.py`)
-    line search   torch's; for each trial it calls `_evaluated`
-    evaluation    learners make it (`evaluations.py`)
+    line search   torch's; each trial calls `_evaluated`
+    evaluation    by learners (`evaluations.py`)
 
-A rank of its own, without weights and without data. What it decides, it logs. Law 2, shards decide alone, is given up here: this is
-batch optimisation.
+A rank without weights or data. Law 2, shards decide alone, is given up here.
 """
 
 from __future__ import annotations
@@ -26,60 +25,58 @@ from mpisgd.sandblaster.state import Held, held, restored
 
 
 class Channel(Commands, Protocol):
-    """What it asks of its channel, besides commands."""
+    """Channel to shards."""
 
     def now_s(self) -> float: ...
 
     def finish(self, ending: Ending) -> None:
-        """There are no more commands."""
+        """End the commands."""
 
     def fail(self) -> None:
-        """Nor are there where this rank fails."""
+        """End the commands at once."""
 
 
 class Interrupted(Exception):
-    """A signal has come: the evaluation under way will not be finished."""
+    """Raised after a signal."""
 
 
 class Saves(Protocol):
-    """Where checkpoints go (`records/coordinator_records.py`)."""
+    """Checkpoints (`records/coordinator_records.py`)."""
 
     def rows(self) -> list[list[int]]:
-        """The log so far."""
+        """Return the log so far."""
 
     def due(self, before: int, clock: int) -> bool:
-        """Whether one is to be written at this clock, where there was one, or none was due, until the clock before."""
+        """Return whether a checkpoint has become due after clock `before`."""
 
     def write(self, numbers: dict[str, Any]) -> bool:
-        """Write what the coordinator knows; whether that could be done."""
+        """Write; return whether this succeeded."""
 
 
 class Evaluates(Protocol):
-    """Who makes evaluations: learners (`evaluations.py`), or a replay (`again.py`)."""
+    """Evaluations by learners (`evaluations.py`), or a replay (`again.py`)."""
 
     clock: int
     seconds: float
 
     def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
-        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`.
+        """Return the mean loss at a point, and the squared norm of the gradient, put into slot `out`.
 
         Raises Interrupted.
         """
 
     def end(self, ending: Ending) -> None:
-        """There are no more evaluations."""
+        """End the evaluations."""
 
 
 class Coordinator:
     """L-BFGS.
 
     Args:
-        elements: of the weights.
-        log: is given each row of `iterations`.
-        told: is told of each iteration: its number, the loss, the greatest element of the gradient, evaluations, seconds.
-        warn: is told what people must hear of.
-        saves: None = there are no checkpoints.
-        begun: what a coordinator knew at the checkpoint that the run goes on from; the shards have its slots.
+        log: takes rows of `iterations`.
+        told: takes iteration, loss, greatest element of the gradient, evaluations, seconds.
+        warn: takes warnings for people.
+        begun: numbers of a checkpoint to go on from; the shards have its slots.
     """
 
     def __init__(  # noqa: PLR0913 - each by name
@@ -110,20 +107,19 @@ class Coordinator:
         self._weights.moved = self._moved
         self._iteration: int = self._begun["iteration"]
         self._saved = evaluations.clock
-        """Until when no other checkpoint is due."""
         self._held: Held | None = None
-        """What there was to know after the last iteration: a signal that comes later goes back to it."""
+        """State of the last iteration; a later signal goes back to it."""
         self._since = (0.0, 0.0, 0)
-        """When the iteration began; seconds of evaluations, and their number, before it."""
+        """Start of the iteration; seconds and number of evaluations before."""
         self._known: dict[Any, tuple[float, weakref.ref[Slot]]] = {}
-        """Points that this step has evaluated, by how they were made: the loss, and the gradient, while torch keeps it."""
+        """Points of this step by origin: the loss, and the gradient while torch keeps it."""
         self._kept: Slot | None = None
-        """The gradient at the weights, where it is known: torch forgets it between two steps, and asks again."""
+        """Gradient at the weights, where known: torch forgets it between steps, and asks again."""
 
     def run(self) -> None:
-        """Step until it has converged, cannot go on, has made all iterations, or a signal has come.
+        """Step until convergence, a failed search, the last iteration or a signal.
 
-        Then the last iteration is saved, whatever came since: it is done again when the run goes on.
+        After a signal the last iteration is saved; later work is done again when the run goes on.
         """
         options, channel = self._options, self._channel
         search = None if options.line_search == "none" else options.line_search
@@ -131,7 +127,7 @@ class Coordinator:
             [self._weights],
             lr=1,
             max_iter=1,
-            max_eval=26,  # the point it stands at, and 25 trials
+            max_eval=26,  # the present point, and 25 trials
             tolerance_grad=options.tolerance_grad,
             tolerance_change=options.tolerance_change,
             history_size=options.history,
@@ -156,7 +152,7 @@ class Coordinator:
         self.evaluations.end(ending)
 
     def _begin(self, optimiser: torch.optim.LBFGS) -> float:
-        """The loss at the weights: evaluated, or known from the checkpoint, with the state of the optimiser."""
+        """Return the loss at the weights, evaluated or of the checkpoint."""
         begun, slots, weights = self._begun, self._slots, self._weights
         self._slots = []
         if begun["state"]:
@@ -193,7 +189,7 @@ class Coordinator:
         self._channel.do(Op.SAVE, a=int(last))
 
     def _step(self, optimiser: torch.optim.LBFGS, before: float) -> tuple[Why, float]:
-        """One iteration, from a point of this loss; why it is the last one, if it is, and the loss that it came to."""
+        """Iterate, from loss `before`; return why to end, or GOES_ON, and the new loss."""
         evaluations, weights = self.evaluations, self._weights
         origin, (start_s, evaluating_s, clock) = weights.slot.origin, self._since
         self._iteration += 1
@@ -244,12 +240,12 @@ class Coordinator:
         return Why.ITERATIONS if self._iteration == options.iterations else Why.GOES_ON
 
     def _moved(self, slot: Slot) -> None:
-        """The weights have become another point. Torch still holds its gradient, if it has asked for that before."""
+        """Keep the gradient of a new point, where torch still has it."""
         known = self._known.get(slot.origin)
         self._kept = None if known is None else known[1]()
 
     def _evaluated(self) -> float:
-        """The closure of torch's step: the loss at the weights; their gradient becomes `grad`. Raises DivergenceError."""
+        """Return the loss, and set `grad`, as torch's closure. Raises DivergenceError."""
         weights = self._weights
         known = self._known.get(weights.slot.origin)
         if known is not None and (gradient := known[1]()) is not None:

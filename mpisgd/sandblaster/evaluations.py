@@ -1,9 +1,9 @@
 """Evaluations of a batch's loss: portions are dealt to learners (`rules/dealing.py`), pushes committed [Dean12 4.2].
 
-learner asks              a portion; or: push, once it holds `push_every` results or nothing is left to deal; or it waits
-it has computed one       the first result counts, and is added to its sum; a second one is forgotten
-it has pushed             all shards have it: they are told to add it to theirs
-all portions are summed   the loss is the mean over samples, in the order of portions
+learner asks          a portion; push, with `push_every` results or nothing left to deal; or wait
+result                the first joins its learner's sum; a second is forgotten
+push on all shards    they add it to their sums
+all summed            the loss is the mean over samples, in the order of portions
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from mpisgd.sandblaster.coordinator import Interrupted
 from mpisgd.sandblaster.remote import Slot
 
 _FOR_EVER = 2**62
-"""In the place of the number of a push: of a learner that is gone, none is summed."""
+"""Number above all pushes: none of a gone learner is summed."""
 
 _AHEAD = 2
-"""Where gradients are summed in the order of portions: how many may be dealt ahead of the first that is missing, per learner."""
+"""Portions per learner dealt ahead of the first missing, where summed in order."""
 
 
 @dataclass
 class Dealt:
-    """A portion that a learner has; then, its result."""
-
     clock: int
     portion: int
     learner_id: int
@@ -46,17 +44,16 @@ class Dealt:
 
 
 class Evaluations:
-    """Evaluations of the loss and its gradient over the whole batch, one after the other: learners ask, and are dealt portions.
+    """Evaluations over the whole batch, one after the other.
 
     Args:
-        first_seq: per learner, the number of its first push.
-        clock: evaluations that were made before.
-        patience_s: where ranks may be lost, how long a learner may have something and not be heard of: then others do it.
-        warn: is told of learners that are lost, or not heard of.
+        first_seq: number of each learner's first push.
+        patience_s: longest silence of a learner, where ranks may be lost; then others take over.
+        warn: takes warnings for people.
 
     Attributes:
         clock: evaluations so far.
-        seconds: that they took, in which the coordinator waited for learners.
+        seconds: time spent in evaluations.
     """
 
     def __init__(
@@ -85,31 +82,26 @@ class Evaluations:
         self._stop = 0
         self._stopped: list[int] = []
         self._waiting: dict[int, int] = {}
-        """Learners that ask, and whether what they have done counts, or FORGET."""
+        """Whether the last result counts, or FORGET, by asking learner."""
         self._dealt: dict[int, Dealt] = {}
-        """What each learner computes."""
         self._held: dict[int, list[Dealt]] = {}
-        """Results that count, in a learner's sum."""
         self._leaving: dict[int, list[Dealt]] = {}
-        """Those that it was told to push."""
         self._patience_s = patience_s
         self._warn = warn
         self._since_s: dict[int, float] = {}
-        """Learners that do not ask, and since when."""
+        """Start of silence, by learner that does not ask."""
         self._look_s = math.inf
-        """When to look again who is overdue."""
         self._missed: set[int] = set()
-        """Those that have nothing any more, and do not know it yet."""
+        """Learners that lost their work, not told yet."""
         self._told = [seq - 1 for seq in first_seq]
-        """Per learner, the number of the push that it was told to make last."""
         self._arrived: dict[int, tuple[int, Dealt]] = {}
-        """Where they are summed in order: portions that all shards have, with the number of the push."""
+        """Portions on all shards ahead of their turn, with the push."""
         self._losses: dict[int, tuple[float, int]] = {}
 
     def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
-        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`.
+        """Evaluate (`coordinator.Evaluates`).
 
-        Raises PeerError where no learner is left, Interrupted where a signal has come.
+        Raises PeerError where no learner is left, Interrupted after a signal.
         """
         channel, start_s = self._channel, self._channel.now_s()
         if channel.signal:
@@ -133,7 +125,7 @@ class Evaluations:
         return loss, squared
 
     def end(self, ending: Ending) -> None:
-        """Tell all learners to stop, as soon as each of them asks."""
+        """Tell each asking learner to stop."""
         self._stop = STOP_FINISHED if ending is Ending.FINISHED else STOP_INTERRUPTED
         self._since_s.clear()
         self._await()
@@ -145,7 +137,6 @@ class Evaluations:
     # ------------------------------------------------------------------------------------------------------- learners
 
     def _await(self) -> None:
-        """From now on all who do not ask are waited for."""
         now_s = self._channel.now_s()
         self._since_s = {**dict.fromkeys(self._present - self._waiting.keys(), now_s), **self._since_s}
         self._look_s = now_s + self._patience_s / 4
@@ -178,9 +169,9 @@ class Evaluations:
         self._waiting[learner_id] = counts
 
     def _look(self) -> None:
-        """Go on without those of whom too little was heard, until they ask again, but for the last one.
+        """Go on without overdue learners until they ask again, but never without the last.
 
-        Raises PeerError where that is overdue, and neither it nor any of the others gives a sign of life.
+        Raises PeerError where the last is overdue, and no learner gives a sign of life.
         """
         now_s, last_is_overdue = self._channel.now_s(), False
         self._look_s = now_s + self._patience_s / 4
@@ -201,7 +192,7 @@ class Evaluations:
             raise PeerError(f"no learner is left that runs, to evaluate the loss at clock {self.clock}")
 
     def _result(self, dealt: Dealt, said: Next) -> bool:
-        """A learner has computed what it was dealt, or come too late to; whether that counts."""
+        """Take a result, if any; return whether it counts."""
         dealt.done_s, dealt.samples, dealt.loss = self._channel.now_s(), said.samples, said.loss
         dealt.compute_s, dealt.delay_s = said.compute_ns * 1e-9, said.delay_ns * 1e-9
         if said.portion < 0:
@@ -219,7 +210,7 @@ class Evaluations:
         return True
 
     def _take(self, learner_id: int, seq: int) -> None:
-        """A push is on all shards: it, or what is next in the order of portions, is added to the sum; unless it was given back."""
+        """Commit a push on all shards, in its turn."""
         pushed = self._leaving.pop(learner_id, [])
         if not pushed:
             return
@@ -243,7 +234,7 @@ class Evaluations:
             self._log.portion(each, Outcome.COUNTED, seq)
 
     def _lose(self, learner_id: int) -> None:
-        """A learner is gone: others do what it had. Raises PeerError where there are none."""
+        """Go on without a learner. Raises PeerError where none is left."""
         self._present.discard(learner_id)
         self._waiting.pop(learner_id, None)
         self._since_s.pop(learner_id, None)
@@ -253,13 +244,12 @@ class Evaluations:
             raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
 
     def _give_up(self) -> None:
-        """The evaluation under way will not be finished."""
         for learner_id in sorted(self._present):
             self._give_back(learner_id, self._told[learner_id])
         self._dealing = None
 
     def _give_back(self, learner_id: int, seq: int) -> None:
-        """What a learner has computed, and computes, and is not summed, is dealt again; shards forget its pushes until `seq`."""
+        """Deal a learner's unsummed portions again; shards forget its pushes until `seq`."""
         lost = [*self._held.pop(learner_id, []), *self._leaving.pop(learner_id, [])]
         lost += [each for _, each in self._arrived.values() if each.learner_id == learner_id]
         self._arrived = {portion: it for portion, it in self._arrived.items() if it[1].learner_id != learner_id}
@@ -272,7 +262,6 @@ class Evaluations:
         self._channel.do(Op.DISCARD, a=learner_id, b=seq)
 
     def _answer(self) -> None:
-        """Answer the learners for which there is something to do."""
         for learner_id, counts in list(self._waiting.items()):
             told = self._next_of(learner_id)
             if told is not None:

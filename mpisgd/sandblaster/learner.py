@@ -1,4 +1,4 @@
-"""A learner under a coordinator: it pulls once for an evaluation, computes the portions it is dealt, and pushes their sum."""
+"""Learner under a coordinator: pulls once per evaluation, computes dealt portions, pushes their sum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mpisgd.vectors.memory import host_vector, host_view
 
 
 class Sum:
-    """The gradients of some portions, each times its samples; `vector`, (parameters,) float32, is what is pushed.
+    """Sum of gradients, each times its samples; `vector`, (parameters,) float32, is pushed.
 
     Args:
-        gradient: of a portion, its mean over the samples; may be changed.
-        alone: each portion is pushed by itself: in the place of its gradient.
+        gradient: mean over a portion's samples; changed by `add`.
+        alone: push each portion by itself, from the gradient's memory.
     """
 
     def __init__(self, gradient: Travels, *, alone: bool) -> None:
@@ -30,7 +30,6 @@ class Sum:
         self._losses = 0.0
 
     def add(self, samples: int, loss: float, compute_ns: int, delay_ns: int) -> None:
-        """What is in the gradient counts."""
         self._gradient.mul_(samples)
         if not self._alone and self.samples:
             self._sum.add_(self._gradient)
@@ -46,7 +45,7 @@ class Sum:
 
 
 def learn(desk: Desk, channel: BatchLearnerChannel, gradient: Travels, summed: Sum, delays: Delays, *, first_seq: int = 0) -> None:
-    """Do what the coordinator says until it says stop; then say goodbye to the shards (law 8). `first_seq`: of its pushes."""
+    """Obey the coordinator until it says stop, then say goodbye to the shards (law 8); `first_seq`: of its pushes."""
     here = begun = -1
     pushes = first_seq
     clock, portion, counts = desk.next(here)
@@ -61,7 +60,7 @@ def learn(desk: Desk, channel: BatchLearnerChannel, gradient: Travels, summed: S
             summed.clear()
         if clock != here:
             clocks = set(channel.pull(min_clock=clock).clocks)
-            if clocks != {clock}:  # others have finished that evaluation meanwhile
+            if clocks != {clock}:  # others have finished the evaluation meanwhile
                 here, (clock, portion, counts) = -1, desk.next(clock)
                 continue
             here = clock

@@ -1,7 +1,6 @@
-"""Commands to the shards, told as they are given: to the log (`protocol.log_commands`), or to a replay, which compares them.
+"""Commands to the shards, reported to the log (`protocol.log_commands`), or to a replay for comparison.
 
-What the optimiser does is told, and when an iteration is over. What belongs to evaluations and checkpoints is in other tables, and
-when a slot goes is the business of whoever holds it.
+Only the optimiser's commands and the ends of iterations are reported; evaluations and checkpoints have other tables.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ _OF_TWO = frozenset({Op.ADD, Op.SUB, Op.DOT})
 _TIMES = frozenset({Op.ADD, Op.SCALE})
 TOLD = _MAKE | _OF_TWO | {Op.ABSMAX, Op.ABSSUM, Op.ACCEPT}
 NONE = -1
-"""In the place of a slot, where there is none."""
 
 
 class Noted:
-    """In the place of a coordinator's channel.
+    """Stand-in for a coordinator's channel.
 
     Args:
-        channel: what goes through.
-        clock: is asked how many evaluations there were.
-        note: is given a row of `commands` by its columns, when the command is given, and answered.
+        clock: returns the number of evaluations.
+        note: takes rows of `commands`, once answered.
     """
 
     def __init__(self, channel: Channel, clock: Callable[[], int], note: Callable[..., None]) -> None:

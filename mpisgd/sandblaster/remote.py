@@ -1,15 +1,13 @@
-"""Vectors without elements: a torch tensor whose operations are commands to the shards, where its slices lie.
+"""Vectors without elements: torch tensors whose operations are commands to the shards.
 
-    torch.optim.LBFGS            q.add_(y, alpha=-a)           as it is in torch; it knows nothing of this
-    RemoteVector                 `__torch_function__`          each function of torch's it uses is a command, or a number
-    Commands                     ADD out = q - a y             to all shards; nothing but numbers travels
+    torch.optim.LBFGS            q.add_(y, alpha=-a)           unmodified
+    RemoteVector                 `__torch_function__`          each function is a command, or a number
+    Commands                     ADD out = q - a y             to all shards; only numbers travel
 
-A command may wait, and where ranks are virtual others compute meanwhile, in the same thread. So no operation is overridden deeper
-in torch (`__torch_dispatch__`): there torch has switched this thread's gradients off, and only switches them on again on its way
-out. What reaches that depth all the same is refused.
+Nothing is overridden deeper in torch (`__torch_dispatch__`): there this thread's gradients are off, and virtual ranks compute in
+this thread while a command waits. Operations that get so deep are refused.
 
-Slots on the shards never change (`slots.py`): what torch changes in place becomes a new slot here, a clone is the same slot, and a
-slot goes when nobody refers to it any more. By how a slot was made (`origin`) a point is known again.
+Slots never change (`slots.py`): a change in place makes a new slot, a clone is the same slot, the last reference frees it.
 """
 
 from __future__ import annotations
@@ -26,17 +24,15 @@ from mpisgd.comm.messages import Op
 
 
 class Commands(Protocol):
-    """Where slots live."""
-
     def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
-        """Command it of all shards."""
+        """Command all shards."""
 
     def ask(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> list[float]:
-        """As `do`; returns the answers of all shards, in their order."""
+        """Command all; return the answers."""
 
 
 class Store:
-    """Numbers for slots, (elements,) over all shards; slot 0 are the initial weights, the next is `first`."""
+    """Numbers of slots, (elements,) over all shards."""
 
     def __init__(self, commands: Commands, elements: int, first: int = 1) -> None:
         self.commands = commands
@@ -48,18 +44,17 @@ class Store:
         return number
 
     def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0) -> None:
-        """Command it; within torch's step, which has gradients off, for others that compute while this waits."""
+        """Command with gradients on, unlike torch's step: other ranks may compute in this thread meanwhile."""
         with torch.enable_grad():
             self.commands.do(op, out, a, b, alpha)
 
     def ask(self, op: Op, a: int, b: int = 0) -> list[float]:
-        """As `do`; returns the answers of all shards, in their order."""
         with torch.enable_grad():
             return self.commands.ask(op, a=a, b=b)
 
 
 class Slot:
-    """A slot, while anybody refers to it. `origin`: two of the same have the same elements."""
+    """Slot, freed with its last reference; equal `origin` = equal elements."""
 
     def __init__(self, store: Store, number: int, origin: Any = None) -> None:
         self.store = store
@@ -70,7 +65,6 @@ class Slot:
         self.store.do(Op.FREE, a=self.number)
 
     def made(self, op: Op, b: Slot | None = None, alpha: float = 0.0) -> Slot:
-        """A new slot, made from this one, and perhaps another."""
         store, other = self.store, self.number if b is None else b.number
         number = store.new()
         store.do(op, number, self.number, other, alpha)
@@ -78,13 +72,13 @@ class Slot:
 
 
 class RemoteVector(Tensor):
-    """(elements,) float32. `moved` is told whenever it becomes another slot."""
+    """Vector, (elements,) float32; `moved` is called with each new slot."""
 
     slot: Slot
     moved: Callable[[Slot], None] | None
     _gradient: RemoteVector | None
     _absolute: bool
-    """It stands for the absolute values of its slot; only their greatest and their sum are ever asked for."""
+    """Stands for absolute values: only greatest and sum are known."""
     _view: bool
 
     @staticmethod
@@ -118,7 +112,7 @@ class RemoteVector(Tensor):
         operation = OPERATIONS.get(func)
         absolute = any(isinstance(each, RemoteVector) and each._absolute for each in args)
         if operation is None or (absolute and func not in _OF_ABSOLUTES):
-            with torch._C.DisableTorchFunctionSubclass():  # a size, a type; what computes comes to `__torch_dispatch__`
+            with torch._C.DisableTorchFunctionSubclass():  # a size, a type; computations come to `__torch_dispatch__`
                 return func(*args, **(kwargs or {}))
         return operation(*args, **(kwargs or {}))
 
@@ -181,14 +175,14 @@ def _of_absolutes(vector: RemoteVector, op: Op) -> Tensor:
 
 
 def combined(op: Op, values: Sequence[float]) -> float:
-    """The answer of all shards, in float64, from those of each, of its slice."""
+    """Return the answer for all slices, in float64."""
     if op is Op.ABSMAX:
         return math.nan if any(map(math.isnan, values)) else max(values)
     return sum(values)
 
 
 def _number(op: Op, values: Sequence[float]) -> Tensor:
-    """As torch has it, where there is one shard."""
+    """Return a float32 scalar: with a single shard, torch's own value."""
     return torch.tensor(combined(op, values), dtype=torch.float32)
 
 
@@ -209,5 +203,5 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     Tensor.__getitem__: _slice,
     torch.cat: _cat,
 }
-"""All that `torch.optim.LBFGS` does with vectors; a test pins them. Another optimiser may want more."""
+"""Functions of vectors in `torch.optim.LBFGS`, pinned by a test; another optimiser may need more."""
 _OF_ABSOLUTES = (Tensor.max, Tensor.sum)

@@ -1,7 +1,7 @@
-"""A shard under a coordinator: it keeps vectors, obeys commands, gives weights to whoever pulls, and decides nothing [Dean12 4.2].
+"""Shard under a coordinator: keeps vectors, obeys commands, answers pulls, decides nothing [Dean12 4.2].
 
-It waits for nobody, and sends only to receives that are posted (law 1). A push is parked until the coordinator commits it: so one
-that came to this shard and not to another is in no sum.
+It waits for nobody, and sends only to posted receives (law 1). A push is parked until committed: if missing on another shard, it is
+in no sum.
 """
 
 from __future__ import annotations
@@ -46,15 +46,11 @@ _GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPT
 
 
 class BatchShard:
-    """One shard.
+    """Shard of a batch optimisation.
 
     Args:
-        rules: count evaluations, and know who is present; they are asked nothing.
-        train_samples: samples of one epoch.
-        costs: called before a gradient is summed, and before an evaluation is ended: let the time pass that this is to cost.
-
-    Attributes:
-        updated_s: when the last evaluation was over.
+        rules: for clock and attendance; they decide nothing.
+        costs: called before each sum and each end of an evaluation, to let virtual time pass.
     """
 
     def __init__(
@@ -82,21 +78,17 @@ class BatchShard:
         self._summing, self._ending = costs
         self._parked: dict[tuple[int, int], Push] = {}
         self._discarded = [-1] * lambda_
-        """Per learner, until which push they are forgotten."""
+        """Last discarded push, by learner."""
         self._to_keep: list[int] = []
         self._resumed = False
         self._losses = 0.0
         self._portions = 0
         self._epochs = 0.0
-        """Of the last iteration."""
         self._signal = 0
         self._over = False
 
     def serve(self, evaluate: Callable[[], None] | None = None) -> None:
-        """Serve until the coordinator has no more commands, and all learners and the evaluator have said goodbye.
-
-        `evaluate` where this rank is to do it then.
-        """
+        """Serve until the last command and goodbye; `evaluate`: to be run once learners have left."""
         rules, records, log = self.rules, self.records, self.records.log
         log.event(Event.RESUMED if self._resumed else Event.STARTED, rules.clock, self.channel.now_s())
         if not self._resumed:
@@ -124,21 +116,17 @@ class BatchShard:
             self.faults.look(None)
 
     def snapshot(self, number: int) -> Taken:
-        """Serve others until this snapshot is there, or will never be, for the evaluator on this rank."""
         while (taken := self.desk.find(number)) is None:
             self._serve_one()
         return taken
 
     def interrupt(self, signal: int) -> None:
-        """Note a signal, for the coordinator to hear of."""
         self._signal = self._signal or signal
 
     def end_evaluation(self) -> None:
-        """Hear from the evaluator on this rank that nothing more is evaluated."""
         self.desk.ask(NOTHING_MORE)
 
     def handle(self, message: Message) -> None:
-        """Do what a message asks for; the gradient of a push lies in the inbox."""
         if self.faults is not None and self.faults.hear(message):
             return
         if isinstance(message, Push):
@@ -165,7 +153,6 @@ class BatchShard:
         self.records.log.event(event, self.rules.clock, self.channel.now_s(), learner_id, value)
 
     def refuse(self, refused: Refused) -> None:
-        """What a rank has sent cannot be."""
         learner_id = self.channel.learner_of(refused.rank)
         self.refusals.refuse(refused, learner_id)
         self._tell(Event.REFUSED, learner_id, refused.rank)
@@ -187,7 +174,7 @@ class BatchShard:
         self._acknowledge(push, whole=True)
 
     def tear(self, push: Push) -> None:
-        """A gradient has come in part: it counts as pushed, and is in no sum; into its buffer MPI may yet write."""
+        """Count a push that came in part; MPI may yet write into its buffer."""
         self.slots.renew_inbox()
         self._count(push)
         self._drop(push, DROP_TORN)
@@ -209,7 +196,7 @@ class BatchShard:
     # ------------------------------------------------------------------------------------------------------- commands
 
     def _obey(self, command: Command) -> None:
-        """Raises ProtocolError for a command that cannot be obeyed."""
+        """Obey. Raises ProtocolError where impossible."""
         op, value, slots = command.op, 0.0, self.slots
         if op == Op.COMMIT:
             self._commit(command)
@@ -258,7 +245,6 @@ class BatchShard:
         return squared
 
     def _accept(self, number: int) -> None:
-        """An iteration is over: evaluators may have its weights."""
         checkpoints = self.records.checkpoints
         if self.slots.kept.tensors and (checkpoints is None or not checkpoints.busy()):
             self.slots.keep([])
@@ -270,7 +256,7 @@ class BatchShard:
         self._mark()
 
     def _mark(self) -> None:
-        """A checkpoint is one of this moment, whenever it is written."""
+        """Note this state for a checkpoint, whenever written."""
         if self.records.checkpoints is not None:
             received = sum(self.received) - len(self._parked)
             self.records.mark(self.rules, self.channel.now_s(), received, diverged=False)
@@ -279,7 +265,7 @@ class BatchShard:
         self._to_keep.append(number)
 
     def _save(self, last: int) -> None:
-        """Write what is to be kept; not one that there is already, nor, unless it is the last, while another is being written."""
+        """Write the kept slots, unless saved; while busy, only the last."""
         numbers, self._to_keep = self._to_keep, []
         records, checkpoints = self.records, self.records.checkpoints
         if checkpoints is None or records.saved_clock == records.marked_clock:
@@ -291,8 +277,7 @@ class BatchShard:
         records.save(self.channel.now_s, last=True)  # a slot never changes
 
     def restore(self, account: Account, next_seq: list[int], tensors: Mapping[str, Tensor]) -> None:
-        """Before `serve`: go on from a checkpoint, whose slots have the numbers of their places; learner l goes on with push
-        `next_seq[l]`."""
+        """Go on from a checkpoint, before `serve`; slots are numbered by place, and learner l goes on with push `next_seq[l]`."""
         self.slots.restore({place: tensors[name_of(place)] for place in range(len(tensors))}, account.samples)
         self.rules.resume(account.clock, account.applied_seq, [seq - 1 for seq in account.next_seq], next_seq)
         self.refusals.last_seq = [seq - 1 for seq in account.next_seq]
@@ -328,18 +313,17 @@ class BatchShard:
     # ------------------------------------------------------------------------------------------- what `Faults` asks for
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
-        """A learner has left, or is lost: the coordinator knows it, too."""
         self.rules.attendance.on_departure(learner_id, gone)
         self.desk.answer()
 
     def end_if_deserted(self) -> None:
-        """The coordinator says when it ends."""
+        """Do nothing: the coordinator ends the run."""
 
     def settle(self) -> None:
-        """The coordinator says when there is an update."""
+        """Do nothing: the coordinator updates."""
 
     def see_enough(self, asked: SnapshotPull) -> None:
-        """No evaluation ends it."""
+        """Do nothing."""
 
 
 _BETWEEN: Mapping[int, Callable[[BatchShard, int], None]] = {
@@ -348,4 +332,3 @@ _BETWEEN: Mapping[int, Callable[[BatchShard, int], None]] = {
     Op.SAVE: BatchShard._save,
     Op.FINISH: BatchShard._finish,
 }
-"""Commands between two iterations, by what obeys them."""

@@ -1,7 +1,6 @@
-"""Slots: numbered vectors of one slice, on which a coordinator computes by commands [Dean12 4.2].
+"""Slots: numbered vectors of one slice, for the commands of a coordinator [Dean12 4.2].
 
-No slot is ever written to again once it is made: a command makes a new one. So what the coordinator knows by its number stays what
-it is, a copy costs nothing, and nobody reads what is half changed.
+A slot is never written to again: each command makes a new slot. Copies cost nothing, and no reader sees a vector half changed.
 """
 
 from __future__ import annotations
@@ -19,18 +18,13 @@ from mpisgd.vectors.memory import host_view, vector_like
 
 
 class Kept:
-    """What a checkpoint has of a shard: slots as they were when an iteration was over, the weights first.
-
-    Attributes:
-        samples: of all evaluations until then.
-    """
+    """Slots of a checkpoint, as of the last iteration, the weights first."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.samples = 0
 
     def state(self) -> dict[str, Tensor]:
-        """By the names that they have in a checkpoint."""
         return {name_of(place): tensor for place, tensor in enumerate(self.tensors)}
 
 
@@ -39,17 +33,16 @@ def name_of(place: int) -> str:
 
 
 class Slots:
-    """The slots of one shard, and the sum of gradients of the evaluation under way.
+    """Slots of one shard, and the sum of the evaluation under way.
 
     Args:
         weights: (slice,) float32 on the host; slot 0.
 
     Attributes:
-        weights: those of the last iteration.
-        served: what learners are given: the point that is evaluated.
-        samples: of all evaluations so far.
-        most: how many vectors there were at a time, at most.
-        kept: for the checkpoint that is being written; nobody writes to those slots before it is.
+        weights: of the last iteration.
+        served: point under evaluation.
+        most: most vectors at a time.
+        kept: slots in the writing, not to be overwritten.
     """
 
     averaged = None
@@ -62,9 +55,9 @@ class Slots:
         self._slots = {0: weights}
         self._spare: list[Tensor] = []
         self._freed: list[Tensor] = []
-        """Slots that were freed, and are read until the next iteration, or evaluation."""
+        """Freed slots, still read until the next iteration or evaluation."""
         self._lost: list[Tensor] = []
-        """From which MPI may yet read."""
+        """Memory that MPI may yet read."""
         self._scratch = self._new()
         self._parked: dict[tuple[int, int], Tensor] = {}
         self._sum: Tensor | None = None
@@ -72,7 +65,6 @@ class Slots:
 
     @property
     def inbox(self) -> Any:
-        """Memory for the next gradient, (slice,) float32."""
         return host_view(self._scratch)
 
     def _new(self) -> Tensor:
@@ -84,7 +76,7 @@ class Slots:
     # ------------------------------------------------------------------------------------------------------ commands
 
     def compute(self, op: int, out: int, a: int, b: int, alpha: float) -> float:
-        """Obey a command that only computes; returns what is to be answered, 0.0 where nothing is. Raises ProtocolError."""
+        """Compute; return the answer, or 0.0. Raises ProtocolError."""
         if op == Op.FREE:
             self._free(a)
             return 0.0
@@ -120,37 +112,32 @@ class Slots:
         self._reuse()
 
     def _reuse(self) -> None:
-        """What is free, and not to be read any more, may be written to again."""
         read = [self.weights, self.served, *self.kept.tensors, *self._lost]
         kept = [each for each in self._freed if any(each is other for other in read)]
         self._spare += [each for each in self._freed if not any(each is other for other in kept)]
         self._freed = kept
 
     def slot(self, number: int) -> Tensor:
-        """Raises ProtocolError where there is none of this number."""
         found = self._slots.get(number)
         if found is None:
             raise ProtocolError(f"there is no slot {number}")
         return found
 
     def accept(self, number: int) -> None:
-        """The weights are those of this slot now."""
         self.weights = self.slot(number)
         self.kept.samples = self.samples
         self._reuse()
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """These slots are to be written, the weights first; none: what was to be is."""
+        """Keep slots to be written, the weights first."""
         self.kept.tensors = [self.slot(number) for number in numbers]
         self._reuse()
 
     @property
     def numbers(self) -> list[int]:
-        """Of all slots."""
         return list(self._slots)
 
     def restore(self, tensors: Mapping[int, Tensor], samples: int, weights: int = 0) -> None:
-        """Go on with these slots, of which this one is the weights, after so many samples."""
         self._slots = dict(tensors)
         self.weights = self.served = self._slots[weights]
         self.samples = self.kept.samples = samples
@@ -159,25 +146,22 @@ class Slots:
     # ---------------------------------------------------------------------------------------------------- evaluations
 
     def begin(self, number: int) -> None:
-        """Evaluate at this slot."""
         self.served = self.slot(number)
         self._reuse()
 
     def lose_served(self) -> None:
-        """Nobody may ever write to what is served: it is still being sent to a learner that hangs."""
+        """Never write to the served point again: a send to a hung learner goes on."""
         self._lost.append(self.served)
 
     def renew_inbox(self) -> None:
-        """A gradient was torn: MPI may yet write there."""
+        """Take new memory: MPI may yet write a torn gradient into the old."""
         self._scratch = self._new()
 
     def park(self, learner_id: int, seq: int) -> None:
-        """Keep the gradient that has come until it is said whether it counts."""
         self._parked[learner_id, seq] = self._scratch
         self._scratch = self._new()
 
     def commit(self, learner_id: int, seq: int, samples: int) -> None:
-        """Add a parked gradient, the sum over so many samples, to the sum."""
         gradient = self._parked.pop((learner_id, seq))
         if self._sum is None:
             self._sum = gradient
@@ -187,13 +171,13 @@ class Slots:
         self._summed += samples
 
     def discard(self, learner_id: int, until: int) -> list[int]:
-        """Forget what is parked of a learner, its pushes until this one; returns which that were."""
+        """Forget a learner's parked pushes until this one; return their numbers."""
         gone = [seq for who, seq in self._parked if who == learner_id and seq <= until]
         self._spare += [self._parked.pop((learner_id, seq)) for seq in gone]
         return gone
 
     def end(self, out: int) -> float:
-        """The gradient, the sum over its counted samples, goes into slot `out`; returns its squared norm."""
+        """Put the gradient, the sum / its samples, into slot `out`; return its squared norm."""
         gradient, samples = self._sum, self._summed
         if gradient is None or self._parked:
             raise ProtocolError(f"an evaluation is over with {samples} samples summed, {len(self._parked)} pushes parked")

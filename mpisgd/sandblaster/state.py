@@ -1,10 +1,9 @@
-"""What a coordinator knows between two iterations, as plain numbers: of vectors, the places that their slots have in a checkpoint.
+"""Coordinator's state between iterations, in plain numbers; vectors by the places of their slots in a checkpoint.
 
-    coordinator   KEEP slot ... KEEP slot, SAVE    ->    shards write these slots; that of place 0 are the weights
-    manifest      numbers, with {"slot": place} where torch has a vector
+    coordinator   KEEP slot ... KEEP slot, SAVE    ->    shards write slots; place 0 has the weights
+    manifest      numbers, with {"slot": place} for vectors
 
-A run that goes on has the same numbers and slots, and does what one would that was never stopped: `al`, which torch writes before
-it reads it, is left out.
+A continued run computes as if never stopped. `al` is left out: torch writes it before any reading.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ _UNUSED = ("al",)
 
 
 class Held(NamedTuple):
-    """The state after an iteration, from which the run can go on: while it is held, its slots are."""
+    """State after an iteration; holds its slots."""
 
     numbers: dict[str, Any]
     slots: list[Slot]
 
 
 def held(weights: RemoteVector, state: Mapping[str, Any], **numbers: Any) -> Held:
-    """`state`: of the optimiser, for these weights, whose gradient is known where it is not empty."""
+    """Hold the optimiser's `state`, with the gradient of the weights."""
     slots = [weights.slot]
     table = {name: _packed(value, slots) for name, value in state.items() if name not in _UNUSED}
     return Held({**numbers, "gradient": _packed(weights.grad, slots), "state": table}, slots)
 
 
 def restored(table: Mapping[str, Any], slots: list[Slot]) -> dict[str, Any]:
-    """The optimiser's state, as it was; `slots` in the order of places."""
+    """Return the optimiser's state; `slots` in the order of places."""
     return {name: _unpacked(value, slots) for name, value in table.items()}
 
 
