@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mpisgd.config import Config
     from mpisgd.launching.function import launch
 
-#: What is loaded when it is used, and from where: `import mpisgd` alone imports neither torch nor MPI.
+#: Names loaded on first use, and their modules: `import mpisgd` alone imports neither torch nor MPI.
 _LATER = {
     "train": "mpisgd.api",
     "Config": "mpisgd.config",

@@ -18,7 +18,7 @@ from mpisgd.config import hints
 from mpisgd.liveness.guard import launched_rank, launched_size
 from mpisgd.liveness.leaving import leave_together
 
-#: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
+#: Command -> its help; the module of the same name in `mpisgd.cli` is imported on a call.
 COMMANDS = {
     "run": "start ranks that train a model, and begin again where they fail",
     "train": "train a model: one rank of it; start them by mpirun, or run",
@@ -37,7 +37,6 @@ COMMANDS = {
 
 
 def module_of(command: str) -> str:
-    """The module that has a command's `Options` and `main`."""
     return f"mpisgd.cli.{'reading.' if command in ('report', 'compare', 'timeline') else ''}{command}"
 
 
@@ -47,7 +46,6 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
     reason = ""
     sys.unraisablehook = hear_again
@@ -55,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status = run(*words)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
         status = print_no_more()
     except RunInterrupted:
         status = EXIT_INTERRUPTED
@@ -73,27 +71,27 @@ def main(argv: list[str] | None = None) -> int:
             print(f"mpisgd {words[0]}: {told}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         stop_at_once(words)
-    if status != EXIT_OK and launched_size() > 1 and words[:1] != ["run"]:  # which is no rank, also in a batch job of many
+    if status != EXIT_OK and launched_size() > 1 and words[:1] != ["run"]:  # `run` is no rank, even in a batch job of many
         status = leave_together(status, reason)
     ulfm.leave(status)
     return status
 
 
 def print_whatever_the_locale() -> None:
-    """Let a letter that the locale does not have become a question mark."""
+    """Print a letter outside the locale as a question mark."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def print_no_more() -> int:
-    """Send what is still in standard output's buffer nowhere; returns the exit status."""
+    """Discard standard output's buffer; return the exit status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_OK
 
 
 def hear_again(told: sys.UnraisableHookArgs) -> None:
-    """Let Ctrl-C come once more that came while Python was in a destructor, which lets no exception out; tell of others as ever."""
+    """Repeat a Ctrl-C that came in a destructor, where Python lets no exception out."""
     if issubclass(told.exc_type, KeyboardInterrupt):
         threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     else:
@@ -101,7 +99,7 @@ def hear_again(told: sys.UnraisableHookArgs) -> None:
 
 
 def stop_at_once(words: list[str]) -> NoReturn:
-    """Ctrl-C where nothing can be saved: one line, and the status that shells give it. All ranks are sent it: none waits."""
+    """Exit as shells do on Ctrl-C, where nothing can be saved; all ranks are sent the signal, none waits."""
     if launched_rank() == 0:
         print(f"\nmpisgd {words[0]}: stopped by Ctrl-C", file=sys.stderr)
     sys.stdout.flush()
@@ -110,7 +108,7 @@ def stop_at_once(words: list[str]) -> NoReturn:
 
 
 def run(command: str = "", *rest: str) -> int:
-    """Run one command on this rank; an unknown one is told by the first rank alone. Raises MpisgdError for what is refused."""
+    """Run a command on this rank; the first rank alone reports an unknown command. Raises MpisgdError."""
     first = launched_rank() == 0
     if command in ("", "-h", "--help"):
         if first:

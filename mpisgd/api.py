@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpisgd.records.callbacks import End, Evaluation, Update
 
 
-def train(  # noqa: PLR0913 - what a user brings, each by its name
+def train(  # noqa: PLR0913 - a user's objects, by name
     model: Callable[..., nn.Module] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     data: Any = None,
@@ -34,48 +34,45 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
     on_evaluation: Callable[[Evaluation], Any] | None = None,
     on_end: Callable[[End], Any] | None = None,
 ) -> Outcome:
-    """Train; every rank of the job calls this with the same arguments.
+    """Train; every rank of the job calls this with the same arguments. By default model, loss and data are the configuration's.
 
     Args:
-        model: factory of a `torch.nn.Module`; called with `input_shape` and `classes` where its signature has them. Default:
-            the configuration's model.
-        loss: callable of (output, target) -> scalar tensor. Default: the configuration's loss.
-        step: instead of a loss: a callable of (model, batch) -> scalar tensor, or a mapping of `loss` and of metrics, each a mean
-            over the batch. A batch is any nest of tensors, on the model's device. In evaluations the model is in `eval` mode, and
-            metrics are averaged over the samples. One called `error` is shown as the share of wrong classes is.
-        data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
-            for a step, samples of a data set may be any nest of tensors, which torch's `default_collate` makes batches of;
-            a `DataLoader` in place of a data set lends its collate function and workers;
-            an `IterableDataset` is one for `sampling = "stream"`;
-            a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
-        config: a TOML file, a nested mapping of the same shape, an `argparse.Namespace` of its fields, or a `Config`; the code that
-            it names is imported.
-        resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`
-            is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
-            ended is returned. The code that the run names is imported only where it is brought here, or named in `config`.
-        trust: import what the run names all the same (`mpisgd.config.trust`).
-        on_update: called with an `Update` by a thread of shard 0's rank, rank 0 as a rule: what has been done since its last call.
-            Training waits for no call; but the thread takes turns with the shard, so that its seconds are not quite free.
-        on_evaluation: called with an `Evaluation`, for each row of `evaluations`, by the evaluator, or without one by learner 0
+        model: factory of a `torch.nn.Module`, called with `input_shape` and `classes` where its signature has them.
+        loss: callable of (output, target) -> scalar tensor.
+        step: instead of a loss: callable of (model, batch) -> scalar tensor, or mapping of `loss` and metrics, each a mean over
+            the batch. A batch is any nest of tensors, on the model's device. In evaluations the model is in `eval` mode, and
+            metrics are averaged over samples; `error` is shown as a share of wrong classes.
+        data: pair (train, test), or its factory; each a pair of tensors (inputs, targets) or a map-style data set. For a step,
+            samples may be any nest of tensors, batched by torch's `default_collate`. A `DataLoader` in place of a data set lends
+            its collate function and workers; an `IterableDataset` is for `sampling = "stream"`. A factory is called with
+            `data_dir` and `seed` where its signature has them.
+        config: TOML file, nested mapping of the same shape, `argparse.Namespace` of its fields, or `Config`; code named there is
+            imported.
+        resume: directory of an interrupted run, to go on from its newest checkpoint (`mpisgd.job.resume`). `config` defaults to
+            the run's; only `resume.CHANGEABLE` may differ. A finished run returns its outcome. Code named by the run is imported
+            only if brought here, or named in `config`.
+        trust: import code named by the run all the same (`mpisgd.config.trust`).
+        on_update: called with an `Update`, of all since its last call, by a thread of shard 0's rank, mostly rank 0. Training
+            does not wait, but the thread takes turns with the shard: its seconds are not quite free.
+        on_evaluation: called with an `Evaluation` for each row of `evaluations`, by the evaluator, or without one by learner 0
             after training. It delays the next evaluation.
-        on_end: called with an `End` by rank 0, once the run is DONE; not where it was interrupted, or had been done before. The
-            configuration's `callbacks` may name a class with these three, instead.
-        comm: an mpi4py communicator; default: all ranks.
+        on_end: called with an `End` by rank 0, once the run is DONE; not after an interruption, nor if DONE before. The
+            configuration's `callbacks` may name a class with these three instead.
+        comm: mpi4py communicator; default: all ranks.
 
     Returns:
         The outcome, the same on every rank.
 
     Raises:
-        AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
-        RunInterrupted (a SystemExit; code 85 on the first rank, 0 on others): on every rank alike, where a signal has interrupted
-            the run, which `resume` continues.
-    Where nobody catches what all raise, the first rank says it, and the status, for all.
-    A callback that raises ends the job, with its name. Any later failure on one rank ends the whole job, loudly (law 9); in a
-    process by itself it is raised.
+        AgreedError (an MpisgdError): on every rank, where the job cannot start.
+        RunInterrupted (a SystemExit; code 85 on the first rank, 0 on others): on every rank, after a signal; `resume` goes on.
 
-    What factories, samples, model and loss draw from the global generators of torch, numpy and `random` is seeded by names (law 5).
+    Where nobody catches these, the first rank reports error and status for all. A callback that raises ends the job, with its
+    name. Any later failure on a rank ends the whole job, loudly (law 9); in a process by itself it is raised.
+
+    Draws of factories, samples, model and loss from the global generators of torch, numpy and `random` are seeded by names (law 5).
     """
-    refuse_in_import("mpisgd.train()")  # by itself: a process that is no rank must not wait for ranks
+    refuse_in_import("mpisgd.train()")  # a process that is no rank must not wait for ranks
     with leaving.as_one(comm):
         from mpisgd.records.callbacks import Callbacks
 
@@ -97,7 +94,7 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
 
             config = config_file.cut_anew(replace(config, out=str(path), overwrite=False), config_file.of_run(path))
             taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
-            check_changes(path, replace(config, **taken))  # but for what is brought anew: a checkpoint knows its model
+            check_changes(path, replace(config, **taken))  # but for objects brought anew: a checkpoint knows its model
             outcome = finished(path)
             if outcome is not None:
                 return outcome

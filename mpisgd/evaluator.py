@@ -1,7 +1,7 @@
-"""The evaluator's loop: pull snapshots one after the other, measure, record; nobody ever waits for it (law 7).
+"""Evaluator's loop: pull snapshots, measure, record; nobody waits for it (law 7).
 
-It runs on a rank of its own, or, where there is none, on learner 0 after its goodbye. Of a model that no rank has whole
-(`models/in_pieces.py`) it has one stage at a time.
+It runs on a rank of its own, or on learner 0 after the goodbye. A model in pieces (`models/in_pieces.py`) is evaluated stage by
+stage.
 """
 
 from __future__ import annotations
@@ -39,15 +39,14 @@ from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import host_vector, host_view
 
 Hearer = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
-"""Is told of an evaluation: its rows in the log, the weights by their names (`theta`, and perhaps `thetabar`), and whether these
-are the last ones of the run."""
+"""Callback of an evaluation: log rows, weights by name (`theta`, `thetabar`), whether these are the run's last."""
 
 
 class EarlyStopping:
-    """Hears evaluations, and lets the shards know when they have been no better for too long (`Patience`).
+    """Callback that ends training once evaluations have been no better for too long (`Patience`).
 
     Args:
-        before: rows of `evaluations` before the first that is heard of, where the run goes on after an interruption.
+        before: rows of `evaluations` before an interruption.
     """
 
     def __init__(self, options: EvaluationOptions, before: np.ndarray, channel: EvaluatorChannel, told: Evaluations) -> None:
@@ -66,16 +65,13 @@ class EarlyStopping:
 
 
 class Evaluator:
-    """Evaluates every snapshot of theta and, where there is one, of thetabar.
+    """Evaluator of all snapshots of theta and thetabar.
 
     Args:
-        model: its weights are replaced by the snapshot's.
-        pulled: (parameters,) float32 host tensors that `channel` receives theta (and thetabar) into.
-        evaluated: what to measure on.
-        train_samples: samples of one epoch.
-        told: is told of each snapshot and batch, for people.
-        given: what learner 0 had beside the parameters, at each snapshot; None: it hands nothing on.
-        after_training: whether all is evaluated once training is over.
+        model: its weights are overwritten.
+        pulled: (parameters,) float32 host tensors; `channel` receives theta (and thetabar) there.
+        given: learner 0's buffers at each snapshot; None = none are handed on.
+        after_training: evaluate all after training.
     """
 
     def __init__(  # noqa: PLR0913 - each by name
@@ -105,25 +101,23 @@ class Evaluator:
         self._hearers: Sequence[Hearer] = ()
 
     def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
-        """Every snapshot from number `first` until the run is over, then the last weights, which are also saved.
+        """Evaluate all snapshots from `first` on, then the last weights, and save these; an interrupted run stops before.
 
-        Of a run that a signal has interrupted, no more: what was not evaluated is when it goes on.
-
-        `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
-        `torch.load(..., weights_only=True)` reads. `hearers` are told of each evaluation, once it is in the log.
+        `weights_file`: torch file of {"theta": state_dict[, "thetabar": state_dict]}, for `torch.load(..., weights_only=True)`.
+        `hearers` are called once an evaluation is in the log.
         """
         self._hearers = hearers
         number = first
         checked = True
         snapshot = self._pull(number)
-        self._log.begin()  # who was given up meanwhile is not answered, and leaves the log to whoever evaluates in its place
+        self._log.begin()  # not before: an evaluator given up meanwhile gets no answer, and leaves the log to its successor
         while snapshot is not None:
             self._measure.interrupt_by(self._before_batch if checked else self._told.batch)
             try:
                 with self._weights_kept(weights_file):
                     self._evaluate(snapshot)
                 number += 1
-            except Interrupted:  # by a signal: shards that are interrupted have no snapshot, and a run that is over goes on
+            except Interrupted:  # by a signal: interrupted shards have no snapshot, and a run that is over goes on
                 checked = False
             snapshot = self._pull(number)
         self._measure.interrupt_by(self._told.batch)
@@ -149,7 +143,7 @@ class Evaluator:
                 self._given.put(snapshot.number, last=last)
             self._model.weights.copy_(vector)
             self._measure.prepare()
-            states[name] = self._state(last)  # as it was trained: some modules change what they keep in evaluations, too
+            states[name] = self._state(last)  # as trained: some modules change their state in evaluations, too
             for part in self._evaluated:
                 start_s = self._channel.now_s()
                 found = self._measure.of(part)
@@ -178,14 +172,14 @@ class Evaluator:
 
     def _tell(self, rows: list[dict[str, Any]], states: dict[str, dict[str, Tensor]], last: bool) -> None:
         self._told.found(rows[0])
-        for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
+        for row in rows:  # of a whole snapshot: an interrupted evaluation has left none
             self._log.evaluation(**row)
         for hear in self._hearers:
             hear(rows, states, last)
 
     @contextmanager
     def _weights_kept(self, path: Path) -> Iterator[None]:
-        """Where the user's code fails in an evaluation after training, save the last parameters: no training is lost by it."""
+        """Save the last parameters where the user's code fails in an evaluation after training."""
         try:
             yield
         except (Interrupted, PeerError):
@@ -199,7 +193,7 @@ class Evaluator:
             raise
 
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
-        """Whole, or not at all, and there to stay. Raises StorageError where it cannot be written."""
+        """Save whole or not at all, durably. Raises StorageError."""
         with writing(path):
             with durable.made_aside(path) as aside:
                 torch.save(states, aside)
@@ -207,12 +201,11 @@ class Evaluator:
 
 
 class StagedEvaluator(Evaluator):
-    """Evaluates stage by stage: it has one of them at a time, and what that made of all batches, which the next begins with.
+    """Evaluator with a single stage in memory at a time, and the previous stage's outputs of all batches.
 
     Args:
-        stages: those of the model.
-        pieces: the model; `make` makes its pieces, for what is no parameter.
-        loss, data, batch, seed: as for `Measure`; measured as that does, to the same bits.
+        pieces: the model; `make` makes its pieces, for state other than parameters.
+        loss, data, batch, seed: as for `Measure`, to the same bits.
         vectors: 1, or 2 where weights are averaged.
     """
 
@@ -243,18 +236,17 @@ class StagedEvaluator(Evaluator):
         self._pulled: list[Tensor] = []
 
     def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
-        """As `Evaluator.evaluate_all`; hearers are given no weights, of which there are never all."""
+        """Evaluate all; hearers get no weights, which are never all in memory."""
         self._weights_file = weights_file
         super().evaluate_all(weights_file, first, hearers)
 
     def _pull(self, number: int) -> Snapshot | None:
-        """The first stage's part of a snapshot."""
         self._asked = number
         return None if self._over and number != FINAL else self._pull_stage(0)
 
     def _pull_stage(self, stage: int) -> Snapshot | None:
         children, (start, end) = self._stages.children[stage], self._stages.bounds[stage]
-        self._pulled.clear()  # the memory of the stage before: with all that refers to it
+        self._pulled.clear()  # frees the stage before, with all references
         self._had.clear()
         module = nn.Sequential(OrderedDict((str(at), self._pieces.make(at)) for at in children))
         self._had.append(FlatModel(module))
@@ -264,7 +256,7 @@ class StagedEvaluator(Evaluator):
         return self._channel.pull(self._asked, self._stages.shards[stage], into, start)
 
     def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> dict[str, dict[str, Tensor]]:
-        """Raises Interrupted where the run has ended before a later stage had this snapshot."""
+        """Evaluate. Raises Interrupted where the run ends before a later stage has this snapshot."""
         self._told.begin(snapshot.number)
         if not last:
             self._rows_of(snapshot, None, last)
@@ -300,7 +292,7 @@ class StagedEvaluator(Evaluator):
         self._tell(rows, {}, last)
 
     def _through(self, stage: int, part: Part, before: list[Any] | None) -> tuple[list[Any], dict[str, float]]:
-        """All batches of a part of the data through one stage; of the last stage, the sums of loss and errors."""
+        """Pass all batches through a stage; the last returns sums of loss and errors."""
         split, last = self._data.part(part), stage + 1 == len(self._stages.children)
         outputs, sums = list[Any](), dict[str, float]()
         with torch.no_grad(), kept():
@@ -323,14 +315,12 @@ class StagedEvaluator(Evaluator):
         return outputs, sums
 
     def _is_summed(self, output: Any, targets: Any, samples: int) -> bool:
-        """As the first batch of all shows."""
         if self._summed is None:
             self._summed = is_summed(lambda *given: self._loss(*given).item(), samples, output, targets)
         return self._summed
 
     @property
     def _stage(self) -> FlatModel:
-        """The one that there is."""
         return self._had[0]
 
     @property
@@ -343,24 +333,22 @@ class StagedEvaluator(Evaluator):
             self._channel.check()
 
     def _save_parameters(self, path: Path) -> None:
-        """Save the last weights without buffers, which nobody has made yet."""
         names = zip(("theta", "thetabar"), self._pulled, strict=False)
         self._save({name: {at: each.clone() for at, each in self._model.views(vector).items()} for name, vector in names}, path)
 
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
-        """It is there."""
+        """Do nothing: already written."""
 
 
 class WeightsInParts:
-    """A torch file of all weights, which is made of zeros that are not in memory, and filled part by part.
+    """Torch file of all weights, begun with zeros outside memory, and filled in parts.
 
-    The checksums that its archive has are those of nobody: torch asks for none; DONE has that of the file.
+    The archive's checksums are wrong; torch asks for none, and DONE has the file's.
     """
 
     def __init__(self, path: Path, pieces: nn.Module, vectors: int) -> None:
-        """`pieces`: the model, for names, shapes and types."""
         self._path = path
-        # zeros that numpy asks for take no memory before they are touched, which `skip_data` does not
+        # numpy's zeros take no memory until touched; `skip_data` touches none
         states = [
             {name: torch.from_numpy(np.zeros(tuple(each.shape), _numpy(each))) for name, each in pieces.state_dict().items()}
             for _ in range(vectors)
@@ -372,7 +360,6 @@ class WeightsInParts:
         self._offsets = [{name: reader.get_record_offset(f"data/{next(places)}") for name in state} for state in states]
 
     def fill(self, vector: int, state: Mapping[str, Tensor]) -> None:
-        """Put a part of theta (0), or of thetabar (1), into its place."""
         with self._path.open("r+b") as file:
             for name, each in state.items():
                 file.seek(self._offsets[vector][name])

@@ -1,9 +1,9 @@
-"""A learner's loop: pull, compute, push, until a shard says stop [Zhang16 2.2; Chen16 Alg. 1, 3].
+"""Learner's loop: pull, compute, push, until a shard says stop [Zhang16 2.2; Chen16 Alg. 1, 3].
 
 getMinibatch    sample the seq-th mini-batch
 calcGradient    forward and backward into the flat gradient
-pushGradient    one slice to each shard, with the clock of the weights it was computed from
-pullWeights     wait for the weights that the protocol asks for
+pushGradient    one slice to each shard, with the clock of its weights
+pullWeights     wait for the protocol's next weights
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def learn(
     first_seq: int = 0,
     keeper: Keeps = KEEPS_NOTHING,
 ) -> None:
-    """Train from mini-batch `first_seq` until a shard stops it, or `share` are done; then say goodbye to all (law 8)."""
+    """Train from mini-batch `first_seq` until a shard says stop, or `share` are done; then say goodbye to all (law 8)."""
     try:
         answers = _train(channel, protocol, gradient, delays, share, first_seq, keeper)
         ending = answers.stop
@@ -45,7 +45,6 @@ def learn(
 def _train(
     channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int, keeper: Keeps
 ) -> Answers:
-    """Returns the last answers of the shards."""
     keeps = keeper is not KEEPS_NOTHING
     takes_time, pushes_per_pull = protocol.consistent or channel.duplex, protocol.pushes_per_pull
     if protocol.aborts:
@@ -72,7 +71,7 @@ def _train(
             told = gradient.rounded, neighbour_ns, scale, gradient.skipped
             report = Report(seq, gradient.samples, loss, compute_ns, delay_ns, *told)
             channel.push(report, gradient.take_own_step if goes_on else None)
-        except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights; or the run is over
+        except Interrupted:  # too late for an update: the same mini-batch anew, on the new weights; or the run is over
             gradient.give_up()
             keeper.give_up()
             channel.gave_up(seq)
@@ -83,9 +82,9 @@ def _train(
             gradient.prepare(seq)
             continue
         min_clock = protocol.next_clock(clock)
-        if takes_time:  # the answer does: prepare meanwhile
+        if takes_time:  # to answer: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
-        else:  # the answer is immediate, and a learner that does not take it holds up the shard
+        else:  # the answer is immediate, and holds up the shard until taken
             gradient.prepare(seq + 1)
             answers = channel.pull(min_clock)
         if not answers.rejected:  # else the same mini-batch again, on newer weights

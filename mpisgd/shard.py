@@ -1,15 +1,12 @@
-"""A shard's loop: receive, ask the rules, sum, update, answer (DESIGN 3, "How a gradient flows").
+"""Shard's loop: receive, ask the rules, sum, update, answer (DESIGN 3; [Zhang16 2.2], [Chen16 Alg. 2, 4]).
 
-It reads beside [Zhang16 2.2] and [Chen16 Alg. 2, 4]. What is decided, the rules decide (`rules/rules.py`); here it is done, and
-the log is told. The shard never waits for another shard (law 2) and sends only to receives that are posted (law 1).
+The rules decide (`rules/rules.py`); this loop obeys and logs. A shard never waits for another (law 2), and sends only to posted
+receives (law 1).
 
-Where a signal interrupts the run, a shard answers every pull with that, and goes on taking what is pushed, by the rules of the
-protocol, until all learners have left: so all shards have had the same pushes, and no shard need ask another at which clock to
-write the last checkpoint. (They come to different clocks where the rules let them, by time-outs or where staleness is bounded but
-not zero: then no complete checkpoint arises there, and the newest one before counts.)
-
-Where the evaluator has seen enough, shards come to their end in the same way, and the run is finished when all have left. What was
-pushed to a sum that will not be finished is then in flight, or dropped as late.
+After a signal a shard answers each pull with an ending, and takes pushes until all learners have left. All shards then have the
+same pushes, and need not agree on the clock of the last checkpoint. (Under time-outs, or bounded staleness above 0, clocks may
+differ: then the newest complete checkpoint counts.) Where the evaluator has seen enough, shards end likewise, and the run is
+finished. Pushes to an unfinished sum are in flight, or late.
 """
 
 from __future__ import annotations
@@ -37,26 +34,23 @@ from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.vectors.computing import Updates
 
-_APPLY = Kind.APPLY  # found without a look into the enumeration, once for each gradient
+_APPLY = Kind.APPLY  # spares a look into the enumeration for each gradient
 _GONE = {
     Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.ENOUGH: Gone.INTERRUPTED, Ending.INTERRUPTED: Gone.INTERRUPTED,
 }  # fmt: skip
 
 
 class Shard:
-    """One shard of the parameter server.
+    """Shard of the parameter server.
 
     Args:
-        records: are told; never asked.
-        nonfinite: what to do with a gradient that is not finite.
-        timeout_s: the rules are told when an update has been in the making for so long.
-        deltas: what learners hold, where they pull rounded weights.
-        hands_state_on: a snapshot is not there before learner 0 has left its buffers beside it (`records/checkpoint/buffers.py`).
+        timeout_s: seconds from an update to `on_timeout`.
+        deltas: vectors held by learners, where they pull rounded weights.
+        hands_state_on: snapshots wait for learner 0's buffers (`records/checkpoint/buffers.py`).
 
     Attributes:
-        faults: in a fault-tolerant run, what hears who dies, hangs and is back.
-        received, pushed: per learner, the pushes that have come, and, once it has left, that it has made.
-        updated_s: when the last update was done.
+        faults: hears of learners that die, hang and come back.
+        received, pushed: per learner, pushes that came, and, once it has left, pushes made.
     """
 
     def __init__(
@@ -90,16 +84,15 @@ class Shard:
         self._resumed = False
         self._parked: dict[int, Push] = {}
         self._left: list[Push] = []
-        """Those of which nothing more was wanted when they came; their gradients are gone."""
+        """Pushes that arrived after their sum was abandoned; headers only."""
         self._losses = 0.0
         self._timeout_s = timeout_s
         self._over_s = math.inf
-        """When the time for the update in the making is over."""
 
     def restore(self, account: Account, next_seq: list[int]) -> None:
-        """Before `begin`: go on from a checkpoint, to whose tensors `update` has been restored.
+        """Go on from a checkpoint, before `begin`; `update` has its tensors.
 
-        Learner l goes on with mini-batch `next_seq[l]`: the first that any shard wants, so that another may have applied it.
+        Learner l goes on with mini-batch `next_seq[l]`, the first that any shard wants: others may have applied it.
         """
         last_seq = [seq - 1 for seq in account.next_seq]
         self.rules.resume(account.clock, account.applied_seq, last_seq, next_seq, account.portions)
@@ -112,12 +105,11 @@ class Shard:
     # -------------------------------------------------------------------------------------------------------- the loop
 
     def serve(self, evaluate: Callable[[], None] | None = None) -> None:
-        """Serve until every learner and the evaluator have said goodbye; `evaluate` where this rank is to do it then."""
+        """Serve until all learners and the evaluator have left; `evaluate`: for this rank to do then."""
         self.begin()
         self.serve_on(evaluate)
 
     def begin(self) -> None:
-        """The first words of the log, and the first snapshot, unless the run is continued."""
         self.channel.snapshots = max(1, self.records.snapshots.count)
         self.answering.begin()
         now_s = self.channel.now_s()
@@ -133,7 +125,7 @@ class Shard:
             self.faults.begin()
 
     def serve_on(self, evaluate: Callable[[], None] | None = None) -> None:
-        """Serve what is left to be served, then say the last words; of a run that is interrupted, save what there is instead."""
+        """Serve to the end; save an interrupted run."""
         rules, records = self.rules, self.records
         while (learning := rules.present or (rules.absent and not (rules.finished or rules.interrupted))) or self.desk.is_open:
             if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
@@ -156,9 +148,8 @@ class Shard:
             self.log.summary(rules.clock, self.update.samples, carried + sum(self.received), carried + sum(self.pushed), diverged)
 
     def serve_one(self) -> None:
-        """Wait for the next message, or for the time to be over, and do what it asks for."""
         rules, update, faults, whose = self.rules, self.update, self.faults, None
-        if rules.ordered and not update.room_to_park:  # no memory to keep what comes before its turn
+        if rules.ordered and not update.room_to_park:  # no memory to park pushes
             whose = rules.turn()
         until_s = self._over_s if faults is None else min(self._over_s, faults.look_s)
         put_off = self.answering.put_off
@@ -174,7 +165,6 @@ class Shard:
             faults.look(whose)
 
     def handle(self, message: Message) -> None:
-        """Do what a message asks for; the gradient of a push lies in `update.inbox`."""
         if self.faults is not None and self.faults.hear(message):
             return
         if isinstance(message, Push):
@@ -201,7 +191,7 @@ class Shard:
         self.log.event(event, self.rules.clock, self.channel.now_s(), learner_id, value)
 
     def settle(self) -> None:
-        """Make the updates that are due, and sum the pushes that were kept and whose turn has come."""
+        """Make due updates, and sum parked pushes in turn."""
         while True:
             if self.rules.update_due():
                 self._update()
@@ -237,7 +227,7 @@ class Shard:
             self._left.append(push)
 
     def tear(self, push: Push) -> None:
-        """A gradient has come in part: it counts as pushed, and is dropped; into its buffer MPI may yet write."""
+        """Count and drop a push that came in part; MPI may yet write into its buffer."""
         self.update.renew_scratch()
         if self._cannot_be(push):
             return
@@ -247,7 +237,7 @@ class Shard:
         self.settle()
 
     def _cannot_be(self, push: Push) -> bool:
-        """Whether a push is refused, whatever the protocol says of it."""
+        """Refuse an impossible push; return whether refused."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
         if why:
@@ -255,7 +245,7 @@ class Shard:
         return bool(why)
 
     def refuse(self, refused: Refused) -> None:
-        """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""
+        """Refuse a message; a bad rank must not end the work of all, and is reported at the end (`refusals`)."""
         learner_id = self.channel.learner_of(refused.rank)
         self._tell(Event.REFUSED, learner_id, refused.rank)
         self.refusals.refuse(refused, learner_id, waits=learner_id in self.rules.waiting)
@@ -359,13 +349,13 @@ class Shard:
         self.end_if_deserted()
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
-        """A learner has left, is lost or missed. Where others go on, what it has pushed, whole, counts."""
+        """Remove a learner; where others go on, its whole pushes count."""
         if learner_id in self._parked and gone in OTHERS_GO_ON:
             self._sum_parked(learner_id)
         self.rules.attendance.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
-        if gone is not Gone.MISSED:  # should it come back, it has what was sent
+        if gone is not Gone.MISSED:  # once back, it has what was sent
             self.answering.gone(learner_id)
         self.settle()
         if learner_id == 0 and self.rules.present:  # else `end_if_deserted` does
@@ -376,7 +366,7 @@ class Shard:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Go on without those who have left for another shard's sake, where all others wait for them."""
+        """Go on without learners stopped elsewhere, where all others wait."""
         if gone := self.rules.attendance.let_go():
             for learner_id in gone:
                 self._tell(Event.DEPARTED, learner_id)
@@ -384,7 +374,7 @@ class Shard:
             self.answering.answer_waiting()
 
     def end_if_deserted(self) -> None:
-        """Where nobody is present any more, the run is finished, or a signal has cut it short."""
+        """End the run, or this attempt, once no learner is present."""
         if self.rules.attendance.end_if_deserted():
             self._over_s = math.inf
             if self.rules.enough:
@@ -392,23 +382,20 @@ class Shard:
             self.desk.answer()
 
     def interrupt(self, signal: int) -> None:
-        """A signal has come, to this rank or (0) to another: nobody is given weights any more."""
+        """Give no more weights, after a signal to this rank, or (0) to another."""
         if self.rules.on_interrupt():
             self._tell(Event.INTERRUPTED, value=signal)
             self.answering.answer_waiting()
 
     def snapshot(self, number: int) -> Taken:
-        """Serve others until this snapshot is there, or will never be, for the evaluator on this rank."""
         while (taken := self.desk.find(number)) is None:
             self.serve_one()
         return taken
 
     def end_evaluation(self) -> None:
-        """Hear from the evaluator on this rank that nothing more is evaluated."""
         self.desk.ask(NOTHING_MORE)
 
     def see_enough(self, asked: SnapshotPull) -> None:
-        """The evaluator may say, with what it asks for, that it has seen enough."""
         if asked.enough:
             self._end_training(asked.enough - 1)
 
@@ -420,7 +407,7 @@ class Shard:
                 self.end_if_deserted()
 
     def _drop_what_is_left(self) -> None:
-        """What waits for its turn, or was not wanted, is late: the sum it was for will not be finished."""
+        """Drop remaining pushes as late: their sum will not be finished."""
         self.finiteness.check()
         left, self._left = [*self._left, *self._parked.values()], []
         self._parked.clear()
