@@ -1,8 +1,7 @@
-"""A run's directory is read by people who did not write it: nothing in it may lead out of it, or to no end (SECURITY.md).
+"""Safe reading of strangers' run directories: no path may lead outside, no read may hang (SECURITY.md).
 
-A symbolic link could have a report written, or a checkpoint removed, anywhere; a pipe would be read for ever; an HDF5 link,
-external storage or a virtual data set shows other files' bytes as the run's. So none of these is followed: such a directory is no
-run.
+Refused are symbolic links (a report or a removal could go anywhere), pipes, and HDF5 links, external storage and virtual data sets,
+which show other files' bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import numpy as np
 
 from mpisgd.base.errors import DataError
 
-#: Bytes of an HDF5 attribute, at most: those of a run have a number for each learner.
+#: Largest HDF5 attribute; a run's attributes have one number per learner.
 MOST_ATTRIBUTE_NBYTES = 16 << 20
 
 
 def check_directory(run: Path) -> None:
-    """Raises DataError where there is something in a run's directory that is neither a file nor a directory of its own."""
+    """Raise DataError unless a directory holds only files and directories."""
     for path, mode in _below(str(run)):
         if S_ISLNK(mode):
             raise DataError(f"{path} is a link to {_target(path)}: links in a run's directory are not followed; put the file there")
@@ -33,13 +32,13 @@ def check_directory(run: Path) -> None:
 
 
 def _below(directory: str) -> Iterator[tuple[str, int]]:
-    """Each path below a directory, with its mode; what is removed meanwhile was not there."""
+    """Yield paths and modes below a directory, but for plain files and paths removed meanwhile."""
     waiting = [directory]
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
-                    if entry.is_file(follow_symlinks=False):  # without a call to the file system, for nearly all
+                    if entry.is_file(follow_symlinks=False):  # mostly without a system call
                         continue
                     try:
                         mode = entry.stat(follow_symlinks=False).st_mode
@@ -62,14 +61,14 @@ def _target(path: str) -> str:
 
 
 def data_set(file: h5py.File, name: str, *, virtual: bool = False) -> h5py.Dataset:
-    """A data set of numbers that lies in this file as it is. `virtual`: or is a view of other files, whose names the caller checks.
+    """Return a numeric data set stored in this file; `virtual` allows views, whose file names the caller checks.
 
-    Raises ValueError where it is missing, behind a link, in another file, a view of others, or of things without a size.
+    Raises ValueError if the data set is missing, linked, elsewhere, or not of numbers.
     """
     links = file.id.links
     if not links.exists(name.encode()):
         raise ValueError(f"{name} is missing")
-    if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:  # to ask whether it is there would follow it
+    if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:  # `name in file` would follow the link
         raise ValueError(f"{name} is a link, which is not followed")
     opened = h5py.h5o.open(file.id, name.encode())
     if not isinstance(opened, h5py.h5d.DatasetID):
@@ -83,7 +82,7 @@ def data_set(file: h5py.File, name: str, *, virtual: bool = False) -> h5py.Datas
 
 
 def rows(data: h5py.Dataset, count: int) -> int:
-    """Return `count`. Raises ValueError where the file is too small for so many rows: they were never written, or are packed."""
+    """Return `count`. Raises ValueError if the file is too small: rows were never written, or are compressed."""
     nbytes = count * data.id.get_type().get_size() * math.prod(data.shape[1:])
     if nbytes > h5py.h5i.get_file_id(data.id).get_filesize():
         raise ValueError(f"{count:,} rows are {nbytes:,} bytes, and the file has fewer: it is damaged")
@@ -91,15 +90,14 @@ def rows(data: h5py.Dataset, count: int) -> int:
 
 
 def whole(file: h5py.File, name: str) -> np.ndarray:
-    """All of a data set, by `data_set` and `rows`. Raises ValueError."""
     data = data_set(file, name)
     return np.asarray(data[: rows(data, len(data))] if data.ndim else data[()])
 
 
 def attribute(file: h5py.File, name: str) -> Any:
-    """An attribute of a file: a number or an array of numbers; None where there is none.
+    """Return a file's numeric attribute, or None.
 
-    Raises ValueError where it is something else, or has more than `MOST_ATTRIBUTE_NBYTES`.
+    Raises ValueError if the attribute is not numeric, or too large.
     """
     attributes = file.attrs
     if name not in attributes:

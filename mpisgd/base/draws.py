@@ -1,7 +1,6 @@
-"""The global generators of torch, numpy and `random`, seeded by a name: what the user's own code draws from (DESIGN 4, law 5).
+"""Named seeds for the global generators of torch, numpy and `random` (DESIGN 4, law 5).
 
-A data set that crops at random, a model that drops layers, a factory that shuffles: they draw from these three, and what they draw
-must be a function of names, too. Generators that the user's code keeps for itself are out of reach.
+User code draws from these; generators of its own are out of reach.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mpisgd.base.streams import Domain, stream
 
 
 class Seeds(NamedTuple):
-    """A seed for each generator: torch's and numpy's are the same algorithm, and would draw the same numbers from the same seed."""
+    """A seed per generator. torch and numpy share an algorithm: equal seeds would give equal draws."""
 
     torch: int
     numpy: int
@@ -26,15 +25,14 @@ class Seeds(NamedTuple):
 
 
 def seeds_of(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0, part: int = 0) -> Seeds:
-    """The seeds of one name, as `streams.stream` has them."""
     for_torch, for_numpy, for_python = stream(domain, seed, learner_id, seq, part).integers(2**63, size=3).tolist()
     return Seeds(for_torch, for_numpy % 2**32, for_python)
 
 
 def seed_all(seeds: Seeds) -> None:
-    """Seed the three; of torch also the generators of the GPUs, once one is in use.
+    """Seed all three generators, and those of GPUs in use.
 
-    As `torch.manual_seed` does, which takes a hundred times as long where there is no GPU.
+    `torch.manual_seed` takes a hundred times as long without a GPU.
     """
     torch.default_generator.manual_seed(seeds.torch)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -45,7 +43,7 @@ def seed_all(seeds: Seeds) -> None:
 
 @contextmanager
 def seeded(seeds: Seeds) -> Iterator[None]:
-    """Draw from the three as seeded so; afterwards, also after an exception, they are in the states that they had."""
+    """Seed all three generators for this block; restore their states afterwards."""
     with kept():
         seed_all(seeds)
         yield
@@ -53,7 +51,7 @@ def seeded(seeds: Seeds) -> Iterator[None]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Whatever is drawn from the three, and seeded: afterwards they are in the states that they had."""
+    """Restore the states of all three generators after this block."""
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     of_gpus = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
     of_torch, of_python = torch.default_generator.get_state(), random.getstate()

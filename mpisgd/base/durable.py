@@ -1,7 +1,6 @@
-"""Files that outlive a loss of power: written aside, synced, renamed, and the directory synced, which has the name.
+"""Files that survive a loss of power: written aside, synced, renamed, then their directory synced.
 
-A rename alone makes a file whole for whoever reads it later on the same machine; what is on the disk after a loss of power is what
-was synced, and nothing else (TRAPS 9, 10). So what others refer to is synced before they are written.
+Without a sync, a rename serves only readers on the same machine (TRAPS 9, 10). Sync a file before writing references to it.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: What file systems say that cannot sync a directory.
+#: Answers of file systems that cannot sync a directory.
 _SYNCLESS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _thrown_away: list[bool] = []
 
 
 def aside_of(path: Path) -> Path:
-    """The name of a file while this process makes it."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
 
 
 @contextmanager
 def made_aside(path: Path) -> Iterator[Path]:
-    """The name under which a file is to be made, and closed; then it is synced, and gets its own. Raises OSError.
+    """Yield a temporary name; after the block, sync the closed file and rename it. Raises OSError.
 
-    Where it cannot be made, its room is given back. Whoever refers to it syncs its directory.
+    A failure removes the temporary file. The caller syncs the directory.
     """
     aside = aside_of(path)
     try:
@@ -44,27 +42,27 @@ def made_aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[io.FileIO]:
-    """Open a file aside for writing and reading, which takes the path's place at the end. Its mode is that of the user's umask."""
+    """Open a temporary file that replaces `path` at the end; the umask sets its mode."""
     with made_aside(path) as aside, aside.open("w+b", buffering=0) as raw:
         yield raw
 
 
 def write(path: Path, content: bytes) -> None:
-    """The whole of a file, whole or not at all, and there to stay. Raises OSError."""
+    """Write a file atomically and durably. Raises OSError."""
     with written_aside(path) as raw:
         write_all(raw, content)
     sync_directory(path.parent)
 
 
 def write_all(raw: io.FileIO, content: bytes | memoryview) -> None:
-    """All of it: a call may write a part."""
+    """Write all: one call may write a part."""
     left = memoryview(content).cast("B")
     while left:
         left = left[raw.write(left) :]
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, each there to stay. Raises OSError: also where it exists."""
+    """Make a durable directory and parents. Raises OSError, also if it exists."""
     missing = [path]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
@@ -75,7 +73,6 @@ def make_directory(path: Path) -> None:
 
 @contextmanager
 def thrown_away() -> Iterator[None]:
-    """Sync nothing meanwhile: what this process makes is not to be kept."""
     _thrown_away.append(True)
     try:
         yield
@@ -84,7 +81,7 @@ def thrown_away() -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make what has been written to a file outlive a loss of power, through whatever descriptor it was. Raises OSError."""
+    """Make a file's data durable, whichever descriptor wrote it. Raises OSError."""
     if _thrown_away:
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -95,7 +92,7 @@ def sync(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in it outlive a loss of power, where its file system can. Raises OSError."""
+    """Make a directory's names durable, where possible. Raises OSError."""
     try:
         sync(path)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The exceptions, one for each party that can be at fault (DESIGN 8).
+"""Exceptions, one for each party at fault (DESIGN 8).
 
-`MpisgdError` is never raised itself. Errors of the user (`ConfigError`, `DataError`, `CheckpointError`) end a run before the
-first message is sent, without a traceback; the others are found in mid-run and name the rank that saw them.
+User errors (`ConfigError`, `DataError`, `CheckpointError`) end a run before the first message, without a traceback; others name the
+rank.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import difflib
 import traceback
 from collections.abc import Iterable
 
-#: Exit statuses of the command line, in the manner of BSD's sysexits: scripts can tell the user's error from ours.
+#: Exit statuses of the command line, after BSD's sysexits: scripts can tell the user's error from ours.
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 85
-"""Interrupted by a signal, with a checkpoint from which the run can go on (the number that LSF's users give to `bsub -Q`)."""
+"""Interrupted, with a checkpoint to resume from; LSF users pass this number to `bsub -Q`."""
 EXIT_STOPPED = 130
-"""Ctrl-C where there is nothing to go on from: 128 + SIGINT, as shells say."""
+"""Stopped by Ctrl-C, without a checkpoint: 128 + SIGINT, as in shells."""
 
 
 def in_words(error: BaseException) -> str:
-    """Describe an error by its text, or, where it has none (StopIteration, an assertion), by the line that raised it."""
+    """Describe an error by its text, or, without text, by the line that raised it."""
     if str(error).strip():
         return f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -36,13 +36,13 @@ class MpisgdError(Exception):
 
 
 class ConfigError(MpisgdError):
-    """A configuration or option that cannot be; names the field, the value, and what was expected."""
+    """An impossible configuration or option; names the field, the value and the expectation."""
 
     exit_status = EXIT_USAGE
 
 
 class DataError(MpisgdError):
-    """A data file, data set or run log is missing, truncated or foreign."""
+    """A missing, truncated or foreign data file, data set or run log."""
 
     exit_status = EXIT_USAGE
 
@@ -54,11 +54,11 @@ class CheckpointError(MpisgdError):
 
 
 class StorageError(MpisgdError):
-    """A file of the run could not be written in mid-run: the disk is full, a quota, the directory has vanished."""
+    """A failed write of a run's file in mid-run: a full disk, a quota, a vanished directory."""
 
 
 class PeerError(MpisgdError):
-    """A message that cannot be: wrong size, sender, tag or timestamp. `rank`: who sent it, -1 = it does not say."""
+    """An impossible message: wrong size, sender, tag or timestamp. `rank`: the sender, -1 = unknown."""
 
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)
@@ -66,19 +66,19 @@ class PeerError(MpisgdError):
 
 
 class ProtocolError(MpisgdError):
-    """A law of DESIGN 4 is broken: a bug of mpisgd."""
+    """A broken law of DESIGN 4: a bug of mpisgd."""
 
 
 class DivergenceError(MpisgdError):
-    """A gradient or loss is not finite and the policy is to stop."""
+    """A gradient or loss that is not finite, where the policy is to stop."""
 
 
 class DeadlockError(MpisgdError):
-    """No virtual rank can go on; names who waits for whom."""
+    """A deadlock of virtual ranks; names each waiting rank and the rank it waits for."""
 
 
 class LaunchError(MpisgdError):
-    """Ranks that `mpisgd.launch` has started failed; ends with the traceback. `rank`: which one, -1 = none could say."""
+    """A failure of ranks started by `mpisgd.launch`; ends with the traceback. `rank`: the failed rank, -1 = unknown."""
 
     def __init__(self, message: str, rank: int = -1) -> None:
         super().__init__(message)
@@ -86,9 +86,9 @@ class LaunchError(MpisgdError):
 
 
 class RunInterrupted(SystemExit):
-    """A signal has interrupted the run; it can go on from a checkpoint (`mpisgd train --resume`). Raised on every rank alike.
+    """A run ended by a signal, resumable from a checkpoint; raised on every rank alike.
 
-    Where nobody catches it, Python ends with its `code`: EXIT_INTERRUPTED, on the first rank, whose status is the job's.
+    If uncaught, Python exits with EXIT_INTERRUPTED on the first rank, which sets the job's status.
     """
 
     def __init__(self, text: str) -> None:
@@ -100,7 +100,7 @@ class RunInterrupted(SystemExit):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt word: `"; did you mean 'mu'?"`, or the list of what is known where nothing is near."""
+    """Return a hint for a misspelt word, or all known words if none is near."""
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""Commit of a file or directory, and whether the file differs from it; git runs no program that a repository names."""
+"""Git commit and local changes; git runs no program named by a repository."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _PATIENCE_S = 5.0
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "core.pager=cat", "diff.external=")
 _WITHOUT_COMMANDS = ("clean=", "smudge=", "process=", "required=false")
 _NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
-"""A repository that says that it is a partial clone has missing objects fetched, by a command of its own."""
+"""A partial clone would fetch missing objects by its own command."""
 
 
 class Commit(NamedTuple):
-    """`name` is "" outside of a repository; `dirty`: files differ from the commit, or are not in it."""
+    """A commit; `name` is "" outside a repository."""
 
     name: str
     dirty: bool
 
 
 def commit_of(directory: Path, files: Sequence[Path] = ()) -> Commit:
-    """Find the commit checked out in `directory`. Dirty: a tracked file was changed, or one of `files` below it is not tracked.
+    """Return the current commit; dirty if a tracked file is changed, or any of `files` inside is untracked.
 
-    Changes inside a submodule do not count: git would look there by that repository's settings.
+    Changes in submodules do not count: git would use their settings.
     """
     name = _said(directory, "rev-parse", "HEAD")
     if not name:
@@ -40,13 +40,13 @@ def commit_of(directory: Path, files: Sequence[Path] = ()) -> Commit:
 
 
 def commit_of_package(package: Path) -> Commit:
-    """Commit of a package's sources, where they are a checkout; not of a repository in which it is merely installed."""
+    """Return the commit of a checkout, not of a repository around an installed package."""
     tracked = _said(package, "ls-files", "--error-unmatch", "__init__.py")
     return commit_of(package) if tracked else Commit("", dirty=False)
 
 
 def _filters_off(directory: Path) -> list[str] | None:
-    """Words that take the commands from a repository's own filters, not from the user's; None where git cannot be told so."""
+    """Return options that disable a repository's own filters; None if impossible."""
     listed = _said(directory, "config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\..*", statuses=(0, 1))
     if listed is None:
         return None
@@ -58,7 +58,7 @@ def _filters_off(directory: Path) -> list[str] | None:
 
 
 def _said(directory: Path, *words: str, statuses: Sequence[int] = (0,)) -> str | None:
-    """Run git; returns its answer, or None where it fails, or takes too long."""
+    """Return git's answer; None on failure or timeout."""
     off = [word for setting in _OFF for word in ("-c", setting)]
     command = ["git", "--no-optional-locks", "--no-pager", *off, "-C", str(directory), *words]
     try:

@@ -1,4 +1,4 @@
-"""The user's own objects, named `package.module:attribute` in a config or on the command line."""
+"""User objects, named `package.module:attribute`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from typing import Any
 from mpisgd.base.errors import ConfigError, nearest
 
 _under_way: list[str] = []
-"""Modules that are being imported here."""
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_spec(spec: str) -> bool:
-    """Whether a text has the form package.module:attribute."""
     return bool(_SPEC.fullmatch(spec))
 
 
 def file_of(module: str) -> str:
-    """Find the file that a module would be imported from, without importing it; "" where there is none.
+    """Return a module's file, or "", without importing anything.
 
-    Nothing is imported to find out, not even the packages that it is in, which `importlib.util.find_spec` does.
+    `importlib.util.find_spec` would import parent packages.
     """
     here, before = str(Path.cwd()), list(sys.path)
     top, *below = module.split(".")
@@ -47,10 +45,9 @@ def file_of(module: str) -> str:
 
 
 def load_attribute(spec: str, field: str) -> Any:
-    """Import `package.module:attribute`; the current directory is importable too, and comes first.
+    """Import `package.module:attribute`; the current directory comes first.
 
-    Raises ConfigError, which names `field`, where the spec is malformed, the module is not found or fails while it is
-    imported, or has no such attribute.
+    Raises ConfigError, naming `field`, on failure.
     """
     if not is_spec(spec):
         raise ConfigError(f"{field} = {spec!r}: expected package.module:attribute, e.g. my_models:make_model")
@@ -86,9 +83,9 @@ def _import(module_name: str, spec: str, field: str) -> Any:
 
 
 def refuse_in_import(what: str) -> None:
-    """Raises ConfigError where `what` is called at the top of a module that is just being imported for what is in it.
+    """Raise ConfigError if a module calls `what` while being imported.
 
-    So a process that is spawned does with the script, before it does what it is for.
+    A spawned process first imports the script.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(f"{what} is called as a worker process imports the script: put it below `if __name__ == '__main__':`")
@@ -102,9 +99,9 @@ def _failed(error: BaseException, module_name: str, spec: str, field: str) -> Co
 
 
 def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, Any], field: str) -> Any:
-    """`factory(**kwargs)`, and those of `offered` for which it has a parameter of that name; `kwargs` go first.
+    """Call `factory` with `kwargs` and with entries of `offered` that name a parameter; `kwargs` win.
 
-    Raises ConfigError where `factory` is not callable or does not take these arguments; what it raises itself goes through.
+    Raises ConfigError if `factory` does not take these arguments; its own errors pass through.
     """
     if not callable(factory):
         raise ConfigError(f"{field}: expected a callable, found {type(factory).__name__}")
@@ -127,13 +124,11 @@ def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, 
 
 
 def takes(factory: Any, parameter: str) -> bool:
-    """Whether `factory` has a parameter of this name, by which `call_factory` would hand it something."""
     signature = _signature(factory) if callable(factory) else None
     return signature is not None and parameter in signature.parameters
 
 
 def required_of(factory: Any) -> set[str]:
-    """The names of the parameters without which `factory` cannot be called."""
     signature = _signature(factory) if callable(factory) else None
     parameters = {} if signature is None else signature.parameters
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -141,8 +136,7 @@ def required_of(factory: Any) -> set[str]:
 
 
 def _signature(factory: Callable[..., Any]) -> inspect.Signature | None:
-    """None for the few builtins that tell none."""
     try:
         return inspect.signature(factory)
-    except ValueError:
+    except ValueError:  # of a few builtins
         return None

@@ -1,6 +1,6 @@
-"""Disks that are full, quotas, directories that vanish: what cannot be written is named, with the mend (DESIGN 4, law 9).
+"""Failed writes (full disks, quotas, vanished directories), named with a remedy (DESIGN 4, law 9).
 
-A log that cannot be written ends the run: it is the proof. A checkpoint that cannot be written does not (`checkpoints`).
+A failed log write ends the run: the log is the proof. A failed checkpoint does not.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import h5py
 from mpisgd.base.errors import EXIT_FAILED, StorageError
 
 _ERRNO = re.compile(r"errno = (\d+)")
+# HDF5's own best effort covers ENOSYS alone; NFS without a lock daemon says ENOLCK. No lock is needed: a run has one job (`lock`).
 _LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
-#: What can be done about it.
+#: Remedies by error number.
 MENDS = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "remove something of yours, or ask for a larger quota",
@@ -40,7 +41,7 @@ _broken: list[Any] = []
 
 
 def cause(error: BaseException) -> str:
-    """Say what went wrong with a file, and the mend, in a few words; HDF5 hides the number of the error in its text."""
+    """Describe a file error and its remedy; HDF5 hides the number in its text."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _ERRNO.search(str(error))):
         number = int(found[1])
@@ -52,28 +53,24 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Name the file of the run that is being written. Raises StorageError where it cannot be."""
+    """Raise StorageError, naming the file, if a write in this block fails."""
     told = sys.unraisablehook
 
-    def quiet(unraisable: Any) -> None:  # h5py would say the same again of each handle that it drops
+    def quiet(unraisable: Any) -> None:  # h5py repeats the error for each dropped handle
         if not str(unraisable.exc_value).startswith("Can't decrement id ref count"):
             told(unraisable)
 
     sys.unraisablehook = quiet
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:  # h5py raises all of these, torch.save the second
+    except (OSError, RuntimeError, ValueError) as error:  # h5py raises all three, torch.save a RuntimeError
         raise StorageError(f"{path} cannot be written: {cause(error)}") from error
     finally:
         sys.unraisablehook = told
 
 
 def create_hdf5(path: Path) -> h5py.File:
-    """A new HDF5 file, locked where the file system has locks, in the place of whatever has its name.
-
-    HDF5's own best effort knows only systems that say ENOSYS; NFS without its lock daemon says ENOLCK. No lock is needed: one job
-    at a time writes into a run's directory (`lock`), each rank a file of its own.
-    """
+    """Create or replace an HDF5 file, locked if the file system can."""
     try:
         return h5py.File(path, "w", libver="latest", locking="best-effort")
     except OSError as error:
@@ -83,14 +80,11 @@ def create_hdf5(path: Path) -> h5py.File:
 
 
 def give_up(file: h5py.File, handles: object = None) -> None:
-    """Never touch a file again of which a write has failed: HDF5 would crash as the process ends (TRAPS 8).
-
-    It keeps what it could not write, and tries again when it closes the file, or the last of the handles that it was written by, at
-    the latest at exit; so that is left out.
-    """
+    """Never touch a file again after a failed write: HDF5 would crash at exit (TRAPS 8)."""
     if not _broken:
+        # HDF5 retries unwritten data when it closes the file or its last handle, at the latest at exit
         atexit.register(_leave)
-    _broken.append((file, handles, sys.exception()))  # whose traceback holds on to handles
+    _broken.append((file, handles, sys.exception()))  # the traceback holds on to handles
 
 
 def _leave() -> None:

@@ -1,8 +1,7 @@
 """Randomness as a function of names: counter-based generators keyed by (domain, seed, learner_id, seq, part) (DESIGN 4, law 5).
 
-numpy's Philox4x64 has a 128-bit key and a 256-bit counter. (seed, domain) is the key, (learner_id, seq) the upper half of
-the counter, part its second word, and the draws count in the first: two streams of different names never share a block. No
-torch here: the virtual cluster draws from these as well.
+Philox4x64's key is (seed, domain); its counter has words for draws, part, learner_id and seq: streams never share a block. No torch
+import: the virtual cluster uses these streams, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _WORD = 2**64
 
 
 class Domain(IntEnum):
-    """Purposes that streams are drawn for; values are part of every seeded run: never renumber."""
+    """Purposes of streams. Values are part of every seeded run: never renumber."""
 
     EPOCH = 1
     REPLACEMENT = 2
@@ -42,7 +41,7 @@ class Domain(IntEnum):
 
 
 class _Key(ISeedSequence):
-    """A key as Philox asks a seed for it. Philox(key=...) gives the same numbers, after asking the system for a seed in vain."""
+    """A Philox key. `Philox(key=...)` gives the same numbers, after asking the system for a seed in vain."""
 
     def __init__(self, key: npt.NDArray[np.uint64]) -> None:
         self._key = key
@@ -52,14 +51,14 @@ class _Key(ISeedSequence):
 
 
 def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0, part: int = 0) -> np.random.Generator:
-    """The generator of one name; about 3 us. `part`: of the mini-batch, where stages or micro-batches of it draw by themselves.
+    """Return the generator of a name, in about 3 us. `part`: stage or micro-batch with its own draws.
 
-    Raises ConfigError for a seed outside [0, 2^64), ProtocolError for a learner_id or seq outside it.
+    Raises ConfigError for a seed, ProtocolError for a learner_id or seq, outside [0, 2^64).
     """
     if not 0 <= seed < _WORD:
         raise ConfigError(f"seed = {seed}: expected 0 <= seed < 2^64")
     if not (0 <= learner_id < _WORD and 0 <= seq < _WORD):
         raise ProtocolError(f"no random stream for learner_id = {learner_id}, seq = {seq}: expected numbers from 0")
-    key: Any = _Key(np.array([seed, domain], dtype=np.uint64))  # Any: numpy's own types know of SeedSequence alone
+    key: Any = _Key(np.array([seed, domain], dtype=np.uint64))  # Any: numpy's types know only SeedSequence
     counter = np.array([0, part, learner_id, seq], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key, counter=counter))

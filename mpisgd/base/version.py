@@ -1,3 +1,3 @@
-"""The version of mpisgd; `setup.cfg` and the package itself take it from here."""
+"""The version of mpisgd; `setup.cfg` reads it, too."""
 
 __version__ = "0.1.0"
