@@ -1,1 +1,1 @@
-"""Benches of `mpisgd bench`: ratios on the user's own machine, side by side, in one run."""
+"""Benches of `mpisgd bench`: ratios on the user's machine, in one run."""

@@ -1,6 +1,6 @@
-"""`bench checkpoint`: hardsync with checkpoints against the same without, in turn, in one job.
+"""`bench checkpoint`: hardsync with checkpoints against hardsync without, in turn.
 
-The order changes from one repetition to the next; a ratio is that of two runs beside each other.
+The order changes with each repetition; ratios compare neighbouring runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 OFF = "off"
-"""The way that the others are compared with."""
 
 
 def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
-    """Each way in each repetition; the first goes last in the next."""
+    """Yield all ways per repetition, rotated by one each time."""
     for repetition in range(repetitions):
         first = repetition % len(ways)
         yield from (*ways[first:], *ways[:first])
@@ -38,7 +37,6 @@ class Tally:
         self._counts = dict.fromkeys(("taken", "skipped", "unsaved"), 0)
 
     def add(self, way: str, updated_s: np.ndarray, events: np.ndarray) -> None:
-        """The seconds of a run's updates, and its events, on shard 0."""
         case = self._case
         self._rates[way].append(float(LEARNERS * case.updates * case.mu / (updated_s[-1] - updated_s[WARM_UP - 1])))
         self._stops += events["value"][events["kind"] == Event.CHECKPOINT].tolist()
@@ -46,7 +44,7 @@ class Tally:
             self._counts[what] += int(np.count_nonzero(events["kind"] == kind))
 
     def row(self) -> dict[str, Any]:
-        """Images/s of each way, over those without, and what a checkpoint costs, for the JSON file."""
+        """Return rates, ratios to OFF and seconds per checkpoint, for the JSON file."""
         rates = self._rates
         return {
             "case": self._case.name,
@@ -58,7 +56,7 @@ class Tally:
 
 
 def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
-    """Images/s with a checkpoint at every multiple of this clock, over without; the rows are the same on every rank."""
+    """Measure images/s with checkpoints at multiples of this clock; rows are equal on all ranks."""
     from mpisgd.bench.train import run_of, scratch
 
     ways: dict[str, dict[str, Any]] = {OFF: {}, "checkpoints": {"checkpoint": CheckpointOptions(every_updates=every_updates)}}
@@ -74,7 +72,6 @@ def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[d
 
 
 def seen(log: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of the updates, and the events, of shard 0."""
     return log.updates["time_s"], log.events
 
 

@@ -1,9 +1,8 @@
-"""`bench scale`: images/s over the number of learners, and what the virtual cluster makes of the run of one learner.
+"""`bench scale`: images/s over learners, measured and predicted.
 
-*Weak*: mini-batches of 64 for each learner, however many learners there are. *Strong*: learners share them, mu = 64 / learners. The
-speed-up is over one learner with mu = 64. Each point is a launch of its own, and so is a run of one learner with the same mu, from
-whose log the costs of the prediction are taken, as `mpisgd plan` does; it knows nothing else of the point, and not how many cores
-there are.
+*Weak*: mini-batches of 64 per learner. *Strong*: mu = 64 / learners. The speed-up is over one learner with mu = 64. Each point is a
+separate launch. A prediction takes costs from the log of one learner with the same mu, as `mpisgd plan` does, and ignores the
+number of cores.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ CASE = CASES["cnn-64"]
 
 
 def up_to_the_cores() -> tuple[int, ...]:
-    """1, 2, 4, ... and as many as there are cores for this process."""
+    """Return 1, 2, 4, ... and this process's number of cores."""
     cores = len(os.sched_getaffinity(0))
     return tuple(sorted({1 << bit for bit in range(cores.bit_length())} | {cores}))
 
 
 def measure(repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each protocol, kind of scaling and number of learners. Raises ConfigError where a launch fails."""
+    """Return all rows. Raises ConfigError if a launch fails."""
     return [row for protocol in ("hardsync", "softsync") for row in _rows(protocol, repetitions, learners)]
 
 
@@ -91,5 +90,5 @@ def _trained(directory: Path, case: Case, protocol: str, learners: int) -> Run:
     directory.mkdir()
     options: ProtocolOptions = HardsyncOptions() if protocol == "hardsync" else SoftsyncOptions(n=learners)
     config: Config = config_of(directory, case, protocol=options)
-    # epochs are those of LEARNERS learners
+    # `config.epochs` are for LEARNERS learners
     return launched.train(replace(config, epochs=config.epochs * learners / LEARNERS), 1 + learners)

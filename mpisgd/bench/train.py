@@ -1,8 +1,7 @@
-"""`bench train`: images/s of every protocol, against PyTorch DDP and against loops that do not communicate.
+"""`bench train`: images/s of every protocol, PyTorch DDP, and loops without communication (the compute floor).
 
-One shard and two learners train on synthetic data (an allreduce leaves the third rank idle); beside them, in the same job and
-interleaved, two of the same ranks run DDP over gloo, and two loops with no communication at all: the compute floor. DDP is tried
-with and without gradients as views of its buckets, and the better one counts. Images are those whose gradients were applied.
+One shard and two learners train on synthetic data, all ways interleaved; an allreduce leaves the third rank idle. The better DDP
+counts, with or without gradients as bucket views. Only applied gradients count.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ def measure(
     device: Device = "cpu",
     shard_device: Device = "cpu",
 ) -> list[dict[str, Any]]:
-    """Measure these cases in these ways of `cases.WAYS`, on the ranks of `comm`; returns the same rows on every rank.
-
-    Raises ConfigError where a way needs a rank more, a coordinator.
-    """
+    """Measure cases in ways of `cases.WAYS`; rows are equal on all ranks. Raises ConfigError if a way needs more ranks."""
     for name in ways:
         most = 1 + max(WAYS[name].ranks)
         if comm.Get_size() < most:
@@ -111,7 +107,6 @@ def _how(best: str) -> str:
 
 
 def best_of(rates: dict[str, list[float]]) -> str | None:
-    """The fastest of the synchronous ways that were measured."""
     names = [name for name in rates if name in WAYS and WAYS[name].synchronous]
     return max(names, key=lambda name: median(rates[name]), default=None)
 
@@ -133,7 +128,6 @@ def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
 
 
 def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, devices: Mapping[str, Device]) -> float:
-    """Images/s of a logged run, between the update that ended the warm-up and the last one."""
     way = WAYS[name]
     with among(comm, way.ranks) as part:
         outcome = run_of(part, directory, case, **devices, **way.special) if part is not None else None
@@ -141,7 +135,7 @@ def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, device
 
 
 def rate_of(log: Run, case: Case, learners: int = LEARNERS) -> float:
-    """Images applied per second, of shard 0, after those of the warm-up."""
+    """Return applied images/s on shard 0, after the warm-up."""
     updates = log.updates[log.updates["shard"] == 0]
     samples, time_s = updates["samples"], updates["time_s"]
     first = int(np.searchsorted(samples, WARM_UP * learners * case.mu))
@@ -150,12 +144,11 @@ def rate_of(log: Run, case: Case, learners: int = LEARNERS) -> float:
 
 @contextmanager
 def scratch(comm: MPI.Intracomm) -> Iterator[Path]:
-    """A directory for run logs that all ranks see, gone afterwards."""
+    """Yield a temporary directory, common to all ranks."""
     with tempfile.TemporaryDirectory() as own:
         yield Path(comm.bcast(own, root=0))
         comm.Barrier()
 
 
 def run_of(comm: MPI.Intracomm, directory: Path, case: Case, **special: Any) -> Outcome:
-    """A run of hardsync; `special`: fields of its configuration that are others than usual."""
     return run(config_of(directory, case, **special), comm)

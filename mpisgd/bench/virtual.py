@@ -1,9 +1,8 @@
-"""`bench virtual`: gradients per second of real time on a virtual cluster, in one process.
+"""`bench virtual`: gradients per real second of a virtual cluster, in one process.
 
-Without tensors: 1-softsync with one shard, log-normal mini-batches, for growing lambda; the whole of `simulate` counts, from
-the configuration to DONE. The network's own times are those of the defaults; mini-batches are long enough that the shard is
-busy a quarter of the time, whatever lambda. With gradients: those of all learners computed as one batch (torch.func.vmap) over
-one by one.
+Without tensors: 1-softsync, one shard, log-normal mini-batches, growing lambda; all of `simulate` counts. Mini-batches keep the
+shard busy a quarter of the time at any lambda. With gradients: all learners' gradients as one batch (torch.func.vmap) over one by
+one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mpisgd.simulate import simulate
 PARAMETERS = 89_578
 """Parameters of the CIFAR-10 network [Zhang16 4.1]: 358 kB."""
 SHARD_S = 4e-4
-"""Virtual seconds of compute per learner and gradient: about four times what a gradient takes on the shard."""
+"""Virtual seconds of compute per learner and gradient: about four times the shard's time per gradient."""
 #: lambda -> gradients
 SIZES = {30: 1_000_000, 100: 200_000, 1_000: 200_000, 10_000: 200_000, 100_000: 300_000}
 MODELS: dict[str, ModelOptions] = {
@@ -36,7 +35,7 @@ MODELS: dict[str, ModelOptions] = {
 
 
 def measure(repetitions: int) -> list[dict[str, Any]]:
-    """Gradients/s without tensors, by lambda, without and (at the least lambda) with the run log."""
+    """Measure without tensors; at the least lambda also with the run log."""
     rows: list[dict[str, Any]] = []
     for learners, gradients in SIZES.items():
         for log in (False, True) if learners == min(SIZES) else (False,):
@@ -55,7 +54,6 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
 
 
 def measure_batched(repetitions: int) -> list[dict[str, Any]]:
-    """Seconds of a run at lambda = 30 with gradients one by one, over the same with gradients in batches."""
     rows = []
     for name, model in MODELS.items():
         single, batched = [], []
@@ -110,5 +108,5 @@ def _seconds(config: Config) -> float:
 
 
 def _peak_nbytes() -> int:
-    """Largest memory of this process so far; ru_maxrss counts kilobytes, on macOS bytes."""
+    """Return peak memory; ru_maxrss is in kilobytes, on macOS in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,15 +1,13 @@
 """`bench wire`: the push+pull cycle, with the update, against the floor for the same bytes.
 
-The cycle is what a run does: channel, protocol, finite check, torch.optim, with one or two learners and shards. Two floors:
+The cycle is a run's: channel, protocol, finite check, torch.optim. Two floors:
 
-- *stream*: a raw blocking Send of the gradient and Recv of the weights, plus the least memory traffic of the update at the
-  machine's measured bandwidth. SGD with momentum reads weights, gradient and momentum and writes weights and momentum: five
-  passes over the bytes. Nothing is computed between the messages, so the same bytes are sent again and again.
-- *in place*: the same raw messages with as many plain passes over the same bytes between them, on the shard, and a new gradient
-  each time. It pays what every update must pay and the first floor does not: bytes that another core has just written or read
-  are dear to read or write. For slices that fit into a cache this is most of the difference.
+- *stream*: raw blocking Send of the gradient and Recv of the weights, plus the update's least memory traffic at measured bandwidth.
+  The bytes never change.
+- *in place*: the same messages, with as many plain passes on the shard between them, and a new gradient each time. Bytes just used
+  by another core are dear in every update; for slices within a cache this is most of the difference.
 
-Everything is interleaved; the median over cycles of each repetition counts, and ratios are taken within a repetition.
+Everything is interleaved; a repetition's median cycle counts, and ratios are within a repetition.
 """
 
 from __future__ import annotations
@@ -63,14 +61,16 @@ OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
     "lars": (LarsOptions(), 7),
     "lamb": (LambOptions(), 9),
 }
-"""And the least passes over the bytes that an update makes: weights and state read and written, the gradient read. LARS reads
-weights and gradient once more, for their norms; LAMB writes and reads the step."""
+"""Options, and least passes over the bytes: weights and state read and written, gradient read.
+
+LARS reads weights and gradient again, for norms; LAMB writes and reads the step.
+"""
 _WARM_UP = 3
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks 0 to shards - 1 are shards, the next ones learners."""
+    """Ranks: shards, then learners."""
 
     learners: int
     shards: int
@@ -91,8 +91,6 @@ LAYOUTS = (Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2))
 
 @dataclass(frozen=True)
 class Cost:
-    """Median seconds of one repetition."""
-
     raw_s: float
     update_s: float
     in_place_s: float
@@ -100,14 +98,13 @@ class Cost:
 
 
 def cycles_for(nbytes: int) -> int:
-    """How many cycles make a repetition: many of small ones, few of large ones."""
     return max(5, min(400, 400_000_000 // nbytes))
 
 
 def measure(comm: MPI.Intracomm, sizes: Sequence[int], repetitions: int, optimizers: Sequence[str]) -> list[dict[str, Any]]:
-    """Every size with one optimiser after the other, and with the first one in each layout for which there are ranks.
+    """Measure the first optimiser in each layout with enough ranks, the others in the first layout.
 
-    The rows are the same on every rank.
+    Rows are equal on all ranks.
     """
     layouts = [layout for layout in LAYOUTS if layout.ranks <= comm.Get_size()]
     points = [(layout, optimizers[0]) for layout in layouts] + [(LAYOUTS[0], name) for name in optimizers[1:]]
@@ -153,22 +150,21 @@ def _repetition(comm: MPI.Intracomm, nbytes: int, layout: Layout, optimizer: str
     in_place_s = _raw(comm, size, cycles, layout, passes)
     bandwidth = comm.bcast(_bandwidth(size // layout.shards) if comm.Get_rank() == 0 else None)
     cycle_s = _cycle(comm, size, cycles, layout, options, polite)
-    # in the cycle of one learner, each shard makes an update from the gradient of each
+    # in a learner's cycle, each shard makes an update per learner
     update_s = layout.learners * passes * nbytes / layout.shards / bandwidth
     raw_s, in_place_s, cycle_s = (_of_learners(comm, layout, each) for each in (raw_s, in_place_s, cycle_s))
     return Cost(raw_s, update_s, in_place_s, cycle_s)
 
 
 def _of_learners(comm: MPI.Intracomm, layout: Layout, own_s: float) -> float:
-    """Mean over the learners."""
     total: float = comm.allreduce(own_s if layout.learns(comm.Get_rank()) else 0.0)
     return total / layout.learners
 
 
 def _raw(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, passes: int = 0) -> float:
-    """Median seconds of a blocking exchange: a learner sends each shard its slice and receives as much from each.
+    """Return a learner's median seconds of a blocking exchange with all shards.
 
-    `passes`: a learner writes a new gradient first (untimed), a shard makes so many passes over the bytes before it answers.
+    `passes`: the learner writes a new gradient (untimed), and the shard makes this many passes before answering.
     """
     gradient, weights, *state = (host_vector(size) for _ in range(4))
     sent, received = host_view(gradient), host_view(weights)
@@ -200,7 +196,7 @@ def _raw(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, passes: in
 
 
 def _bandwidth(size: int) -> float:
-    """Bytes per second that one core moves in the best simple kernel over arrays of this size: copy, or scale-and-add."""
+    """Return a core's best bytes/s in simple kernels of this size."""
     a, b = torch.ones(size), torch.ones(size)
     best = 0.0
     for kernel, passes in ((lambda: a.copy_(b), 2), (lambda: a.add_(b, alpha=1.0), 3)):
@@ -212,7 +208,7 @@ def _bandwidth(size: int) -> float:
 
 
 def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options: OptimizerOptions, polite: bool) -> float:
-    """Median seconds of push + update + pull, seen by a learner."""
+    """Return a learner's median seconds of push + update + pull."""
     shards, learners = tuple(range(layout.shards)), tuple(range(layout.shards, layout.ranks))
     roles = Roles(shard_ranks=shards, learner_ranks=learners, evaluator_rank=learners[0])
     wire, rank = Wire(comm, polite=polite), comm.Get_rank()

@@ -1,1 +1,1 @@
-"""Shared by the benches: cases, loops, launches, the shape of their files."""
+"""Parts of the benches."""

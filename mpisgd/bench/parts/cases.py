@@ -1,4 +1,4 @@
-"""Cases of the benches (a model, a mini-batch size, synthetic data), and the ways in which two learners can train them."""
+"""Cases of the benches, and ways of training them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mpisgd.protocols import (
 Device = Literal["cpu", "cuda"]
 LEARNERS = 2
 WARM_UP = 10
-"""Mini-batches of each learner that come before those which are timed."""
+"""Untimed first mini-batches of each learner."""
 SEED = 1
 
 
@@ -42,7 +42,7 @@ LARGE = SyntheticOptions(shape=(3, 224, 224), classes=1000, samples=64, test_sam
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a mini-batch size; so many mini-batches of each learner make one repetition."""
+    """A model and mini-batch size; a repetition has `updates` mini-batches per learner."""
 
     name: str
     model: ModelOptions
@@ -63,7 +63,7 @@ USUAL = ("cnn-16", "cnn-64", "mlp-16")
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: its differences from a run of hardsync by messages."""
+    """Differences from hardsync by messages."""
 
     special: dict[str, Any]
     synchronous: bool = False
@@ -75,7 +75,7 @@ class Way:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of the bench's job: a shard, a coordinator, the learners, as far as it has them."""
+        """Ranks in use: shard, coordinator, learners."""
         if isinstance(self.special.get("protocol"), SandblasterOptions):
             return (0, 1 + LEARNERS, *range(1, 1 + LEARNERS))
         return tuple(range(1 - self.shards, 1 + LEARNERS))
@@ -97,11 +97,10 @@ WAYS = {
     "timeout": Way({"protocol": TimeoutOptions()}),
     "sandblaster": Way({"protocol": SandblasterOptions(iterations=3), "alpha0": Config.alpha0, "epochs": Config.epochs}),
 }
-"""softsync: n = lambda. sandblaster: images whose gradients were summed, line search and commands included."""
+"""softsync: n = lambda. sandblaster: images of summed gradients, line search and commands included."""
 
 
 def config_of(directory: Path, case: Case, **special: Any) -> Config:
-    """A run of hardsync into `directory`; `special`: fields that are others than usual."""
     config = Config(
         model=case.model,
         data=case.data,

@@ -1,4 +1,4 @@
-"""Runs that a bench starts by itself, each a launch of its own."""
+"""Runs launched by a bench."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from mpisgd.records.log.reader import Run
 
 
 def train(config: Config, ranks: int, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Run:
-    """`mpirun [options] -n ranks mpisgd train`, with these variables besides; its log.
+    """Run `mpirun [options] -n ranks mpisgd train`; return the log.
 
-    Raises ConfigError where the launch fails: an option that the launcher does not know, say. The DONE marker decides: a
-    launcher's status is 0 where a node was lost, too (TRAPS 5).
+    Raises ConfigError if the launch fails. The DONE marker decides: a launcher's status is 0 also after a lost node (TRAPS 5).
     """
     job = Path(config.out).with_suffix(".toml")
     job.write_text(config_file.dumps(config), "utf-8")

@@ -1,7 +1,6 @@
-"""Yardsticks for mpisgd on the same ranks: loops that do not communicate, and PyTorch's DistributedDataParallel over gloo.
+"""Yardsticks on the same ranks: loops without communication, and PyTorch's DistributedDataParallel over gloo.
 
-They have the same model, mini-batches, optimiser (SGD with momentum, fused) and one thread each, on ranks 1 and 2; rank 0 waits
-without using a core.
+Model, mini-batches, fused SGD and one thread each are the same. Rank 0 waits without using a core.
 """
 
 from __future__ import annotations
@@ -36,12 +35,11 @@ def independent(
     memory_format: MemoryFormat = "channels_last",
     learners: int = LEARNERS,
 ) -> float:
-    """Images/s where each learner is on its own: gradient and update, nothing sent. The compute floor."""
+    """Return images/s of learners that send nothing: the compute floor."""
     return _timed(comm, wire, case, lambda learner_id: alone(case, learner_id % LEARNERS, device, memory_format), learners)
 
 
 def alone(case: Case, learner_id: int, device: Device = "cpu", memory_format: MemoryFormat = "channels_last") -> _Step:
-    """A loop of one learner, by mpisgd's own gradient and torch's optimiser: does mini-batch `seq`."""
     data = load(case.data, seed=SEED)
     module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=SEED)
     flat = FlatModel(module, memory_format, _own(device, learner_id))
@@ -59,7 +57,7 @@ def alone(case: Case, learner_id: int, device: Device = "cpu", memory_format: Me
 
 
 def distributed(comm: MPI.Intracomm, wire: Wire, case: Case, device: Device, *, views: bool) -> float:
-    """Images/s of DistributedDataParallel over gloo; `views`: gradients are views of its buckets."""
+    """Return images/s of DistributedDataParallel; `views`: gradients are bucket views."""
 
     def make(learner_id: int) -> _Step:
         data = load(case.data, seed=SEED)
@@ -85,12 +83,11 @@ def distributed(comm: MPI.Intracomm, wire: Wire, case: Case, device: Device, *, 
 
 
 def _own(device: Device, learner_id: int) -> str:
-    """Learners take the GPUs of the node in turn."""
     return device if device == "cpu" else f"cuda:{learner_id % torch.cuda.device_count()}"
 
 
 def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], _Step], learners: int = LEARNERS) -> float:
-    """Images/s of `updates` mini-batches on each learner, after those of the warm-up; the slowest learner's seconds count."""
+    """Return images/s after the warm-up, by the slowest learner's seconds."""
     torch.set_num_threads(1)
     learner_id = comm.Get_rank() - 1
     step = make(learner_id) if 0 <= learner_id < learners else None
@@ -110,7 +107,6 @@ def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], _S
 
 
 def join_gloo(comm: MPI.Intracomm) -> None:
-    """Ranks 1 and 2 form a process group of torch.distributed on this host."""
     port = 0
     if comm.Get_rank() == 1:
         with socket.socket() as probe:

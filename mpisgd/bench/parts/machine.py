@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on, for its JSON file, and the shape of those files."""
+"""JSON files of benchmarks, with their machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpisgd.base.version import __version__
 
 
 def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
-    """Processor, cores, versions: what one must know to compare two files. The load tells whether the machine was busy besides."""
+    """Return processor, cores and versions; the load shows other work on the machine."""
     return {
         "commit": commit_of_package(Path(__file__).parents[2]).name,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

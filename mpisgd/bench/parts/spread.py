@@ -10,16 +10,14 @@ Spread = Mapping[str, float]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and range of at least one value."""
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 def over(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """Ours over theirs, of repetitions beside each other."""
+    """Return ratios of neighbouring repetitions."""
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def told(value: Spread, digits: int = 2, factor: float = 1.0) -> str:
-    """`median (min to max)`."""
     middle, low, high = (value[key] * factor for key in ("median", "min", "max"))
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
