@@ -1,1 +1,1 @@
-"""Gradients into an optimiser step on one slice."""
+"""Gradients into an optimiser step on a slice."""

@@ -1,15 +1,13 @@
-"""Delay compensation, DC-ASGD: a stale gradient, corrected towards the one at the present weights.
+"""Delay compensation, DC-ASGD: a stale gradient, corrected towards the gradient at present weights.
 
 [Zheng17] Zheng, Meng, Wang, Chen, Yu, Ma, Liu: Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017
-(arXiv:1609.08326). Algorithm 2, eq. 10, for a gradient g that was computed at the weights theta_bak:
+(arXiv:1609.08326). Algorithm 2, eq. 10, for a gradient g computed at theta_bak:
 
     g  <-  g + lambda_t * g * g * (theta - theta_bak)             elementwise
     DC-ASGD-c:  lambda_t = lambda_0
     DC-ASGD-a:  lambda_t = lambda_0 / sqrt(v + 1e-7),   v <- m v + (1 - m) g * g
 
-It happens before the gradient is weighted by its staleness and summed, and so before momentum. The shard must know what each
-learner was given: it keeps a copy of its slice for each clock that a learner still computes from, so up to lambda copies; those
-who were given the same clock share one.
+Correction precedes staleness weighting, sum and momentum. A shard keeps a slice per clock in use by learners: up to lambda copies.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ _EPSILON = 1e-7
 
 
 class Compensation:
-    """The weights that learners were given, and what they are needed for.
+    """Weights given to learners.
 
     Args:
-        weights: (slice,) float32, the present weights, which change in place.
+        weights: (slice,) float32, present weights, changed in place.
         strength: lambda_0.
         memory: m of DC-ASGD-a; 0 = DC-ASGD-c.
     """
@@ -39,15 +37,14 @@ class Compensation:
         self._term = torch.empty_like(weights)
         self._mean_square = torch.zeros_like(weights) if memory > 0 else None
         self._before = torch.zeros_like(weights) if memory > 0 else None
-        """The mean square as of the last update."""
 
     def move(self, weights: Tensor) -> None:
         self._weights = weights
 
     def given(self, learner_id: int, clock: int, weights: Tensor | None = None) -> None:
-        """A learner was given the weights of `clock`: the present ones, unless others are passed."""
+        """Note that a learner has weights of `clock`, by default the present."""
         if self._clock_of.get(learner_id) != clock:
-            self.gone(learner_id)  # first, so that there are never more than lambda copies
+            self.gone(learner_id)  # first: never more than lambda copies
             self._clock_of[learner_id] = clock
         if clock not in self._copies:
             self._copies[clock] = (self._weights if weights is None else weights).clone()
@@ -55,7 +52,6 @@ class Compensation:
         self._users[clock].add(learner_id)
 
     def gone(self, learner_id: int) -> None:
-        """A learner needs the weights that it was given before no more."""
         clock = self._clock_of.pop(learner_id, None)
         if clock is not None:
             self._users[clock].discard(learner_id)
@@ -63,22 +59,22 @@ class Compensation:
                 del self._users[clock], self._copies[clock]
 
     def state(self, summing: bool = False) -> dict[str, Tensor]:
-        """State that outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied.
+        """Return v of DC-ASGD-a, (slice,) float32, not copied.
 
-        `summing`: as it was before the sum in the making, of which something was corrected.
+        `summing`: v as of the last update.
         """
         if self._mean_square is None or self._before is None:
             return {}
         return {"compensation": self._before if summing else self._mean_square}
 
     def compensate(self, gradient: Tensor, timestamp: int, first: bool = True) -> None:
-        """Correct a gradient, (slice,) float32, in place, that was computed at the weights of `timestamp`.
+        """Correct a gradient in place, (slice,) float32, computed at the weights of `timestamp`.
 
-        `first`: of the sum for an update.
+        `first`: of an update's sum.
         """
         term = torch.sub(self._weights, self._copies[timestamp], out=self._term).mul_(gradient).mul_(gradient)
         if self._mean_square is not None and self._before is not None:
-            if first:  # into the other buffer, so that the state at the last update stays
+            if first:  # into the other buffer: the last update's state stays
                 self._mean_square, self._before = self._before, self._mean_square
                 torch.mul(self._before, self._memory, out=self._mean_square)
             else:

@@ -1,16 +1,12 @@
-"""A slice that is updated on a GPU: sum, optimiser and weights lie there, and gradients and weights cross to MPI and back.
+"""A slice updated on a GPU: sum, optimiser and weights lie there.
 
-                MPI, on the host                    the GPU, in this order
-    push        receives into the inbox        ->   copy to scratch; weight and add to the sum
-    update                                          one step of the whole slice; then chunk by chunk
-    answer      sends each chunk when it is    <-   copy of the chunk
-                there, the first ones while the last are being copied
+                MPI, on the host                    GPU, in this order
+    push        receives into an inbox         ->   copy to scratch; weight and add to the sum
+    update                                          step of the whole slice
+    answer      sends each chunk once copied   <-   copy chunk by chunk
 
-The host waits where it needs something: for an inbox, of which there are two, to be free again; for a chunk that is to be sent; for
-a norm, where one is due (`norms.py`); and where gradients that are not finite are dropped, for each to be looked at. Where they
-stop the run, the sum is looked at, while the weights are under way.
-
-Where MPI is CUDA-aware it receives and sends in the GPU's own memory (`DeviceUpdate` alone), which costs a wait before each.
+The host waits for a free inbox, a chunk to send, a due norm, and each gradient's check where non-finite ones are dropped. Where
+they stop the run, the sum is checked while the weights travel.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class DeviceUpdate(SliceUpdate):
-    """`SliceUpdate` on a GPU whose memory MPI takes: chunks are sent one by one, but made all at once."""
+    """A `SliceUpdate` in GPU memory, given to a CUDA-aware MPI after a wait; chunks are made together, sent singly."""
 
     receives_again = False
 
@@ -49,7 +45,6 @@ class DeviceUpdate(SliceUpdate):
 
     @property
     def inbox(self) -> Any:
-        """Memory for the next gradient, once the GPU is done with what came before."""
         wait_for(self.weights)
         return super().inbox
 
@@ -59,7 +54,7 @@ class DeviceUpdate(SliceUpdate):
         return super().served
 
     def step(self) -> Step:
-        """The weights are made when it returns, as on a CPU: whoever takes the time of an update takes the GPU's."""
+        """Make the update and wait for the GPU: callers measure the time."""
         step = self.begin_step()
         self._until_made()
         return step
@@ -88,16 +83,16 @@ class DeviceUpdate(SliceUpdate):
 
 
 class StagedUpdate(DeviceUpdate):
-    """`DeviceUpdate` where MPI takes host memory alone.
+    """A `DeviceUpdate` for MPI limited to host memory.
 
-    `inbox` and `served` are numpy views of pinned memory, or, after `live_in`, `served` is of memory that ranks of a node share.
+    `inbox` and `served` are pinned; after `live_in`, `served` is in a node's shared memory.
     """
 
     def __init__(self, weights: Tensor, *arguments: Any, **fields: Any) -> None:
         super().__init__(weights, *arguments, **fields)
         self._inboxes = [self._new_inbox(), self._new_inbox()]
         self._emptying: list[Copy | None] = [None, None]
-        """The copy out of each, where one was begun."""
+        """Pending copies out of the inboxes."""
         self._turn: Tensor | None = None
         """The next gradient, where many come at once."""
         self._serve_from(staging(weights))
@@ -107,7 +102,7 @@ class StagedUpdate(DeviceUpdate):
 
     @property
     def inbox(self) -> Any:
-        """Memory for the next gradient: the inbox that was filled before the last one, once it is free again."""
+        """The inbox filled least recently, once free."""
         emptying = self._emptying[0]
         if emptying is not None:
             emptying.wait()
@@ -133,16 +128,16 @@ class StagedUpdate(DeviceUpdate):
         return host_view(room)
 
     def turn_to(self, place: int) -> None:
-        """The gradient at this place of that memory is what `take_in` takes in."""
+        """Let `take_in` take the gradient at this place of `make_room`'s memory."""
         self._turn = self._room[place]
 
     def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
-        """Let this memory, each (slice,) float32, hold the weights that are served, and what comes instead of in `make_room`'s."""
+        """Serve from this memory, and receive into `gradients` instead of `make_room`; each (slice,) float32."""
         self._room = tuple(torch.from_numpy(each) for each in gradients)
         self._serve_from(torch.from_numpy(weights))
 
     def renew_weights(self) -> None:
-        """Serve them from memory of its own: what is sent from the old one, and takes long, stays as it is."""
+        """Serve from new memory; slow sends from the old stay intact."""
         self._serve_from(staging(self.weights))
 
     def restore(self, state: Mapping[str, Tensor], samples: int) -> None:
@@ -150,7 +145,6 @@ class StagedUpdate(DeviceUpdate):
         self._serve_from(self._out)
 
     def _serve_from(self, out: Tensor) -> None:
-        """From now on serve the weights, as they are, from this host memory, (slice,) float32."""
         self._out = out
         self._begin_to_send()
         self._until_made()
@@ -159,7 +153,6 @@ class StagedUpdate(DeviceUpdate):
         self._leaving = [Copy(self._out[cut], self.weights[cut]) for cut in self._cuts]
 
     def _until_made(self) -> None:
-        """And copied."""
         for copy in self._leaving:
             copy.wait()
 
@@ -189,12 +182,11 @@ def make_update(
     segments: Sequence[Segment] = (),
     kind: Callable[..., SliceUpdate] | None = None,
 ) -> SliceUpdate:
-    """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
+    """Make a slice's update from initial `weights`, (slice,) float32, copied to `device`.
 
     Args:
-        direct: MPI takes a GPU's memory.
-        segments: of this slice, as in `SliceUpdate`.
-        kind: makes it, wherever it is; None: as MPI needs it there.
+        direct: MPI takes GPU memory.
+        kind: maker of the update; None: by the device and MPI.
     """
     own = vector_like(weights.detach().to(device))
     own.copy_(weights)

@@ -1,7 +1,6 @@
-"""Groups of parameters, as an optimiser of torch has them, on slices that know no parameters: segments of the flat vector.
+"""Groups of parameters with their own optimiser settings: segments of the flat vector.
 
-A segment is a run of elements with the same settings. A slice may begin or end within one, and so within a layer: it has its part,
-for optimisers work element by element. Those that do not, LARS and LAMB, have a segment for each parameter (`trust_ratio.py`).
+A slice may cut a segment, even a layer: optimisers work element by element. LARS and LAMB do not, and have a segment per parameter.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import GroupOptions
 
 _LISTED = 12
-"""So many names of parameters are listed in a message."""
 
 
 class Segment(NamedTuple):
@@ -27,10 +25,10 @@ class Segment(NamedTuple):
 
 
 def segments_of(options: GroupOptions, sizes: Mapping[str, int], each_parameter: bool = False) -> list[Segment]:
-    """The segments of a flat vector of these parameters, name -> number of elements, from its first element to its last.
+    """Return a flat vector's segments, in order, from sizes by parameter name.
 
-    None where there are no groups, unless `each_parameter` is to be one: else neighbours that are alike are one segment. Raises
-    ConfigError where a pattern decides for no parameter.
+    There are none without groups, unless `each_parameter` has its own; else equal neighbours merge. Raises ConfigError if a pattern
+    decides for no parameter.
     """
     if not (options.rate or options.weight_decay or each_parameter):
         return []
@@ -47,21 +45,21 @@ def segments_of(options: GroupOptions, sizes: Mapping[str, int], each_parameter:
 
 
 def within(segments: Sequence[Segment], start: int, stop: int) -> Iterator[Segment]:
-    """The parts of segments that lie in a slice, counted from its begin."""
+    """Yield parts of segments inside a slice, counted from its begin."""
     for each in segments:
         if each.start < stop and start < each.stop:
             yield each._replace(start=max(each.start, start) - start, stop=min(each.stop, stop) - start)
 
 
 def in_pieces(segments: Sequence[Segment], pieces: Sequence[tuple[int, int]]) -> list[Segment]:
-    """Segments of a vector that several have in pieces: of each piece by itself, as who has it would step."""
+    """Cut segments at the borders of pieces, as each piece's owner would step."""
     whole = segments or [Segment(start, stop) for start, stop in pieces]
     cut = ((start, each) for start, stop in pieces for each in within(whole, start, stop))
     return [each._replace(start=start + each.start, stop=start + each.stop) for start, each in cut] or list(segments)
 
 
 def _decided(field: str, values: Mapping[str, float], names: Mapping[str, int]) -> dict[str, float]:
-    """The value for each parameter that has one: that of the last pattern which matches its name."""
+    """Return each parameter's value: the last matching pattern decides."""
     deciding = {name: pattern for name in names for pattern in values if fnmatchcase(name, pattern)}
     for pattern, value in values.items():
         if pattern not in deciding.values():

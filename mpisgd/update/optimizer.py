@@ -1,4 +1,4 @@
-"""The optimisers of the shards: torch.optim on one flat parameter (DESIGN 5), and two beside it (`trust_ratio.py`)."""
+"""Optimisers of the shards: torch.optim on a flat parameter (DESIGN 5), LARS and LAMB."""
 
 from __future__ import annotations
 
@@ -36,24 +36,26 @@ from mpisgd.vectors.memory import vector_like
 from mpisgd.vectors.skipped import NOTHING, Runs, between
 
 _Group = dict[str, Any]
-"""An optimiser's settings (`torch.optim.Optimizer.param_groups`)."""
 _SAID = "__dynamo_disable"
 MISSED = "missed"
-"""Name of a checkpoint's tensor of the steps that each element has missed, beside those of the optimiser."""
+"""Checkpoint name of each element's missed steps."""
 CACHED_NBYTES = 4_000_000
-"""Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
+"""Largest slice taken to stay in a core's cache between receiving, update and sending."""
 IN_PASSES = 2**17
-"""Elements of which a plain kernel makes its many passes, so that what it reads and writes stays in a core's cache."""
+"""Elements per call of a plain kernel: its passes stay in a core's cache."""
 
 
 def make_optimizer(
     options: OptimizerOptions, parameter: Tensor, learning_rate: float, *, begun: bool = False, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """Make torch.optim on one flat parameter, whose steps on a CPU have the bits of torch's default kernels.
+    """Make torch.optim on a flat parameter, with the bits of torch's default CPU kernels.
 
-    Fused kernels, which touch each byte once, have other bits, but for SGD's (`_sgd`): SGD takes them for slices that do not fit
-    into a core's cache, GPUs wherever torch has them. `begun`: with all its state, SGD's momentum of zeros, too, which torch makes
-    of the first gradient, all at once. `fused`: as runs of rules before 6 had them (`schema.RULES`).
+    Fused kernels touch each byte once, with other bits except in SGD (`_sgd`): SGD takes them beyond cache size, GPUs wherever
+    possible.
+
+    Args:
+        begun: with all state; torch would make SGD's momentum of the first gradient, all at once.
+        fused: as in runs of rules before 6 (`schema.RULES`).
     """
     with without_the_compiler():
         optimizer = _make(options, parameter, learning_rate, fused)
@@ -63,7 +65,6 @@ def make_optimizer(
 
 
 def _begin(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
-    """Make the state that torch's own first step would make, where the optimiser has not made it yet."""
     group, state = optimizer.param_groups[0], optimizer.state[parameter]
     for name in sorted(_SLOTS[type(optimizer)] - set(state)):
         if name != "momentum_buffer" or group.get("momentum", 0.0) > 0:
@@ -71,7 +72,7 @@ def _begin(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
 
 
 def _count_of_steps(group: _Group, parameter: Tensor) -> Tensor:
-    """None yet; counted where the kernel wants it: with the parameter if it is fused, else on the CPU."""
+    """Return 0 where the kernel wants it: with the parameter if fused, else on the CPU."""
     return torch.zeros((), device=parameter.device if group.get("fused") else None)
 
 
@@ -101,10 +102,10 @@ def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float, fu
 
 @contextmanager
 def without_the_compiler() -> Iterator[None]:
-    """Torch's optimisers import its compiler when they are made, only to say of a function that it is not to be compiled.
+    """Keep torch's optimisers from importing torch's compiler.
 
-    That takes 1.5 s of every shard's start, as much as torch itself. So it is said before (see `torch._compile`); where torch
-    does it in another way, the compiler is imported.
+    The import takes 1.5 s, as long as torch itself, only to mark a function as not compiled. The mark is set before (see
+    `torch._compile`).
     """
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is None or "torch._dynamo" in sys.modules or hasattr(function, _SAID):
@@ -117,7 +118,7 @@ def without_the_compiler() -> Iterator[None]:
         delattr(function, _SAID)
 
 
-#: The tensors that each optimiser of torch keeps for a parameter.
+#: Tensors that each torch optimiser keeps for a parameter.
 _SLOTS = {
     torch.optim.SGD: {"momentum_buffer"},
     torch.optim.Adagrad: {"step", "sum"},
@@ -130,15 +131,12 @@ _SLOTS = {
 
 
 def slots_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The tensors that an optimiser keeps for a parameter by now, not copied; None, SGD's buffer without momentum, is none."""
+    """Return an optimiser's tensors for a parameter, not copied, without SGD's None."""
     return {name: value for name, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
 
 
 def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
-    """Give an optimiser the tensors that another of its kind kept for its parameter; they are copied.
-
-    Raises CheckpointError where it keeps no such tensor.
-    """
+    """Copy tensors of a like optimiser. Raises CheckpointError for an unknown tensor."""
     unknown = set(slots) - _SLOTS[type(optimizer)]
     if unknown:
         raise CheckpointError(f"the checkpoint has {', '.join(sorted(unknown))}, which {type(optimizer).__name__} does not keep")
@@ -149,18 +147,14 @@ def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Ma
 
 
 class Stepper:
-    """Makes one step of `optimizer`, from the first element to the last, chunk by chunk.
+    """A step of `optimizer` by torch's functional form, from the first element to the last, chunk by chunk.
 
-    It goes to torch's functional form of the same step, on the same state: the hooks around `Optimizer.step` cost 12 microseconds,
-    a tenth of the whole cycle of a small slice, and import torch's compiler. Fused kernels divide by the number of gradients, too,
-    which saves one pass over the slice; the plain ones make many passes, of one chunk after the other, which stays in the cache.
+    Fused kernels also divide, which saves a pass; plain kernels make their passes within the cache. Skipped elements
+    (`vectors/skipped.py`) have `missed` steps.
 
-    Where there are `segments`, from the first element to the last, each has settings of its own. They are cut into pieces of at
-    most a chunk; a step is always one of whole pieces, because the last bits of some kernels depend on where vectors begin and
-    end. The optimiser must have begun (`make_optimizer`). To LARS and LAMB a segment is a parameter, or the slice's part of it,
-    and is not cut; the whole slice is one where there are none.
-
-    What an update skips (`vectors/skipped.py`) has made fewer steps than the rest: they are `missed`.
+    Args:
+        optimizer: begun, where there are segments.
+        segments: cover the slice; steps make whole pieces, of at most a chunk.
     """
 
     def __init__(
@@ -169,8 +163,9 @@ class Stepper:
         self._group, self._state, self._weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
         self._skipped: Runs = NOTHING
         self._missed: list[tuple[int, int, int]] = []
-        """Runs of elements, and how many of the counted steps have passed over them; where steps are counted."""
+        """Runs of elements and their missed steps, where counted."""
         self._size = parameter.numel()
+        # hooks around `Optimizer.step` cost 12 microseconds, a tenth of a small slice's cycle, and import torch's compiler
         self._kernel = _KERNELS[type(optimizer)]
         self._fused = bool(self._group.get("fused"))
         if self._kernel.step is sgd and self._fused and not fused and parameter.is_cpu:
@@ -178,7 +173,7 @@ class Stepper:
         self._settings = self._kernel.settings_of(self._group)
         self._scale = torch.ones((), device=self._weights.device)
         self._by_norms = self._kernel.step in (lars, lamb)
-        if self._by_norms:
+        if self._by_norms:  # a segment is a parameter
             self._pieces = list(segments) or [Segment(0, self._size)]
         else:
             self._pieces = [
@@ -186,13 +181,13 @@ class Stepper:
                 for each in segments
                 for cut in cuts(4 * (each.stop - each.start))
             ]
+        # never cut: last bits of some kernels depend on where vectors begin and end
         self._ends = [piece.stop for piece in self._pieces]
         in_passes = self._kernel.step in (adam, adamw, adagrad, rmsprop) and not (self._fused or self._pieces)
         self._at_once = self._size if not in_passes else IN_PASSES
-        """Elements of which a step is made at once."""
 
     def set_momentum(self, momentum: float) -> None:
-        """Let the next steps have this momentum, or Adam's beta1."""
+        """Set the next steps' momentum, or Adam's beta1."""
         if "betas" in self._group:
             self._group["betas"] = momentum, self._group["betas"][1]
         else:
@@ -200,18 +195,17 @@ class Stepper:
         self._settings["beta1" if "betas" in self._group else "momentum"] = momentum
 
     def move(self, weights: Tensor) -> None:
-        """Make the next steps of these weights, which are as they were."""
+        """Step these weights from now on; values must be equal."""
         self._weights = weights
 
     def skip(self, runs: Runs) -> None:
-        """Let the next step pass over these elements."""
         self._skipped = runs
         if len(runs) and self._makes_momentum:
             self._state["momentum_buffer"] = vector_like(self._weights)
 
     @property
     def missed(self) -> Tensor | None:
-        """(slice,) float32: steps that each element has missed; None: none of them any."""
+        """Steps missed by each element, (slice,) float32, or None."""
         if not self._missed:
             return None
         missed = vector_like(self._weights)
@@ -226,10 +220,7 @@ class Stepper:
         self._missed = [(start, stop, int(steps[start])) for start, stop in itertools.pairwise(edges) if steps[start]]
 
     def reach(self, stop: int) -> int:
-        """Element at which a step to this one ends: there, or, where that cannot be, at the last one.
-
-        The first step of SGD makes its momentum, all at once; and pieces are not cut.
-        """
+        """Return where a step to `stop` ends: pieces are whole, SGD's first step makes all momentum."""
         if self._pieces:
             return self._ends[bisect_left(self._ends, stop)]
         return self._size if self._makes_momentum else stop
@@ -239,7 +230,7 @@ class Stepper:
         return self._kernel.step in (sgd, _sgd) and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
-        """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
+        """Step these elements by the sum of `divisor` gradients, (slice,) float32, used up."""
         if not (len(self._skipped) or self._missed):
             if stop - start <= self._at_once:
                 self._make(gradient, divisor, start, stop)
@@ -257,7 +248,7 @@ class Stepper:
             self._missed = _added([*self._missed, *skipped])
 
     def _alike(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Runs of these elements that have missed the same number of steps, and that number."""
+        """Yield runs of equal missed steps, with the number."""
         for first, last, missed in self._missed:
             if first < stop and start < last:
                 if start < first:
@@ -268,7 +259,7 @@ class Stepper:
             yield start, stop, 0
 
     def _make(self, gradient: Tensor, divisor: int, start: int, stop: int, missed: int | None = None) -> None:
-        """Make the step for these elements, and, with the last of them, count it; `missed`: it is not counted here."""
+        """Step these elements; the last count the step, unless `missed` is given."""
         weights, slots = self._weights, self._state
         if stop - start < self._size:
             weights, gradient, slots = weights[start:stop], gradient[start:stop], self._slots(start, stop)
@@ -290,14 +281,14 @@ class Stepper:
             tensors.append([slots[name]] if name in slots else [])
         first = not tensors[0] and kernel.step in (sgd, _sgd)
         if first:
-            tensors[0].append(None)  # where torch puts the momentum that it makes
+            tensors[0].append(None)  # torch puts the new momentum here
         settings["lr"] = self._group["lr"]
         kernel.step([weights], [gradient], *tensors, **settings)
         if first and tensors[0][0] is not None:
             self._state["momentum_buffer"] = tensors[0][0]
 
     def _step_by_groups(self, weights: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], start: int, stop: int) -> None:
-        """Make it for the pieces that these are of, with one call for all that have the same settings."""
+        """Step whole pieces, in one call per settings."""
         pieces = self._pieces[bisect_right(self._ends, start) : bisect_left(self._ends, stop) + 1]
         sizes = [min(piece.stop, stop) - max(piece.start, start) for piece in pieces]
         weights_of, gradient_of = torch.split(weights, sizes), torch.split(gradient, sizes)
@@ -320,7 +311,7 @@ class Stepper:
             self._kernel.step(*of_them, *tensors, **settings)
 
     def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
-        """State of these elements; steps are counted with the last of them."""
+        """Return the state of these elements; the last elements advance the step count."""
         slots = {name: tensor[start:stop] if tensor.dim() else tensor for name, tensor in self._state.items()}
         if stop < self._size and "step" in slots:
             slots["step"] = slots["step"].clone()
@@ -328,7 +319,7 @@ class Stepper:
 
 
 def _added(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The runs, apart and ascending, with the sum of the numbers of those that have them."""
+    """Return disjoint ascending runs; overlaps add their numbers."""
     edges = sorted({edge for start, stop, _ in runs for edge in (start, stop)})
     found = []
     for first, last in itertools.pairwise(edges):
@@ -339,9 +330,9 @@ def _added(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 class _Kernel(NamedTuple):
-    """A step of torch for elements that follow each other.
+    """A torch step for consecutive elements.
 
-    `slots`: the tensors that it takes after weights and gradients, in its order; `settings`: those of the group that it takes.
+    `slots`: tensors after weights and gradients, in order.
     """
 
     step: Callable[..., None]
@@ -364,7 +355,7 @@ def _sgd(
     grad_scale: Tensor | None = None,
     **settings: Any,
 ) -> None:
-    """Make torch's step of SGD by fused kernels of a CPU, but for elements that fill no register, whose bits would be others."""
+    """Step by torch's fused SGD; elements that fill no register take the plain kernel, for equal bits."""
     begins = settings["momentum"] > 0 and momenta[0] is None
     filled = [0 if begins else len(each) - len(each) % _REGISTER for each in weights]
     for kernel, parts in (fused, [slice(end) for end in filled]), (False, [slice(end, None) for end in filled]):
@@ -381,7 +372,7 @@ def _sgd(
 
 
 _REGISTER = 16
-"""Elements of the widest register of a CPU that torch's kernels use."""
+"""Elements of torch's widest CPU register."""
 _SGD = "fused", "weight_decay", "momentum", "lr", "dampening", "nesterov"
 _ADAM = ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
 _KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {

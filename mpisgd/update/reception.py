@@ -1,4 +1,4 @@
-"""Memory that a shard receives gradients in: one at a time, some that wait for their turn, or many at once."""
+"""Memory for received gradients: single, parked, or many at once."""
 
 from __future__ import annotations
 
@@ -17,24 +17,18 @@ from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import NOTHING, Runs, why_not
 
 PARKED_NBYTES = 2**30
-"""Memory that a shard may use for gradients that came before their turn."""
+"""Limit for gradients before their turn."""
 
 
 class Reception(Updates):
-    """Where the gradients for one slice come in, and what is measured of them on the way (`norms.py`).
+    """Memory for a slice's incoming gradients, and their norms.
 
-    `scratch`, (slice,) float32, holds the gradient that came last. All vectors lie where the weights do; those on a GPU meet MPI as
-    `device_update.py` says.
-
-    Args:
-        weights: (slice,) float32.
-        push_format: how gradients are received.
-        measured: whether their norms are.
+    `scratch`, (slice,) float32, holds the last. Vectors lie beside the weights; `device_update.py` has the GPU's.
     """
 
     def __init__(self, weights: Tensor, push_format: PushFormat, *, measured: bool = True) -> None:
         self.weights: Tensor = weights
-        self._size = weights.numel()  # which takes torch half a microsecond to say
+        self._size = weights.numel()  # costs half a microsecond in torch
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
         self._format = push_format
@@ -48,7 +42,7 @@ class Reception(Updates):
 
     @property
     def inbox(self) -> Any:
-        """Memory for the next gradient: `scratch`, or words of another format."""
+        """Memory for the next gradient: `scratch`, or coded words."""
         return self.scratch if self._coded is None else view_of(self._coded)
 
     def take_in(self, skipped: Runs = NOTHING) -> str:
@@ -65,7 +59,6 @@ class Reception(Updates):
         return (len(self._parked) + self._lent + 1) * self._scratch.nbytes <= PARKED_NBYTES
 
     def park(self, learner_id: int) -> None:
-        """Keep the gradient in `scratch` for later; another buffer takes its place."""
         self._parked[learner_id] = self._scratch
         self._receive_into(self._spare.pop() if self._spare else vector_like(self.weights))
 
@@ -84,7 +77,7 @@ class Reception(Updates):
         return host_view(self._spare_coded.pop() if self._spare_coded else torch.zeros_like(self._coded))
 
     def take_back(self, room: np.ndarray) -> None:
-        """What lies there is the gradient that has come last; memory changes hands, and nothing is copied."""
+        """Make lent memory the last gradient, without a copy."""
         self._lent -= 1
         if self._coded is None:
             self._spare.append(self._scratch)
@@ -100,9 +93,9 @@ class Reception(Updates):
         return host_view(room)
 
     def turn_to(self, place: int) -> None:
-        """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied.
+        """Let `scratch` be this place of `make_room`; if coded, `take_in` reads it.
 
-        In words of another format it is what `take_in` takes in.
+        Neither the gradient nor a sum begun with it is copied.
         """
         if self._coded is None:
             self._receive_into(self._room[place])
@@ -110,7 +103,6 @@ class Reception(Updates):
             self._coded = self._room[place]
 
     def renew_scratch(self) -> None:
-        """The next gradient is received into memory of its own."""
         if self._coded is not None:
             self._coded = torch.zeros_like(self._coded)
         self._receive_into(vector_like(self.weights))
@@ -121,10 +113,9 @@ class Reception(Updates):
         self._norms.received = None
 
     def scratch_is_finite(self) -> bool:
-        """Whether the received gradient has no NaN and no infinity.
+        """Return whether the received gradient is finite.
 
-        Its squared norm, which tells in nearly all cases, is kept for `accumulate`: where gradients are asked about at all, each
-        that is summed must be, after it was received.
+        `accumulate` reuses the squared norm: check each summed gradient, or none.
         """
         self._norms.received = squared = squared_norm(self.scratch)
         return math.isfinite(squared) or is_finite(self.scratch)

@@ -1,11 +1,8 @@
-"""Learning-rate schedules, driven by samples applied, so that protocols are comparable.
+"""Learning-rate schedules, driven by samples applied: protocols stay comparable.
 
-A schedule is a function of `epochs` = samples applied / training samples, giving the factor of alpha0 in the next update. Updates
-are counted as so many samples as normally make one.
-
-A scheduler of torch is stepped beside an optimiser that has nothing to optimise, of rate 1: what it sets there is the factor. Its
-n-th value holds for the update before which n of its steps are over, as in a loop that calls `optimizer.step()` and then
-`scheduler.step()`. It ends with the last of the run's steps: what is applied beyond keeps that.
+A schedule maps `epochs` = samples applied / training samples to the next update's factor of alpha0; an update counts as its usual
+samples. A torch scheduler steps beside an idle optimiser of rate 1. Its n-th rate holds for the update after n steps, the last
+beyond the run's end.
 """
 
 from __future__ import annotations
@@ -37,36 +34,27 @@ from mpisgd.update.optimizer import without_the_compiler
 Schedule = Callable[[float], float]
 
 _ROUNDED = 1e-6
-"""Share of a step that counts as none: numbers of epochs are rounded."""
+"""Tolerance in steps: epochs are rounded."""
 _MOST_STEPS = 10_000_000
-"""Of a scheduler of torch in one run: a minute of Python, and 80 MB."""
+"""Most steps of a torch scheduler: a minute of Python, and 80 MB."""
 
 
 def make(options: ScheduleOptions, total_epochs: float, update_epochs: float = 0.0, sample_epochs: float = 0.0) -> Schedule:
-    """The factor of alpha0 as a function of epochs.
-
-    Args:
-        total_epochs: length of the run.
-        update_epochs: of the samples of one update. A warm-up of k updates gives them 1/k, 2/k ... 1 of the rate: counts its own
-            samples, too, for from 0 the first update would do nothing.
-        sample_epochs: of one sample.
-
-    Raises ConfigError where torch's scheduler, or the user's, is none.
-    """
+    """Return the factor of alpha0 as a function of epochs. Raises ConfigError for an invalid scheduler."""
     units = {"epochs": 1.0, "updates": update_epochs, "samples": sample_epochs}
     warmup = max(options.warmup_epochs, options.warmup_updates * update_epochs, options.warmup_samples * sample_epochs)
     after = _after_warm_up(options, total_epochs, units)
 
     def factor(epochs: float) -> float:
         value = after(epochs)
+        # a warm-up of k updates takes 1/k, 2/k ... 1 of the rate: from 0 the first update would do nothing
         return value * min(1.0, (epochs + update_epochs) / warmup) if warmup > 0 else value
 
     return factor
 
 
 def of_run(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
-    """The schedule of a run's shards, so many gradients of which normally make one update; where learners take inner steps, the
-    schedule is theirs (`of_inner_steps`), and the shards' is constant [DiLoCo 3]."""
+    """Return the shards' schedule: constant where inner steps have theirs (`of_inner_steps`) [DiLoCo 3]."""
     if config.local_steps:
         return lambda epochs: 1.0
     update_epochs = samples_per_update(config, gradients_per_update) / train_samples
@@ -74,7 +62,7 @@ def of_run(config: Config, gradients_per_update: float, train_samples: int) -> S
 
 
 def momentum_of_run(config: Config, gradients_per_update: float, train_samples: int) -> Schedule | None:
-    """The momentum, or Adam's beta1, as a function of epochs, where the scheduler cycles it; None where it stays."""
+    """Return momentum, or Adam's beta1, over epochs; None unless the scheduler cycles it."""
     options = config.schedule
     if not isinstance(options, TorchScheduleOptions) or not options.cycles_momentum or config.local_steps:
         return None
@@ -89,9 +77,9 @@ def momentum_of_run(config: Config, gradients_per_update: float, train_samples: 
 
 
 def of_inner_steps(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int, int], float]:
-    """The rate of the k-th own step, k from 0, that a learner takes from weights of a clock [DiLoCo 3].
+    """Return the rate of a learner's own step k, from 0, at weights of a clock [DiLoCo 3].
 
-    Samples are counted as if all learners that make an update were at the same step: those of `clock` updates, and of k steps.
+    Samples count as if all learners of an update were at step k.
     """
     step_epochs = gradients_per_update * config.accumulation * config.mu / train_samples
     factor = make(config.schedule, config.epochs, step_epochs, 1 / train_samples)
@@ -99,12 +87,11 @@ def of_inner_steps(config: Config, gradients_per_update: float, train_samples: i
 
 
 def samples_per_update(config: Config, gradients_per_update: float) -> float:
-    """Number of samples that normally make one update; in teams, of all ranks."""
+    """Return the usual number of samples per update; in teams, of all ranks."""
     return gradients_per_update * config.mini_batches_per_push * config.mu
 
 
 def _after_warm_up(options: ScheduleOptions, total_epochs: float, units: Mapping[str, float]) -> Schedule:
-    """The factor as if nothing was warmed up; `units`: the epochs of each."""
     match options:
         case TorchScheduleOptions(unit=unit, every=every):
             step = every * units[unit]
@@ -133,10 +120,9 @@ def _factor(options: ScheduleOptions, epochs: float, total_epochs: float) -> flo
 
 
 def _of_torch(options: TorchScheduleOptions, total: float, what: str = "lr") -> Schedule:
-    """The factor, or the momentum, as a function of steps of the scheduler, of which the run has `total`; both may be fractions.
+    """Return the factor or momentum over `total` scheduler steps; both steps and total may be fractions.
 
-    Raises ConfigError where it cannot be made with these arguments, or does not last as long as the run; later, where it gives
-    no factor.
+    Raises ConfigError if torch refuses the arguments or the scheduler ends before the run; later, if a value is no factor.
     """
     steps = max(1, math.ceil(total - _ROUNDED))
     if steps > _MOST_STEPS:
@@ -171,7 +157,7 @@ def _of_torch(options: TorchScheduleOptions, total: float, what: str = "lr") -> 
 def _made(options: TorchScheduleOptions, steps: int) -> lr_scheduler.LRScheduler:
     kind = getattr(lr_scheduler, options.scheduler)
     offered = {"T_max": steps, "total_steps": steps, "max_lr": 1.0}
-    if "epochs" in options.kwargs:  # the other way to tell OneCycleLR its length
+    if "epochs" in options.kwargs:  # OneCycleLR's other way to its length
         del offered["total_steps"]
     taken = inspect.signature(kind).parameters
     with without_the_compiler():
@@ -182,7 +168,7 @@ def _made(options: TorchScheduleOptions, steps: int) -> lr_scheduler.LRScheduler
 
 @contextmanager
 def _answering_for(options: TorchScheduleOptions) -> Iterator[None]:
-    """Say of its arguments what torch raises; let it not warn that its optimiser takes no steps: it has none to take."""
+    """Report torch's errors as the arguments'; silence its warning about an idle optimiser."""
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
@@ -194,10 +180,9 @@ def _answering_for(options: TorchScheduleOptions) -> Iterator[None]:
 
 
 def _of_user(options: CustomScheduleOptions, total: float) -> Schedule:
-    """The factor as a function of what has been applied, in the user's unit, of which the whole run has `total`.
+    """Return the user's factor over applied samples, in the user's unit; `total`: the run's end.
 
-    Raises ConfigError where there is no such function, it raises, or it gives no factor: at first for the begin and the end of the
-    run.
+    Raises ConfigError if the function is missing, raises, or returns no factor; begin and end are tried at once.
     """
     named = f"schedule.factory = {options.factory!r}"
     function, whole = load_attribute(options.factory, "schedule.factory"), options.unit != "epochs"
@@ -217,7 +202,7 @@ def _of_user(options: CustomScheduleOptions, total: float) -> Schedule:
 
 
 def _checked(said: Any, named: str, where: str) -> float:
-    """Raises ConfigError where what was said is no factor."""
+    """Return a finite factor >= 0, or raise ConfigError."""
     try:
         factor = float(said)
     except (TypeError, ValueError):

@@ -1,10 +1,7 @@
-"""Gradients into an optimiser step on one slice: weighting, averaging, schedule, averaged weights (DESIGN 3, 5).
+"""Gradients into an optimiser step on a slice: weighting, averaging, schedule, averaged weights (DESIGN 3, 5).
 
-The optimiser is torch.optim's, on the slice as its one parameter. Weighting happens per gradient, in the sum, and so before
-momentum, unless the weights are of the rate (`weighting.py`). The sum is divided by the number of gradients that were summed
-(law 3), and may be clipped. The learning rate is set before each step as a function of samples applied; torch's schedulers count
-steps, whose number depends on the protocol. What an update was made of is measured on the way (`norms.py`); no weight depends on
-it.
+Weights apply to gradients in the sum, before momentum, or to the rate (`weighting.py`). The divisor is the number of summed
+gradients (law 3). The learning rate follows samples applied: the number of steps depends on the protocol.
 """
 
 from __future__ import annotations
@@ -34,43 +31,32 @@ from mpisgd.vectors.skipped import NOTHING, Runs, common
 
 
 class Step(NamedTuple):
-    """Result of one update."""
-
     gradients: int
-    """The divisor: how many gradients were summed, those that teams had summed before counted each."""
+    """The divisor: summed gradients, those in teams' sums included."""
     learning_rate: float
-    """With the factor of `Weighting`, where weights are of the rate."""
+    """With the factor of `Weighting`."""
     gradient_sq: float = math.nan
-    """Sum of |w_i g_i|^2 over the pushed g_i and their weights w_i, by the divisor: their mean, where each is a single gradient;
-    NaN where it was not measured."""
+    """Sum of |w_i g_i|^2 over pushes, by the divisor; NaN = not measured."""
     sum_sq: float = math.nan
-    """|sum w_i g_i|^2, before the divisor; NaN where it was not measured."""
+    """|sum w_i g_i|^2, undivided; NaN = not measured."""
 
 
 class SliceUpdate(Reception):
-    """The weights of one slice, the sum of gradients in the making, and the optimiser.
+    """Weights of a slice, the sum of gradients in the making, and the optimiser.
 
-    The first gradient of a sum is not copied: scratch and sum change places. `learning_rate` is that of the next update, before
-    any weight.
+    A sum's first gradient is not copied: scratch and sum swap. `learning_rate` is the next update's, before any weight.
 
     Args:
-        weights: (slice,) float32; becomes the state, updated in place.
-        learning_rate: alpha0 (times the scaling rule, where it is on).
-        schedule: factor of the learning rate as a function of epochs.
-        train_samples: samples of one epoch.
-        momentum: as a function of epochs, where it follows the schedule, too.
-        average: the averaged weights, or None.
-        compensation: what corrects stale gradients, or None; it knows these weights.
-        segments: of the slice, where parameters are grouped: from its first element to its last.
-        push_format: as in `Reception`.
-        weighting: what weights multiply; None: gradients.
-        clip_average: L2 norm that the averaged gradient is clipped to: of the slice, or of which it is a part (`agree`); 0 = off.
-        measured: whether norms of gradients are (`norms.py`).
-        fused: as in `make_optimizer`.
+        weights: (slice,) float32; the state, updated in place.
+        learning_rate: alpha0, scaled if configured.
+        schedule, momentum: functions of epochs.
+        compensation: made with the same `weights`.
+        segments: cover the slice.
+        clip_average: L2 norm limit of the averaged gradient: of the slice, or after `agree` of the whole; 0 = off.
     """
 
     receives_again = True
-    """Whether the next gradient may be received into the memory of one that is used up."""
+    """Whether used-up memory may receive the next gradient."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,
@@ -102,19 +88,18 @@ class SliceUpdate(Reception):
         self._cuts = list(cuts(weights.nbytes))
         self.chunks_count = len(self._cuts)
         self._made = self._size
-        """Number of weights that are those of the last update."""
         self._divisor = 0
         self._sum_sq = 0.0
         self.checks_sums = False
         self._weight, self._first = 1.0, True
         self._added = self._size
-        """Number of elements of the gradient accumulated last that are in the sum."""
+        """Elements of the last gradient in the sum."""
         self._sum = vector_like(weights)
         self._summed = view_of(self._sum)
         self.cached = weights.nbytes <= CACHED_NBYTES
         self.gradients = 0
         self._skipped = NOTHING
-        """Elements that no gradient in the sum has."""
+        """Elements without a gradient in the sum."""
         self.samples = 0
         self._pending_samples = 0
         self._parameter = torch.nn.Parameter(weights)
@@ -137,7 +122,7 @@ class SliceUpdate(Reception):
         self._move_to(torch.from_numpy(weights))
 
     def renew_weights(self) -> None:
-        """Go on in memory of its own: what is sent from the old one, and takes long, stays as it is."""
+        """Go on in new memory; slow sends from the old stay intact."""
         self._move_to(vector_like(self.weights))
 
     def _move_to(self, weights: Tensor) -> None:
@@ -150,19 +135,18 @@ class SliceUpdate(Reception):
             self.compensation.move(weights)
 
     def sum_is_finite(self) -> bool:
-        """Whether the sum that the last update was made from is finite; to be asked before the next gradient is summed.
+        """Return whether the last update's sum is finite; ask before summing again.
 
-        Where that was to be expected, each chunk was looked at while it was in the cache.
+        With `checks_sums`, chunks were checked in the cache.
         """
         return (self.checks_sums and math.isfinite(self._sum_sq)) or is_finite(self._summed)
 
     def accumulate(
         self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False, skipped: Runs = NOTHING
     ) -> None:
-        """Add what is in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum.
+        """Add `scratch` times `weight` to the sum: `gradients` of `samples` samples at the weights of `timestamp`.
 
-        It is a gradient, or the sum of so many, which the divisor counts. Where it is the `last` one of an update, each chunk is
-        added just before its step, while it is in the cache: the update must be made next. `skipped`: as in `vectors/skipped.py`.
+        Chunks of the `last` gradient are added just before their step, in the cache: the update must come next.
         """
         if self.gradients == 0 or len(self._skipped):
             self._note_skipped(skipped)
@@ -191,7 +175,6 @@ class SliceUpdate(Reception):
         self._agreed = norm
 
     def _add(self, stop: int) -> None:
-        """Let the sum hold the gradient accumulated last up to this element, too."""
         start, self._added = self._added, stop
         if self._first and self._weight == 1.0:
             return
@@ -203,21 +186,17 @@ class SliceUpdate(Reception):
             summed.add_(self._scratch if whole else self._scratch[start:stop], alpha=self._weight)
 
     def _swap(self) -> None:
-        """The received gradient becomes the sum, and the sum's buffer the one to receive into."""
         self._sum, self._scratch = self._scratch, self._sum
         self._summed, self.scratch = self.scratch, self._summed
 
     def step(self) -> Step:
-        """Make the update from what was summed; where nothing was (all dropped), the weights stay.
-
-        Returns the divisor and the learning rate that were used, and what was measured.
-        """
+        """Make the update; if all was dropped, the weights stay."""
         step = self.begin_step()
         self._make(self._cuts[-1].stop)
         return step
 
     def begin_step(self) -> Step:
-        """Begin a `step`; the weights are made as `chunks` are asked for."""
+        """Begin a `step`; `chunks` makes the weights."""
         clips = self._clip_average > 0 and self.gradients > 0
         if (self._norms.due or clips) and self._added < self._size:
             self._add(self._size)
@@ -243,14 +222,14 @@ class SliceUpdate(Reception):
             clip_part(average, self._agreed, self._clip_average)
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """The weights as they are sent, chunk by chunk, each made by now."""
+        """Yield the weights chunk by chunk, making each on demand."""
         for cut, chunk in zip(self._cuts, chunks_of(self._served), strict=True):
             if self._made < cut.stop:
                 self._make(cut.stop)
             yield chunk
 
     def _make(self, stop: int) -> None:
-        """Make the new weights up to this element, at least; whoever makes the last ends the update."""
+        """Make weights up to this element, at least; the last end the update."""
         if self._divisor > 0:
             stop = self._step.reach(stop)
             if self._added < stop:
@@ -265,18 +244,17 @@ class SliceUpdate(Reception):
             self._made = self._size
         if self._made == self._size:
             if self._divisor == 1 and self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
-                self._swap()  # receive into the buffer that may still be in the cache, and leave the other one untouched
+                self._swap()  # receive into the buffer that may still be in the cache
             self._set_learning_rate()
 
     def _look_at_sum(self, start: int, stop: int) -> None:
-        """Look at these elements of the sum, which are about to be used up: `sum_is_finite` will be asked."""
         self._sum_sq += squared_norm(self._summed[start:stop])
 
     def state(self) -> dict[str, Tensor]:
-        """State that later updates depend on, besides `samples`: tensors by name, not copied. The sum in the making is none of it.
+        """Return the state besides `samples` and the sum: tensors by name, not copied.
 
-        `weights`, `averaged` and `averages` where there is such, `compensation`, and the optimiser's own as `optimizer.<name>`;
-        each (slice,) float32, but for counts of steps, which are scalars.
+        `weights`; `averaged`, `averages`, `compensation` if present; `optimizer.<name>`. Each (slice,) float32; counts of steps
+        are scalars.
         """
         state = {"weights": self.weights}
         if self._average is not None:
@@ -289,9 +267,9 @@ class SliceUpdate(Reception):
         return state | {f"optimizer.{name}": tensor for name, tensor in slots.items()}
 
     def restore(self, state: Mapping[str, Tensor], samples: int) -> None:
-        """Go on from what `state` gave when so many samples had been applied; nothing may have been summed yet. It is copied.
+        """Copy a `state` as of this many samples, before anything is summed.
 
-        Raises CheckpointError where a tensor is missing, not known, or of another shape: it is another optimiser's.
+        Raises CheckpointError if a tensor is missing, unknown or misshapen: another optimiser's.
         """
         own = {name: tensor for name, tensor in self.state().items() if not name.startswith("optimizer.")}
         given = {name for name in state if not name.startswith("optimizer.")}
@@ -319,7 +297,7 @@ class SliceUpdate(Reception):
 
 
 def agree(updates: Sequence[SliceUpdate]) -> None:
-    """Let all slices of an averaged gradient be clipped by the norm of the whole, where one process has them all."""
+    """Clip all slices by the norm of the whole, where one process has all."""
     norm = norm_of_parts(update.norm_of_average() for update in updates)
     for update in updates:
         update.agree(norm)

@@ -1,7 +1,7 @@
-"""An update whose gradients come in chunk by chunk (`inflow.py`), and whose weights leave so.
+"""An update that receives gradients, and sends weights, chunk by chunk (`inflow.py`).
 
-Each chunk is summed when it has come of all. The order of the sum is that of the gradients, for each element, so the bits are those
-of `SliceUpdate`. Norms of gradients are not measured: they would be known after the update's row of the log is due.
+A chunk is summed once all gradients have delivered it, in their order: the bits are `SliceUpdate`'s. Norms are not measured: the
+update's log row would be due before.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class StreamedUpdate(SliceUpdate):
-    """A `SliceUpdate` that keeps a few chunks of each gradient, and only the sum whole; on the host."""
+    """A `SliceUpdate` on the host, with a few chunks of each gradient and a whole sum."""
 
     receives_again = False
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.cached = False  # a gradient is looked at when it is summed
+        self.cached = False  # gradients are checked when summed
         self._receive_into(self.weights[:0])
         word = np.float32 if self._coded is None else np.int16
         self._coded = None
         self._inflow = Inflow(self._size, lambda size: np.zeros(size, word))
         self._wide = self.weights.new_empty(0 if word is np.float32 else self._inflow.pieces[0].stop)
-        """(chunk,) float32, where one that travels as bfloat16 is looked at."""
+        """(chunk,) float32, for widening a bfloat16 chunk."""
         self._weights: list[float] = []
-        """Of the gradients in the sum."""
         self._pieces: Iterator[slice] = iter(())
-        """Those of the slice that are not summed yet."""
+        """Chunks not summed yet."""
 
     @property
     def inbox(self) -> Inflow:
@@ -50,7 +49,7 @@ class StreamedUpdate(SliceUpdate):
     def accumulate(
         self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False, skipped: Runs = NOTHING
     ) -> None:
-        """Note that the gradient which has come last is part of the sum; it is added chunk by chunk when the update is made."""
+        """Include the last gradient; the update adds its chunks."""
         if self.gradients == 0:
             self._weights, self._pieces, self._added = [], iter(self._inflow.pieces), 0
         self._inflow.include()
@@ -60,7 +59,7 @@ class StreamedUpdate(SliceUpdate):
         self._pending_samples += samples
 
     def _add(self, stop: int) -> None:
-        """Let the sum hold all gradients up to this element, at least."""
+        """Complete the sum at least up to this element."""
         while self._added < stop:
             piece = next(self._pieces)
             summed = self._sum[piece]
