@@ -1,7 +1,7 @@
-"""Parts of a gradient that leave one by one, while the rest of the backward pass of an allreduce is computed.
+"""Buckets of a gradient, sent during the backward pass of an allreduce.
 
-A bucket is contiguous, and of one rank's slice. It has layers until they are of BUCKET_NBYTES, from the end of the slice on, as a
-backward pass goes. A larger layer, whose gradient is there all at once, is cut: one bucket leaves while the next one is rounded.
+Layers fill a bucket from the slice's end, as a backward pass goes. A larger layer comes at once and is cut: a bucket leaves while
+the next is rounded.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from mpisgd.vectors.flat import Layer, bounds_of
 
+# 17 ms at 1 Gbit/s: fixed costs vanish, and little is left after a pass. Twice the size takes a twentieth longer in a round of
+# equal computing and exchange; half gains nothing.
 BUCKET_NBYTES = 2**21
-"""Least bytes of float32 in one, but for the first of a slice, which comes last; none has twice as many. 17 ms at 1 Gbit/s, so that
-what each costs besides its bytes does not count, and what is left when a pass ends is little of a large model. Twice as many take a
-twentieth more of a round in which computing is as long as the exchange; half as many gain nothing."""
+"""Least float32 bytes of a bucket, except a slice's first, the last to come; none has twice as many."""
 
 OLDER_NBYTES = 2**22
-"""In runs of rules before the fourth (`records/log/schema.py`)."""
+"""Under rules before 4 (`records/log/schema.py`)."""
 
 
 class Bucket(NamedTuple):
-    """Elements `start` to `end` of the vector, which the rank in place `owner` sums.
+    """Elements `start` to `end`, summed by rank `owner` of the group.
 
-    `first`: the number of the first layer that it has a part of, whose gradient is the last that it waits for.
+    `first`: index of the first layer inside; its gradient comes last.
     """
 
     owner: int
@@ -33,7 +33,7 @@ class Bucket(NamedTuple):
 
 
 def buckets(layers: Sequence[Layer], slices: Sequence[tuple[int, int]], nbytes: int | None = None) -> list[Bucket]:
-    """Cut the slices of a vector of these layers, in the order of the vector; `nbytes`: in the place of BUCKET_NBYTES."""
+    """Cut the slices of these layers, in the vector's order."""
     ends = bounds_of([[layer] for layer in layers])
     size = max(1, (nbytes or BUCKET_NBYTES) // 4)
     found = []

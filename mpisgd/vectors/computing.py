@@ -1,7 +1,4 @@
-"""Interfaces between the loops and what computes, with tensors (`gradient.Gradient`, `update.SliceUpdate`) or sizes alone.
-
-`Exchanges` is what a gradient tells in return, where layers are exchanged one by one.
-"""
+"""Interfaces between the loops and computing."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class Waited:
-    """How long computing has waited for the other ranks of its group, in all; shared by the stages of one gradient."""
+    """Time that computing has waited for other ranks."""
 
     __slots__ = ("ns",)
 
@@ -23,10 +20,7 @@ class Waited:
 
 
 class Scaled:
-    """By what a learner's loss was multiplied in its last backward pass (`scaling.py`); shared as `Waited` is.
-
-    Of a team that is its first rank's.
-    """
+    """Loss scale of the last backward pass (`scaling.py`); in a team, the first rank's."""
 
     __slots__ = ("by",)
 
@@ -35,188 +29,180 @@ class Scaled:
 
 
 class Computes(ABC):
-    """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
+    """A gradient for a learner's loop, computed where the channel sends from."""
 
     samples: int
-    """Samples of the mini-batch computed last."""
     rounded: float = 0.0
-    """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
+    """Norm of the rounding error, as a share of the gradient's."""
     skipped: Runs = NOTHING
-    """Of the mini-batch computed last, the elements that have no gradient, not even of zeros, where an optimiser asks."""
+    """Elements of the last mini-batch without a gradient, if an optimiser asks."""
     waited: Waited = Waited()
-    """Stays 0 where a learner is one rank."""
     scaled: Scaled = Scaled()
-    """Stays 1 where no loss is scaled."""
 
     def prepare(self, seq: int) -> None:  # noqa: B027 - virtual learners, who wait in virtual time, gain nothing
-        """Do what mini-batch `seq` needs before its weights are known."""
+        """Do work of mini-batch `seq` that needs no weights."""
 
     @abstractmethod
     def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        """Compute the gradient of mini-batch `seq`; return the loss."""
 
     def at_clock(self, clock: int) -> None:  # noqa: B027 - only a learner that steps by itself has a learning rate of its own
-        """The weights that `compute` will use were pulled at this clock, the least of all slices'."""
+        """Note the clock of the pulled weights, the least of all slices."""
 
     def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
-        """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
+        """Step along the last gradient, left intact for sending."""
 
     def give_up(self) -> None:  # noqa: B027 - only what keeps something of each mini-batch has anything to take back
-        """What was computed last, or in part, is not pushed."""
+        """Take back the last mini-batch, even partial."""
 
     def interrupt_by(self, check: Callable[[], None]) -> None:  # noqa: B027 - in virtual time the wire does
-        """Call this every now and then in `compute`; it may raise to end that."""
+        """Call `check` now and then in `compute`; it may raise."""
 
 
 class Keeps:
-    """Is told of snapshots, to keep what a learner has beside its weights (`records/checkpoint/buffers.py`); nothing by itself."""
+    """Listener to snapshots, for a learner's state beside weights; inert by default."""
 
     def begins(self, snapshots: int, clock: int) -> None:
-        """A mini-batch begins, from weights of shard 0 that have this clock, and are as new as so many snapshots."""
+        """Begin a mini-batch, at shard 0's clock and number of snapshots."""
 
     def give_up(self) -> None:
-        """The mini-batch that has begun last came to no end: what it has changed is to be as it was."""
+        """Undo changes of the unfinished mini-batch."""
 
     def end(self, snapshots: int, clock: int, *, interrupted: bool) -> None:
-        """The last mini-batch is over; `interrupted`: another attempt may go on."""
+        """End the last mini-batch; `interrupted`: another attempt may follow."""
 
 
 class Exchanges(Protocol):
-    """Listener to a gradient whose slices, by layers, are exchanged one by one while it is computed."""
+    """Listener to a gradient exchanged by layers while computed."""
 
     def need(self, shard: int) -> None:
-        """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
+        """Have a slice's weights in place before their first use."""
 
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
-        """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
+        """Push a slice's final gradient; its memory stays intact until done."""
 
 
 class Travels(Computes):
-    """A stage of a learner's gradient (`gradient/stages.py`), and the memory that the gradient and its weights travel in.
+    """A stage of a learner's gradient (`gradient/stages.py`), and the memory in which gradient and weights travel.
 
-    Where layers are exchanged one by one, `finish_slice` is called for each slice when its gradient is there, or `finish` for all.
+    `finish_slice` serves an exchange by layers, `finish` all others.
     """
 
     memory: Memory
 
     @property
     def single(self) -> Any:
-        """What computes one mini-batch, where this is of several."""
+        """The part for a single mini-batch."""
         return self
 
     @property
     def leaves(self) -> bool:
-        """Whether a rank that computes this with others is no more."""
+        """Whether another rank of this gradient has gone."""
         return False
 
     def begin(self, seq: int) -> None:
-        """The weights of mini-batch `seq` are there; it is computed some virtual time later."""
+        """Note that the weights of mini-batch `seq` are there; computing follows in virtual time."""
 
     def finish_slice(self, shard: int) -> None:
-        """Make what is pushed of a slice from its gradient."""
+        """Make a slice's push from its gradient."""
 
     def finish(self, loss: float) -> float:
-        """Make what is pushed of all slices; returns the loss that is to be told."""
+        """Make all pushes; return the loss to tell."""
         return loss
 
     def rounded_of(self, shard: int) -> float:
-        """What was rounded off a slice, as a share of the slice; of a gradient that is rounded whole, off all of it."""
+        """Return a slice's rounding error as a share; if rounded whole, the gradient's."""
         return self.rounded
 
     def move_out(self) -> None:
-        """Compute no more, and keep nothing in memory that is shared: it goes."""
+        """Stop computing, and leave shared memory, which goes."""
 
 
 class Copied(Protocol):
-    """Weights of a slice, as snapshots are taken of them."""
-
     weights: Any
     averaged: Any
     samples: int
 
 
 class Rooms(Protocol):
-    """Lends memory for gradients that come at the same time (`gathering.py`)."""
+    """Lender of memory for concurrent gradients."""
 
     @property
     def room_to_park(self) -> bool:
-        """Whether one more may be kept, or come."""
+        """Whether one more gradient fits."""
 
     def lend(self) -> Any:
-        """Memory like `Updates.inbox`, for one gradient."""
+        """Return memory like `Updates.inbox`."""
 
     def take_back(self, room: Any) -> None:
-        """What was received into lent memory is the gradient that has come last, as if it lay in `Updates.inbox`."""
+        """Make the gradient in lent memory the last, as if in `Updates.inbox`."""
 
 
 class Receives(ABC):
-    """The memory of a slice that gradients come into, and wait in for their turn."""
+    """Memory for a slice's incoming and parked gradients."""
 
     rooms: Rooms
 
     scratch: Any
-    """The gradient that was taken in last; (slice,) float32."""
+    """The last gradient taken in; (slice,) float32."""
     cached: bool
-    """Whether the slice is so small that each gradient is checked at once."""
+    """Whether the slice is small enough to check each gradient at once."""
 
     @property
     @abstractmethod
     def inbox(self) -> Any:
-        """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
+        """Memory for the next gradient: `scratch`, or as it travels."""
 
     def take_in(self, skipped: Runs = NOTHING) -> str:
-        """Let the gradient in `inbox`, which skips these runs, be in `scratch`. Returns why it can be none; "" = it is one."""
+        """Move the gradient from `inbox` to `scratch`; return why it is invalid, or ""."""
         return ""
 
     @property
     @abstractmethod
     def room_to_park(self) -> bool:
-        """Whether one more gradient may be kept for later."""
+        """Whether one more gradient may be parked."""
 
     def park(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
         """Keep the gradient in `scratch` for later."""
 
     def unpark(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
-        """The gradient kept for this learner is in `scratch` again."""
+        """Put this learner's parked gradient into `scratch`."""
 
     @abstractmethod
     def make_room(self, gradients: int) -> Any:
-        """Memory for so many gradients that are received at once, one behind the other, each as `inbox`."""
+        """Return memory for this many gradients in a row, received at once."""
 
     def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
-        """Let this memory, each (slice,) float32, take the place of `weights`, as they are, and of what `make_room` makes."""
+        """Replace the memory of `weights`, values kept, and of `make_room`; each (slice,) float32."""
 
     def turn_to(self, place: int) -> None:  # noqa: B027 - only where there are tensors
-        """The gradient at this place of that memory is in `scratch`, or `take_in` will see to it."""
+        """Put the gradient at this place of `make_room` into `scratch`, at the latest by `take_in`."""
 
     def renew_scratch(self) -> None:  # noqa: B027 - only where there are tensors
-        """Receive the next gradient elsewhere: into the old place something may yet be written."""
+        """Receive the next gradient elsewhere: the old place may yet be written."""
 
     @abstractmethod
     def scratch_is_finite(self) -> bool:
-        """Whether the received gradient has no NaN and no infinity."""
+        """Return whether the received gradient is finite."""
 
 
 class Updates(Receives):
-    """A slice, as a shard's loop uses it: the memory of what comes, the sum of gradients in the making, and the weights."""
+    """A slice for a shard's loop."""
 
     weights: Any
     averaged: Any
     compensation: Any
-    """Correction of stale gradients (`compensation.Compensation`), or None."""
+    """`compensation.Compensation`, or None."""
     checks_sums: bool
-    """Whether `sum_is_finite` will be asked after each update."""
+    """Whether `sum_is_finite` follows each update."""
     chunks_count: int
-    """In how many chunks the weights are sent (`chunks.py`)."""
     samples: int
-    """Applied so far."""
     learning_rate: float
-    """Learning rate of the next update."""
 
     @property
     @abstractmethod
     def served(self) -> Any:
-        """The weights as the channel sends them, (slice,) float32; of several `chunks`, once all have been asked for."""
+        """Weights for the channel, (slice,) float32; complete after all `chunks`."""
 
     @property
     @abstractmethod
@@ -224,34 +210,36 @@ class Updates(Receives):
         """Samples applied / training samples."""
 
     def renew_weights(self) -> None:
-        """Go on with the same weights elsewhere: from the old place something may yet be sent."""
+        """Move the weights elsewhere: the old place may yet be sent."""
 
     @abstractmethod
     def sum_is_finite(self) -> bool:
-        """Whether the sum that the last update was made from is finite."""
+        """Return whether the last update's sum is finite."""
 
     @abstractmethod
     def accumulate(
         self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
     ) -> None:
-        """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
-        weights of `timestamp`; `last`: the update is made next; `skipped`: elements that it has no gradient of."""
+        """Add `scratch` times `weight` to the sum: `gradients` of `samples` samples at the weights of `timestamp`.
+
+        `last`: the update comes next; `skipped`: elements without a gradient.
+        """
 
     def norm_of_average(self) -> float:
-        """The L2 norm of what was summed / the number of gradients: of the average that the update will be made from."""
+        """Return the L2 norm of the average: sum / gradients."""
         return 0.0
 
     def agree(self, norm: float) -> None:
-        """The next update's averaged gradient is a slice of one of this L2 norm, by which it is clipped."""
+        """Set the L2 norm of the whole average, for clipping."""
 
     @abstractmethod
     def step(self) -> Any:
-        """Make the update from what was summed; returns an `update.Step`."""
+        """Make the update; return an `update.Step`."""
 
     def begin_step(self) -> Any:
-        """Begin a `step`. Nobody may look at the weights, nor sum the next gradient, before all of `chunks` have been asked for."""
+        """Begin a `step`; until all `chunks` are out, read no weights and sum nothing."""
         return self.step()
 
     def chunks(self) -> Iterator[Any]:
-        """The weights as the channel sends them, chunk by chunk; each is made when it is asked for."""
+        """Yield the weights chunk by chunk, each made when asked for."""
         yield self.served

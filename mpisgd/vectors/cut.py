@@ -1,8 +1,7 @@
-"""Where a model is cut into stages, each held by one rank of a group, and which shards own the parameters of each [Dean12 3].
+"""Stages of a model, each held by one rank of a group, and the shards of each [Dean12 3].
 
-A stage is a run of children of a `torch.nn.Sequential`, and so, as modules are listed in the order of the flat vector, a piece of
-that vector. Children without parameters stay with those before them, and children that have weights in common with each other.
-Other models are cut by torch's splitter (`split.py`).
+A stage is a run of children of a `torch.nn.Sequential`, hence a piece of the flat vector. Children without parameters stay with
+predecessors; children with common weights stay together. Torch's splitter cuts other models (`split.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ Bounds = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a model.
+    """Stages of a model.
 
     Attributes:
-        children: of the model, a Sequential, those of each stage; none where torch's splitter has cut it.
-        bounds: of the flat vector, the piece of each stage.
-        shards: those of each stage.
+        children: each stage's children of a Sequential; none from torch's splitter.
+        bounds: pieces of the flat vector.
     """
 
     children: tuple[range, ...]
@@ -36,48 +34,45 @@ class Stages:
     shards: tuple[range, ...]
 
     def of_shard(self, shard: int) -> int:
-        """The stage whose parameters a shard owns."""
         return next(stage for stage, shards in enumerate(self.shards) if shard in shards)
 
     @property
     def listed(self) -> list[list[int]]:
-        """The shards of each stage."""
         return [list(shards) for shards in self.shards]
 
     @property
     def slices(self) -> Bounds:
-        """The slice of each shard: those of a stage cut its piece of the vector evenly."""
+        """Each shard's slice, an even cut of its stage's piece."""
         found = []
         for (start, end), shards in zip(self.bounds, self.shards, strict=True):
             found += [(start + begin, start + stop) for begin, stop in slice_bounds(end - start, len(shards))]
         return found
 
     def slices_of(self, stage: int) -> Bounds:
-        """The slices of a stage's shards, in its own piece of the vector."""
+        """Return a stage's slices, within its own piece."""
         start, _ = self.bounds[stage]
         return [(begin - start, end - start) for begin, end in self.slices[self.shards[stage].start : self.shards[stage].stop]]
 
     def modules(self, model: FlatModel) -> Sequence[nn.Module]:
-        """The stages of a model, which share its modules."""
+        """Return the stages, which share the model's modules."""
         if model.traced is not None:
             return model.traced.modules
         return self.runs(model.module)
 
     def model_of(self, model: FlatModel, stage: int, memory_format: Any, autocast: Any) -> FlatModel:
-        """A stage with flat vectors of its own: it takes its parameters out of the model."""
+        """Make a stage with its own flat vectors, taking parameters out of the model."""
         only = None if model.traced is None else model.traced.only(stage)
         begins, _ = self.bounds[stage]
         return FlatModel(self.modules(model)[stage], memory_format, autocast=autocast, traced=only, begins=begins)
 
     def runs(self, model: nn.Module) -> list[nn.Sequential]:
-        """The same of a Sequential that has no flat vectors."""
-        children = list(model._modules.items())  # `named_children` leaves out one that is there twice
+        """Return the stages of a Sequential without flat vectors."""
+        children = list(model._modules.items())  # `named_children` omits duplicates
         return [nn.Sequential(OrderedDict[str, Any](children[own.start : own.stop])) for own in self.children]
 
 
 class Unit(NamedTuple):
-    """Children of a Sequential that stay together: the first and the last of them that have trainable parameters, in how many
-    elements, and the name of the first."""
+    """Inseparable children: first name, first and last trainable child, elements."""
 
     name: str
     first: int
@@ -86,7 +81,7 @@ class Unit(NamedTuple):
 
 
 def units(model: nn.Module, count: int) -> list[Unit]:
-    """What so many stages are to be made of. Raises ConfigError where the model is no Sequential."""
+    """Return the units of a model. Raises ConfigError unless a Sequential."""
     if not is_sequential(model):
         raise ConfigError(
             f"group_size = {count}: the model is a {type(model).__name__}: expected a torch.nn.Sequential, or a factory that"
@@ -98,7 +93,7 @@ def units(model: nn.Module, count: int) -> list[Unit]:
         new = trained - unit.keys()
         size = sum(parameter.numel() for parameter in new)
         if tied := [unit[parameter] for parameter in trained & unit.keys()]:
-            first = min(tied)  # all from the first that it has weights in common with
+            first = min(tied)  # merge all since the first with common weights
             size += sum(each.size for each in found[first:])
             found[first:] = [found[first]._replace(last=at, size=size)]
             unit = {parameter: min(own, first) for parameter, own in unit.items()}
@@ -109,17 +104,16 @@ def units(model: nn.Module, count: int) -> list[Unit]:
 
 
 def is_sequential(model: nn.Module) -> bool:
-    """Whether a model is its children, one after the other."""
     return type(model).forward is nn.Sequential.forward
 
 
 def are_children(model: nn.Module, names: Sequence[str]) -> bool:
-    """Whether a model can be cut before modules of these names without being traced."""
+    """Return whether a cut before these modules needs no tracing."""
     return is_sequential(model) and all(name in model._modules for name in names)
 
 
 def stages_from(model: FlatModel, count: int, shards: int, begin: Sequence[str] = ()) -> Stages:
-    """As `cut_into_stages`, of a model that torch's splitter may have cut already."""
+    """Cut as `cut_into_stages`, or as torch's splitter has."""
     if model.traced is None:
         return cut_into_stages(model.module, count, shards, begin)
     sizes = [sum(parameter.numel() for parameter in own) for own in model.traced.parameters]
@@ -128,12 +122,11 @@ def stages_from(model: FlatModel, count: int, shards: int, begin: Sequence[str] 
 
 
 def cut_into_stages(model: nn.Module, count: int, shards: int, begin: Sequence[str] = ()) -> Stages:
-    """Cut a Sequential into so many stages, and give each some of the shards, by its parameters.
+    """Cut a Sequential into stages, and deal the shards by parameters.
 
-    `begin`: the names of the children that begin all stages but the first; where there are none, stages are of parameters as even
-    as can be.
+    `begin`: children that begin later stages; none = even cuts.
 
-    Raises ConfigError where the model is no Sequential, has too few children with parameters of their own, or cannot be cut there.
+    Raises ConfigError if the model is no Sequential, has too few children with parameters, or cannot be cut there.
     """
     found = units(model, count)
     if len(found) < count:
@@ -170,7 +163,7 @@ def cut_into_stages(model: nn.Module, count: int, shards: int, begin: Sequence[s
 
 
 def cut_between_pieces(model: nn.Sequential, shards: int) -> Stages:
-    """Of a model whose children are pieces that are at work at the same time: each rank of a group has one."""
+    """Return stages of concurrent pieces, one per rank."""
     sizes = [sum(parameter.numel() for parameter in piece.parameters() if parameter.requires_grad) for piece in model]
     edges = itertools.accumulate(sizes, initial=0)
     return Stages(
@@ -179,7 +172,7 @@ def cut_between_pieces(model: nn.Sequential, shards: int) -> Stages:
 
 
 def check_names(begin: Sequence[str], count: int) -> None:
-    """Raises ConfigError where these are not as many as stages after the first."""
+    """Raise ConfigError unless each stage after the first has a name."""
     if len(begin) != count - 1:
         raise ConfigError(
             f"stages.at = {list(begin)}: expected {count - 1} names for group_size = {count}, of the modules that begin the stages"
@@ -188,7 +181,7 @@ def check_names(begin: Sequence[str], count: int) -> None:
 
 
 def deal(shards: int, sizes: list[int]) -> tuple[range, ...]:
-    """One shard for each stage, and the others one by one where slices are largest."""
+    """Deal a shard to each stage, the rest where slices are largest."""
     counts = [1 for _ in sizes]
     for _ in range(shards - len(sizes)):
         counts[max(range(len(sizes)), key=lambda stage: sizes[stage] / counts[stage])] += 1

@@ -1,8 +1,7 @@
 """A model as one flat vector, and the slices of the shards (DESIGN 5).
 
-The parameters of the model become views into one float32 vector, their gradients views into another, so that a push or pull
-of a slice needs no copy. A parameter's elements lie there in the order that they have in memory where the model is made, as its
-strides say; with channels_last, those of a convolution's weight in the order (out, height, width, in).
+Parameters and gradients are views into two float32 vectors: pushes and pulls copy nothing. Elements keep their order in memory;
+with channels_last, a convolution's weight is (out, height, width, in).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from mpisgd.vectors.split import Traced
 
 
 def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
-    """Cut `parameters` elements evenly into `shards` contiguous slices; the first ones are one element longer.
+    """Cut `parameters` evenly into contiguous slices; the first have one element more.
 
-    Raises ConfigError where a shard would own nothing.
+    Raises ConfigError if a shard would own nothing.
     """
     if parameters < shards:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {parameters}")
@@ -44,19 +43,19 @@ def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
 
 
 class Layer(NamedTuple):
-    """A module that owns trainable parameters, by its name in the model, and how many elements they have."""
+    """A module with trainable parameters, and their number of elements."""
 
     name: str
     size: int
 
 
 def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) -> list[list[Layer]]:
-    """Deal layers out to `shards` slices, each a run of consecutive ones, so that the squares of the slices' sizes sum to least.
+    """Deal consecutive layers to slices, with the least sum of squared sizes.
 
-    `most`: no slice is larger, where it can be done so. There are at least as many layers.
+    `most`: limit of a slice, if possible. There are at least as many layers as slices.
     """
     ends = np.cumsum([0, *(layer.size for layer in layers)], dtype=np.float64)
-    least = np.where(ends > 0, np.inf, 0.0)  # of the first layers in so many slices: none yet
+    least = np.where(ends > 0, np.inf, 0.0)  # cost of the first layers, in no slice yet
     cuts = []
     for _ in range(shards):
         sizes = ends - ends[:, None]  # [from this layer, up to that one]
@@ -71,10 +70,7 @@ def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) ->
 
 
 def cut_large(layers: Sequence[Layer], shards: int) -> list[Layer]:
-    """Cut layers that are larger than a shard's share into even parts, each called as its layer.
-
-    Raises ConfigError where there are more shards than parameters.
-    """
+    """Cut layers above a shard's share into even parts. Raises ConfigError if shards outnumber parameters."""
     size = sum(layer.size for layer in layers)
     if size < shards:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {size}")
@@ -87,27 +83,27 @@ def cut_large(layers: Sequence[Layer], shards: int) -> list[Layer]:
 
 
 def cut_by_layers(layers: Sequence[Layer], shards: int, *, within: bool) -> list[tuple[int, int]]:
-    """Slices that end between layers; or in large ones, where shards are more than layers, or (`within`) where a slice would be
-    twice a share. Less is not worth it: the part above a layer waits for that layer's gradient, and nothing of it is hidden.
+    """Return slices that end between layers; or within, if shards outnumber layers or a slice exceeds twice a share.
 
-    Raises ConfigError where there are more shards than parameters.
+    Raises ConfigError if shards outnumber parameters.
     """
     if len(layers) >= shards:
         slices = bounds_of(cut_between(layers, shards))
         most = max(end - start for start, end in slices)
+        # a smaller cut does not pay: the upper part waits for the layer's gradient
         if not within or most * shards <= 2 * slices[-1][1]:
             return slices
     return bounds_of(cut_between(cut_large(layers, shards), shards))
 
 
 def first_layers(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[int]:
-    """The number of the first layer that each slice has elements of."""
+    """Return the index of each slice's first layer."""
     begins = [start for start, _ in bounds_of([[layer] for layer in layers])]
     return [bisect.bisect_right(begins, start) - 1 for start, _ in slices]
 
 
 def named(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[list[str]]:
-    """The names of each slice's layers; of one in several slices also which of them it is: `1 2/3`."""
+    """Return each slice's layer names; a divided layer has its part: `1 2/3`."""
     names = [layer.name or "(model)" for layer in layers]
     begins = [start for start, _ in bounds_of([[layer] for layer in layers])]
     firsts, ends = first_layers(layers, slices), (bisect.bisect_left(begins, end) for _, end in slices)
@@ -122,7 +118,6 @@ def named(layers: Sequence[Layer], slices: Sequence[tuple[int, int]]) -> list[li
 
 
 def bounds_of(slices: Sequence[Sequence[Layer]]) -> list[tuple[int, int]]:
-    """The slices of layers that follow each other, as `slice_bounds` gives them."""
     edges = itertools.accumulate((sum(layer.size for layer in layers) for layers in slices), initial=0)
     return list(itertools.pairwise(edges))
 
@@ -140,20 +135,18 @@ def _view(part: Tensor, shape: torch.Size, order: Sequence[int]) -> Tensor:
 
 
 class FlatModel:
-    """A module whose trainable parameters and gradients are views into two flat float32 vectors.
+    """A module with trainable parameters and gradients as views into two flat float32 vectors.
 
     Attributes:
-        module: the model itself, changed in place.
         weights: (parameters,) float32, on the model's device.
-        gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
+        gradients: (parameters,) float32; `zero_gradients` before each backward pass.
         memory: both as MPI takes them.
-        traced: as torch's splitter has cut it into stages; the vectors then have the parameters of each stage together.
-        begins: the element of a larger model's vectors at which these begin, where this is a stage of it.
-        overflows: whether a backward pass may, so that its loss is to be scaled (`scaling.py`).
+        traced: stages by torch's splitter, each contiguous.
+        begins: a stage's offset in the larger model's vectors.
+        overflows: whether a backward pass may overflow; the loss is then scaled (`scaling.py`).
 
-    Parameters on torch's device "meta" (`models/in_pieces.py`) stay there.
-
-    Raises ConfigError for a model without trainable parameters, or with ones that are not float32, or that torch cannot change.
+    Parameters on the device "meta" (`models/in_pieces.py`) stay there. Raises ConfigError without trainable parameters, or if one
+    is not float32 or cannot change.
     """
 
     def __init__(
@@ -195,35 +188,34 @@ class FlatModel:
 
     @property
     def fingerprint(self) -> str:
-        """Their number, and a hash of names, shapes and order in memory: what a flat vector of this model means."""
+        """Number of parameters, and a hash of names, shapes and memory order."""
         layout: list[Any] = [[name, list(parameter.shape)] for name, parameter in self._parameters]
         layout += [[name, order] for name, order in self._orders.items() if order and not (self._channels_last and len(order) == 4)]
         digest = hashlib.sha256(json.dumps([self._channels_last, layout]).encode()).hexdigest()[:16]
         return f"{self.size:,} ({digest})"
 
     def casting(self) -> AbstractContextManager[object]:
-        """The precision of a training pass: torch's autocast where that is chosen; weights and gradients stay float32."""
         return torch.autocast(self._cast_on, self._cast_to) if self._cast_on else nullcontext()
 
     def move_to(self, memory: Memory) -> None:
-        """Let the parameters, as they are, and their gradients be views into this memory, on the model's device."""
+        """Make parameters and gradients views into this memory."""
         self.memory = memory
         self.weights, self.gradients = memory.tensors
         places = self.views(self.gradients)
-        # as .data, each has a version of its own: autograd steps it where it adds a gradient
+        # .data has its own version; autograd steps it on adding a gradient
         self._places = [(name, each, places[name].data) for name, each in self._parameters if not each.is_meta]
         for (_, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
             if parameter.is_meta:
-                continue  # another rank's: its part of the vectors is never touched, and takes no memory
+                continue  # another rank's part: untouched, without memory
             into.copy_(parameter.detach())
             parameter.data = into
         self._before = [place._version for _, _, place in self._places]
         for _, parameter, place in self._places:
-            parameter.grad = place  # not written: a shard has no use for that memory
+            parameter.grad = place  # not written: a shard never uses the memory
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Raises ConfigError where the user's code changes weights, or which of them are trained."""
+        """Raise ConfigError if user code changes weights or `requires_grad`."""
         before = [(parameter._version, place._version) for _, parameter, place in self._places]
         yield
         if any(
@@ -242,7 +234,7 @@ class FlatModel:
                 )
 
     def _refuse_gradients(self) -> None:
-        """Raises ConfigError where the user's code has computed gradients and left them: a step may, if it clears them again."""
+        """Raise ConfigError if user code leaves gradients; a step may clear its own."""
         for name, parameter, _ in self._places:
             if parameter.grad is not None and bool(parameter.grad.any()):
                 raise ConfigError(
@@ -251,7 +243,7 @@ class FlatModel:
                 )
 
     def take_gradients_back(self) -> None:
-        """Let gradients be in the flat vector again, where the user's step or hooks have cleared some, or set them."""
+        """Return gradients to the flat vector where user code cleared or set some."""
         for at, (_, parameter, place) in enumerate(self._places):
             if parameter.grad is not place:
                 if parameter.grad is None:
@@ -263,26 +255,26 @@ class FlatModel:
 
     @property
     def skipped_names(self) -> list[str]:
-        """Parameters that have got no gradient since `zero_gradients`."""
+        """Parameters without a gradient since `zero_gradients`."""
         return [name for version, (name, _, place) in zip(self._before, self._places, strict=True) if place._version == version]
 
     def forget(self) -> None:
-        """Of parameters that are another model's by now, this one keeps no memory."""
+        """Free memory: another model has the parameters."""
         self.memory = Memory.zeros(self.size)
         self.weights, self.gradients = self.memory.tensors
         self._places, self._before = [], []
 
     def as_made(self, owners: Iterable[nn.Module]) -> None:
-        """Let the buffers of these modules of it have the values that the model's factory gave them."""
+        """Restore the factory's buffers in these modules."""
         self._initial.put_back(owners)
 
     def reclaim(self) -> None:
-        """Stages of the module were models of their own: the parameters come back, and buffers are as they were made."""
+        """Take parameters back from stages; restore buffers."""
         self.move_to(self.memory)
         self._initial.put_back()
 
     def _order(self, parameter: nn.Parameter) -> list[int]:
-        """Dimensions from the outermost in memory to the innermost; [] = as they are."""
+        """Return dimensions, outermost in memory first; [] = as they are."""
         if self._channels_last and parameter.dim() == 4:
             return [0, 2, 3, 1]
         order = sorted(range(parameter.dim()), key=lambda at: -parameter.stride()[at])
@@ -290,14 +282,14 @@ class FlatModel:
         return order if dense and not parameter.is_contiguous() else []
 
     def _stride(self, parameter: nn.Parameter, order: Sequence[int]) -> tuple[int, ...]:
-        """Strides that the order does not tell: those of dimensions of 1, by which torch chooses kernels; () = there are none."""
+        """Return strides if dimensions of 1 have special ones, by which torch chooses kernels; else ()."""
         if not (order or parameter.is_contiguous()) or (self._channels_last and parameter.dim() == 4):
             return ()
         plain = _view(torch.empty(parameter.numel(), device="meta"), parameter.shape, order)
         return () if plain.stride() == parameter.stride() else parameter.stride()
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parameters, by name, that a flat vector of the model's size holds: views into it."""
+        """Return the parameters, by name, as views into a vector."""
         found, offset = {}, 0
         for name, parameter in self._parameters:
             end = offset + parameter.numel()
@@ -307,14 +299,14 @@ class FlatModel:
         return found
 
     def state(self) -> dict[str, Any]:
-        """The module's state dict as it is now: copies, on the host, of tensors contiguous."""
+        """Return the state dict: contiguous copies on the host."""
         return {name: _saved(each) for name, each in self.module.state_dict().items()}
 
     @property
     def layers(self) -> list[Layer]:
-        """The modules that own trainable parameters, in the order of the flat vector; a shared parameter is its first owner's.
+        """Modules with trainable parameters, in vector order; a shared parameter is its first owner's.
 
-        What a parametrisation (weight normalisation, say) keeps for a module belongs to that module's layer.
+        A parametrisation (e.g. weight normalisation) is in its module's layer.
         """
         owned = [(owner_of(name), parameter.numel()) for name, parameter in self._parameters]
         runs = itertools.groupby(owned, key=operator.itemgetter(0))
@@ -322,11 +314,10 @@ class FlatModel:
 
     @property
     def size(self) -> int:
-        """Number of trainable parameters."""
         return self.weights.numel()
 
     def inputs(self, batch: Any) -> Any:
-        """A batch, or the inputs of one, on the model's device; tensors of four dimensions in its memory format."""
+        """Move a batch to the model's device and memory format."""
         return nest.mapped(batch, self._placed)
 
     def _placed(self, _: str, value: Any) -> Any:
@@ -339,13 +330,12 @@ class FlatModel:
 
 
 def pass_back(model: FlatModel, loss: Tensor) -> None:
-    """Add the gradient of the loss to that which the user's own step has left, as torch does."""
+    """Add the loss's gradient to any left by the user's step, as torch does."""
     model.take_gradients_back()
     loss.backward()  # type: ignore[no-untyped-call]
 
 
 def skipped_runs(model: FlatModel) -> Runs:
-    """The elements of `skipped_names`."""
     names = set(model.skipped_names)
     if not names:
         return NOTHING
@@ -355,7 +345,7 @@ def skipped_runs(model: FlatModel) -> Runs:
 
 @contextmanager
 def unchanged(model: FlatModel) -> Iterator[None]:
-    """As `FlatModel.untouched`, in whatever way weights are changed: they are compared with a copy."""
+    """Raise ConfigError if weights change in any way, by comparing a copy."""
     before = model.weights.clone()
     yield
     if not torch.equal(model.weights, before):
@@ -363,13 +353,12 @@ def unchanged(model: FlatModel) -> Iterator[None]:
 
 
 def in_channels_last(_: str, value: Any) -> Any:
-    """A tensor of four dimensions in that memory format; anything else as it is."""
     four = isinstance(value, Tensor) and value.dim() == 4
     return value.contiguous(memory_format=torch.channels_last) if four else value
 
 
 def _saved(value: Any) -> Any:
-    """A copy of an entry of a state dict, on the host; extra state may be anything."""
+    """Copy a state-dict entry to the host; extra state may be anything."""
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     value = value.detach().cpu()
@@ -377,50 +366,46 @@ def _saved(value: Any) -> Any:
 
 
 def owner_of(parameter: str) -> str:
-    """The name of the module whose layer a parameter, by its name, belongs to; "" is the model itself."""
+    """Return the name of a parameter's module; "" is the model."""
     module, inside, _ = f".{parameter}".partition(".parametrizations.")
     return (module if inside else module.rpartition(".")[0]).removeprefix(".")
 
 
 def squared_norm(vector: np.ndarray | Tensor) -> float:
-    """|vector|^2, summed in float32: not finite where the vector is not, and where the sum is too large for float32.
-
-    Of a vector on a GPU: waits for that.
-    """
+    """Return |vector|^2 in float32: not finite if an element is not, or the sum overflows. Waits for a GPU."""
     if isinstance(vector, Tensor):
         return torch.dot(vector, vector).item()
-    return float(np.vdot(vector, vector))  # as dot, but without a warning where it is too large
+    return float(np.vdot(vector, vector))  # as dot, without a warning of overflow
 
 
 def clip(gradient: Tensor, norm: float) -> None:
-    """Clip a gradient, (elements,), in place to this L2 norm, as `torch.nn.utils.clip_grad_norm_` does; 0 = leave it as it is."""
+    """Clip a gradient in place to an L2 norm, as `torch.nn.utils.clip_grad_norm_`; 0 = off."""
     if norm > 0:
         gradient.mul_(torch.clamp(norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0))
 
 
 def clip_parts(gradient: Tensor, bounds: Sequence[tuple[int, int]], norm: float) -> None:
-    """Clip a gradient as the ranks of a group do, each of which knows a part of it: with the norm that `norm_of_parts` gives."""
+    """Clip a gradient as a group's ranks do, each with a part."""
     if norm > 0:
         clip_part(gradient, norm_of_parts(norm_of(gradient[start:end]) for start, end in bounds), norm)
 
 
 def norm_of(part: Tensor) -> float:
-    """The L2 norm of a part of a gradient."""
     return float(torch.linalg.vector_norm(part))
 
 
 def norm_of_parts(norms: Iterable[float]) -> float:
-    """The L2 norm of a gradient from those of its parts, in their order."""
+    """Return the L2 norm from the norms of parts, in order."""
     return math.sqrt(sum(each * each for each in norms))
 
 
 def clip_part(part: Tensor, found: float, norm: float) -> None:
-    """Clip a part of a gradient whose L2 norm is `found` in place, as `clip` does with all of it: of one part, to the same bits."""
+    """Clip a part by the whole's L2 norm `found`; a single part has the bits of `clip`."""
     part.mul_(torch.clamp(norm / (torch.tensor(found, dtype=part.dtype) + 1e-6), max=1.0))
 
 
 def is_finite(vector: np.ndarray | Tensor) -> bool:
-    """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
+    # ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)
     if math.isfinite(squared_norm(vector)):
         return True
     return bool(torch.isfinite(vector).all() if isinstance(vector, Tensor) else np.isfinite(vector).all())

@@ -1,12 +1,11 @@
-"""Gradients that come in at once, each in chunks, within a window: memory for a few chunks of each, not for all of them whole.
+"""Gradients received at once, in chunks, within a window: memory holds a few chunks of each.
 
-    header of a push         `begin`: receives of its first chunks are posted
-    its turn                 `include`: it is part of the sum; `park` until then
-    all of a sum are here    `chunk`, once for each: it is waited for, of all gradients in the order in which they were included
-    nobody wants it          the next that begins sees it out
+    header of a push         `begin`: post receives of the first chunks
+    its turn                 `include` in the sum; `park` until then
+    sum complete             `chunk`, once each: wait for all gradients, in order
+    unwanted                 the next `begin` receives the rest
 
-The window is why chunks do not travel all at once: acknowledgements of what goes the other way, over the same connection, would
-queue behind a whole gradient.
+Without a window, acknowledgements for the other direction would queue behind a whole gradient.
 """
 
 from __future__ import annotations
@@ -19,24 +18,20 @@ from mpisgd.vectors.chunks import cuts
 from mpisgd.vectors.memory import copy_into
 
 WINDOW = 3
-"""Chunks of a gradient whose receives are posted at once."""
+"""Receives posted at once per gradient."""
 
 
 class Stream(ABC):
-    """A gradient that is under way, chunk by chunk."""
-
     @abstractmethod
     def post(self, room: Any) -> None:
-        """Say where its next chunk is to go."""
+        """Set the next chunk's destination."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until the chunk is there that was posted first, of those not yet waited for."""
+        """Wait for the oldest chunk posted and not waited for."""
 
 
 class Incoming:
-    """One gradient, while it comes in."""
-
     def __init__(self, stream: Stream, pieces: list[slice], window: list[Any]) -> None:
         self._stream = stream
         self._pieces = pieces
@@ -57,24 +52,23 @@ class Incoming:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it was taken."""
         return self._taken == len(self._pieces)
 
     def take(self) -> Any:
-        """Wait for its next chunk, which stays as it is until `release`."""
+        """Wait for the next chunk, intact until `release`."""
         if self._landed is not None:
             return self._landed[self._pieces[self._taken]]
         self._stream.wait()
         return self._room(self._taken)
 
     def release(self) -> None:
-        """The chunk that was taken is used."""
+        """Give back the taken chunk."""
         self._taken += 1
         if self._landed is None:
             self._post()
 
     def land(self, room: Callable[[int], Any]) -> None:
-        """Receive all that is still to come, into memory of its own, so that its sender waits no more."""
+        """Receive the rest into new memory: the sender waits no more."""
         if self._landed is not None or self.is_whole:
             return
         landed, first = room(self._pieces[-1].stop), self._taken
@@ -84,22 +78,21 @@ class Incoming:
         self._landed, self._taken = landed, first
 
     def see_out(self) -> None:
-        """Receive all that is still to come, for nothing."""
+        """Receive the rest for nothing."""
         while not self.is_whole:
             self.take()
             self.release()
 
 
 class Inflow:
-    """The gradients for one slice that are coming in; to a channel it is the memory that they are received into.
+    """Incoming gradients of a slice, a channel's memory to receive into.
 
     Args:
-        size: elements of the slice.
-        room: makes memory for so many of them, as a communicator receives into it.
+        room: maker of memory for a number of elements.
 
     Attributes:
-        nbytes: of a gradient, as it travels.
-        pieces: its chunks, in elements: those of the weights, whatever a gradient travels as.
+        nbytes: of a travelling gradient.
+        pieces: chunks, in elements, as of the weights.
     """
 
     def __init__(self, size: int, room: Callable[[int], Any]) -> None:
@@ -112,34 +105,31 @@ class Inflow:
         self._included: list[Incoming] = []
 
     def begin(self, stream: Stream) -> Incoming:
-        """A push has come; its first chunks may."""
         self.see_out()
         window = self._free.pop() if self._free else [self._make_room(self.pieces[0].stop) for _ in range(WINDOW)]
         self._held = incoming = Incoming(stream, self.pieces, window)
         return incoming
 
     def see_out(self) -> None:
-        """Nothing is wanted of what has come last, if it is neither included nor parked."""
+        """Drop the last gradient, unless included or parked."""
         if self._held is not None:
             self._held.see_out()
             self._free.append(self._held.window)
             self._held = None
 
     def land(self, incoming: Incoming) -> None:
-        """Keep a gradient whole, as its sender can wait no longer."""
+        """Keep a gradient whole: its sender can wait no longer."""
         incoming.land(self._make_room)
 
     def park(self, learner_id: int) -> None:
-        """What has come last waits for its turn."""
         self._parked[learner_id] = self._take_held()
 
     def unpark(self, learner_id: int) -> None:
-        """The turn of this one has come."""
+        """Make a parked gradient the last."""
         self.see_out()
         self._held = self._parked.pop(learner_id)
 
     def include(self) -> None:
-        """What has come last is part of the sum in the making."""
         self._included.append(self._take_held())
 
     def _take_held(self) -> Incoming:
@@ -148,10 +138,7 @@ class Inflow:
         return held
 
     def chunk(self) -> Iterator[Any]:
-        """The next chunk of each gradient of the sum, in the order in which they were included; each is to be used at once.
-
-        It must be gone through to its end; after the last chunk another sum begins.
-        """
+        """Yield the next chunk of each gradient in the sum, in order. Use each at once; iterate to the end."""
         for incoming in self._included:
             yield incoming.take()
             incoming.release()

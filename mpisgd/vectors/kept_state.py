@@ -1,7 +1,7 @@
-"""All that a module keeps beside its trainable parameters: taken, and put back.
+"""State of a module beside trainable parameters: taken, and put back.
 
-Buffers may grow, be replaced, or be expanded views; a module may keep more by torch's `get_extra_state`, or in parameters that are
-not trained, as a teacher that follows the weights does.
+Buffers may grow, be replaced, or be expanded views. `get_extra_state` and frozen parameters may hold more: a frozen teacher may
+follow the weights.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from mpisgd.vectors.memory import host_view
 
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 _LARGEST = 1000
-"""Parts of a container that is looked at; of a tensor it is the square."""
+"""Most parts of a compared container; squared, of a tensor."""
 _ITERATORS = itertools.count | itertools.cycle | type(iter([])) | type(iter(())) | type(iter(range(1)))
 _OF_OTHERS = {"builtins", "itertools", "functools", "torch", "numpy", "mpisgd"}
-"""Packages whose objects are not the user's."""
 _LOOKS = 3
-"""Turns after which nobody looks any more whether frozen parameters move."""
+"""Turns that look for changed frozen parameters."""
 
 
 class KeptState:
-    """The state of a module at one moment: every buffer, persistent or not, and extra state; `frozen`: parameters, too."""
+    """A module's buffers and extra state at one moment; `frozen`: parameters, too."""
 
     def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
         self._frozen = [(each, each.detach().clone()) for each in _frozen(module).values()] if frozen else []
@@ -45,14 +44,14 @@ class KeptState:
         self._extra = [(owner, copy.deepcopy(owner.get_extra_state())) for owner in module.modules() if has_extra_state(owner)]
 
     def put_back(self, only: Iterable[nn.Module] | None = None) -> None:
-        """Let the module, or `only` these of its modules, have the buffers of that moment: the same tensors and values."""
+        """Restore the module, or `only` these modules, in the same tensors."""
         for parameter, value in self._frozen:
             parameter.data.copy_(value)
         wanted = None if only is None else set(only)
         for (owner, buffers), values in zip(self._owners, self._values, strict=True):
             if wanted is not None and owner not in wanted:
                 continue
-            if _is_script(owner):  # whose buffers stay what they are
+            if _is_script(owner):  # its buffers cannot be replaced
                 _copy_into(owner, values)
                 continue
             for name in set(owner._buffers) - set(buffers):
@@ -65,10 +64,9 @@ class KeptState:
 
 
 class Turns:
-    """The state of one module that several compute with in turn: each has its own, and begins with what the factory made.
+    """State of a module used in turn: each user's own, from the factory's values on.
 
-    Its dicts of buffers change places; no value is copied but for whoever begins. So does the memory of frozen parameters, where
-    the first turns have changed any.
+    Dicts of buffers are swapped, not copied; also memory of frozen parameters, if the first turns change any.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -81,7 +79,7 @@ class Turns:
         self._turn: int | None = None
 
     def take(self, number: int | None) -> None:
-        """From now on the module has the state of this one; of None, that of the factory, which must not change."""
+        """Give the module this user's state; None is the factory's, never to change."""
         if number == self._turn or not is_stateful(self._module):
             return
         owners = list(self._module.modules())
@@ -113,20 +111,18 @@ class Turns:
 
 
 def is_stateful(module: nn.Module) -> bool:
-    """Whether a module keeps anything beside the parameters that are trained."""
     return any(len(owner._buffers) or has_extra_state(owner) for owner in module.modules()) or bool(_frozen(module))
 
 
 def digests(module: nn.Module) -> dict[str, int]:
-    """What tells whether frozen parameters have changed, in whatever way."""
+    """Return checksums of frozen parameters."""
     return {
         name: zlib.crc32(host_view(_on_host(each).reshape(-1).view(torch.uint8)).data) for name, each in _frozen(module).items()
     }
 
 
 def taken(module: nn.Module, made: Mapping[str, int]) -> dict[str, Any]:
-    """Copies, on the host, of all that a module keeps beside the parameters that are trained; of frozen ones, of those that are not
-    as they were `made` (`digests`)."""
+    """Copy the state to the host; of frozen parameters, only those changed since `made` (`digests`)."""
     now, frozen = digests(module), _frozen(module)
     changed = {name: _on_host(frozen[name]) for name, digest in now.items() if made.get(name) != digest}
     owners = list(module.named_modules())
@@ -139,7 +135,7 @@ def taken(module: nn.Module, made: Mapping[str, int]) -> dict[str, Any]:
 
 
 def put(module: nn.Module, state: dict[str, Any]) -> None:
-    """Let a module keep what `taken` gave."""
+    """Restore a state `taken`."""
     device = next((each.device for each in module.parameters()), torch.device("cpu"))
     for name, owner in module.named_modules():
         buffers = state["buffers"].get(name, {})
@@ -156,7 +152,7 @@ def put(module: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _is_script(owner: nn.Module) -> bool:
-    """Whether torch's compiler of scripts owns the buffers of a module, which can then be written, but not replaced."""
+    """Return whether buffers can be written, but not replaced."""
     return isinstance(owner, torch.jit.ScriptModule)
 
 
@@ -184,10 +180,11 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 class Hidden:
-    """What Python keeps: attributes of a module that are no parameters or buffers, and variables of the user's functions outside of
-    them. Numbers, text, tensors, plain containers of those, generators of random numbers, iterators that can be copied, other
-    modules, optimisers, and such attributes of the user's own objects, classes and functions; what else there may be is not looked
-    at."""
+    """State kept by Python: module attributes, and variables outside the user's functions.
+
+    Compared are numbers, text, tensors, plain containers, random generators, copyable iterators, other modules and optimisers,
+    also as attributes of the user's objects; nothing else.
+    """
 
     def __init__(self, module: nn.Module, *functions: Any) -> None:
         self._places = _attributes(module)
@@ -197,11 +194,11 @@ class Hidden:
 
     @property
     def changed(self) -> list[str]:
-        """Names of the places whose values are others now."""
+        """Places with new values."""
         return [name for name, (get, _) in self._places.items() if not _same(get(), self._values[name])]
 
     def put_back(self) -> None:
-        """Let all have the values of that moment; containers stay the same objects."""
+        """Restore all values; containers stay the same objects."""
         for name in self.changed:
             get, put = self._places[name]
             value, now = copy.deepcopy(self._values[name]), get()
@@ -216,7 +213,7 @@ class Hidden:
 
 
 _Place = tuple[Callable[[], Any], Callable[[Any], object]]
-"""What gives a value, and what puts another in its place."""
+"""Getter and setter of a value."""
 
 
 def _attributes(module: nn.Module) -> dict[str, _Place]:
@@ -227,14 +224,13 @@ def _attributes(module: nn.Module) -> dict[str, _Place]:
 
 
 def _of(owner: Any) -> dict[str, _Place]:
-    """The attributes of an object."""
     own = {key: value for key, value in vars(owner).items() if key not in _TORCHS_OWN and not key.startswith("__")}
     places = {key: _place(value, partial(getattr, owner, key), partial(setattr, owner, key)) for key, value in own.items()}
     return {key: place for key, place in places.items() if place is not None}
 
 
 def _within(name: str, value: Any) -> dict[str, _Place]:
-    """Name the places of a user's object: its attributes; of another network its tensors, of an optimiser its state."""
+    """Return the places of a user's object, another network's tensors, or an optimiser's state."""
     if isinstance(value, nn.Module):
         own = itertools.chain(value.parameters(), value.buffers())
         tensors = [each for each in own if each.numel() <= _LARGEST**2 and not each.is_meta]
@@ -254,7 +250,7 @@ def _write(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 
 
 def _place(value: Any, get: Callable[[], Any], put: Callable[[Any], object]) -> _Place | None:
-    """Where this value lies; None for one that is not looked at."""
+    """Return a value's place, or None to ignore it."""
     if isinstance(value, torch.Generator):
         return value.get_state, value.set_state
     if isinstance(value, np.random.Generator):
@@ -266,7 +262,7 @@ def _place(value: Any, get: Callable[[], Any], put: Callable[[Any], object]) -> 
 
 
 def _variables(function: Any, seen: set[int]) -> dict[str, _Place]:
-    """Variables of a function outside of it: in a closure, global, or of the object whose method it is; but what was `seen`."""
+    """Return a function's outside variables, in closure, globals and its object; skip values `seen`."""
     while isinstance(function, partial):
         function = function.func
     code, owner = getattr(function, "__code__", None), getattr(function, "__self__", function)
@@ -275,7 +271,7 @@ def _variables(function: Any, seen: set[int]) -> dict[str, _Place]:
         return found
     places: dict[str, tuple[Any, _Place]] = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # of a variable that has no value yet
+        with suppress(ValueError):  # a variable without a value
             places[name] = cell.cell_contents, (partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"))
     around = function.__globals__
     for name in code.co_names:
@@ -293,7 +289,6 @@ def _variables(function: Any, seen: set[int]) -> dict[str, _Place]:
 
 
 def _is_plain(value: Any, room: int = _LARGEST) -> bool:
-    """Whether a value, of at most so many parts, is worth a look."""
     if isinstance(value, list | tuple | set | deque):
         return len(value) <= room and all(_is_plain(each, room // 10) for each in value)
     if isinstance(value, dict):
@@ -308,7 +303,7 @@ def _is_plain(value: Any, room: int = _LARGEST) -> bool:
 
 
 def _parts(iterator: Any) -> Any:
-    """Take an iterator apart; None where Python cannot, nor copy it (those of itertools, since 3.14)."""
+    """Take an iterator apart; None if Python cannot (itertools since 3.14)."""
     with suppress(TypeError):
         return iterator.__reduce__()[1:]
     return None
@@ -330,7 +325,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def state_kept(module: nn.Module, *functions: Any) -> Iterator[tuple[KeptState, Hidden]]:
-    """Leave the module's state as it was, and what the user's `functions` keep outside of it."""
+    """Restore the state of module and `functions` after this block."""
     before, hidden = KeptState(module, frozen=True), Hidden(module, *functions)
     try:
         yield before, hidden
@@ -340,9 +335,9 @@ def state_kept(module: nn.Module, *functions: Any) -> Iterator[tuple[KeptState, 
 
 
 def check_saving(module: nn.Module) -> None:
-    """Save and read what is no plain tensor of a module's state, before hours of training, and look for its parameters there.
+    """Save and read a module's state, before hours of training.
 
-    Raises ConfigError where that fails, or does not show a parameter under its own name.
+    Raises ConfigError on failure, or if a parameter's own name is missing.
     """
     what = "state_dict()"
     try:
@@ -367,7 +362,6 @@ def check_saving(module: nn.Module) -> None:
 
 
 def has_extra_state(module: nn.Module) -> bool:
-    """Whether a module keeps state that is no tensor of its own."""
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
@@ -376,7 +370,7 @@ def _copied(buffer: Tensor | None) -> Tensor | None:
 
 
 def _filled(buffer: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """The buffer with this value; a copy of the value where elements of the buffer share memory, or its shape has changed."""
+    """Return the buffer with this value; a copy if elements share memory or the shape has changed."""
     if buffer is None or value is None:
         return buffer
     if buffer.shape != value.shape or any(stride == 0 for stride in buffer.stride()):

@@ -1,6 +1,6 @@
-"""Batches of any shape: dicts, tuples, lists, named tuples, dataclasses and mappings, in each other, with tensors in them.
+"""Batches of any shape: nested containers, dataclasses and mappings of tensors.
 
-`torch.utils._pytree` knows the containers of Python, and what libraries register there (the outputs of Hugging Face models, say).
+`torch.utils._pytree` also knows registered containers (e.g. Hugging Face outputs).
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from torch.utils import _pytree
 from mpisgd.base.errors import DataError
 
 Place = Callable[[str, Any], Any]
-"""Given the name of a tensor, e.g. "['labels']", or of an object that has a method `to`, and itself: what takes its place."""
+"""Maker of a replacement, from a name, e.g. "['labels']", and a tensor or object with `to`."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def mapped(nest: Any, place: Place, name: str = "") -> Any:
-    """The same nest, with what `place` makes of each tensor. Numbers, text and None stay as they are.
+    """Return the nest with tensors replaced by `place`; numbers, text and None stay.
 
-    An object that is no container is given to `place`, too, if it has a method `to` (a packed sequence, a batch of graphs).
-    Raises DataError, which names the place, for any other.
+    Objects with a method `to` (a packed sequence, a batch of graphs) are replaced, too. Raises DataError for others.
     """
 
     if isinstance(nest, Tensor):
@@ -39,7 +38,7 @@ def mapped(nest: Any, place: Place, name: str = "") -> Any:
 
 
 def tensors_of(nest: Any) -> dict[str, Tensor]:
-    """The tensors of a nest, by name. Raises DataError as `mapped` does."""
+    """Return the tensors by name. Raises DataError."""
     found = {}
 
     def note(name: str, value: Any) -> Any:

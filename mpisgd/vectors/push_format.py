@@ -1,9 +1,8 @@
-"""How a slice of a gradient travels: in what memory, and its way back to float32.
+"""Formats of a travelling slice of a gradient, and the way back to float32.
 
-float32    as it is
-bfloat16   the bits of its elements, rounded, as int16 (`rounding.py`)
-topk       the k of its n elements that are largest, k = ceil(share n): (2 k,) int32, their indices, which ascend, and then the bits
-           of their float32 values (`largest.py`); all others are 0
+float32    unchanged
+bfloat16   bits of rounded elements, as int16 (`rounding.py`)
+topk       the k = ceil(share n) largest of n elements: (2 k,) int32, ascending indices, then bits of float32 values (`largest.py`)
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from mpisgd.vectors.memory import SizedVector
 
 @dataclass(frozen=True)
 class PushFormat:
-    """A format; `share` is that of topk."""
+    """A format; `share` is topk's."""
 
     name: str = "float32"
     share: float = 0.0
@@ -32,27 +31,25 @@ class PushFormat:
         return cls(config.push_format, config.topk_share)
 
     def words(self, size: int) -> int:
-        """Words that a slice of so many elements travels as."""
         return 2 * math.ceil(self.share * size) if self.name == "topk" else size
 
     def cuts(self, bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Where each slice lies among the words of all, in order."""
         ends = np.cumsum([0, *(self.words(end - start) for start, end in bounds)]).tolist()
         return list(zip(ends, ends[1:], strict=False))
 
     def sized(self, vector: SizedVector) -> SizedVector:
-        """The size of what stands for a slice of this size."""
+        """Return a slice's travelling size."""
         return vector.in_half() if self.name == "bfloat16" else SizedVector(self.words(vector.size))
 
     def inbox(self, weights: Tensor) -> Tensor | None:
-        """Memory to receive a slice as large as these in, beside them; None where that is as float32."""
+        """Return memory to receive a slice beside the weights; None for float32."""
         if self.name == "float32":
             return None
         kind = torch.int16 if self.name == "bfloat16" else torch.int32
         return torch.zeros(self.words(len(weights)), dtype=kind, device=weights.device)
 
     def widen(self, came: Tensor, into: Tensor) -> None:
-        """Let `into`, (slice,) float32, be what `came`."""
+        """Write `came` to `into`, (slice,) float32."""
         if self.name == "bfloat16":
             came = came.view(torch.bfloat16)
         if self.name != "topk":
@@ -63,7 +60,7 @@ class PushFormat:
         into[indices.long()] = values.view(torch.float32)
 
     def why_not(self, came: Tensor, size: int) -> str:
-        """Say why this can be no slice of so many elements; "" = it can."""
+        """Return why this is no slice of `size` elements, or ""."""
         if self.name != "topk":
             return ""
         indices = came[: len(came) // 2].numpy()

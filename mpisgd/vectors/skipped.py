@@ -1,8 +1,7 @@
-"""Parameters of which a backward pass has computed no gradient: torch's `grad` is None, and its optimisers pass over them.
+"""Parameters without a gradient in a backward pass: torch's `grad` is None, and optimisers pass over them.
 
-A gradient of zeros is another thing: it lets weights decay, momentum go on and steps be counted. So a learner tells with its
-gradient the runs of elements that it has none of. An update passes over what none of its gradients has, as torch does over what the
-backward pass of their mean has not come to.
+Zeros differ: weights decay, momentum goes on, steps count. A learner sends runs of elements without a gradient. An update passes
+over runs common to its gradients, as torch does for their mean.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Runs: TypeAlias = Any
-"""Runs of elements: (runs, 2) int64, the begin and the end of each, ascending and apart."""
+"""Runs of elements: (runs, 2) int64, begin and end of each, ascending and apart."""
 
 NOTHING: Runs = np.empty((0, 2), np.int64)
 
 
 def runs_of(spans: Iterable[tuple[int, int]]) -> Runs:
-    """The runs of spans that ascend, and may be empty; neighbours become one."""
+    """Return the runs of ascending spans; neighbours merge."""
     found: list[list[int]] = []
     for start, end in spans:
         if start < end:
@@ -31,14 +30,13 @@ def runs_of(spans: Iterable[tuple[int, int]]) -> Runs:
 
 
 def within(runs: Runs, start: int, end: int) -> Runs:
-    """The parts of runs that lie in a slice, counted from its begin."""
+    """Return the parts of runs in a slice, from its begin."""
     if not len(runs):
         return NOTHING
     return runs_of((max(first, start) - start, min(last, end) - start) for first, last in runs.tolist())
 
 
 def common(one: Runs, other: Runs) -> Runs:
-    """The elements that are in runs of both."""
     if not (len(one) and len(other)):
         return NOTHING
     found = []
@@ -48,7 +46,7 @@ def common(one: Runs, other: Runs) -> Runs:
 
 
 def between(runs: Runs, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The spans of a slice that are in no run."""
+    """Yield the spans of a slice outside runs."""
     for first, last in runs.tolist():
         if start < min(first, end):
             yield start, min(first, end)
@@ -58,7 +56,7 @@ def between(runs: Runs, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def why_not(runs: Runs, size: int) -> str:
-    """Say why these can be no runs of so many elements; "" = they can."""
+    """Return why these are no runs of so many elements, or ""."""
     edges = runs.ravel()
     if not len(edges) or (0 <= edges[0] and edges[-1] <= size and (edges[1:] > edges[:-1]).all()):
         return ""

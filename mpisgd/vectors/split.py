@@ -1,9 +1,8 @@
-"""Any model cut into stages before modules that are named, by torch's own splitter, `torch.distributed.pipelining`.
+"""Stages of any model, cut before named modules by torch's splitter, `torch.distributed.pipelining`.
 
-Its front end traces the model with `torch.export`, at the shapes of an example, and needs no process group. A value that a later
-stage wants goes from each stage to the next one here, where torch would send it past those between: so do skip connections, and
-inputs that are not of the first stage alone. Stages have the parameters and buffers of the model itself, which stays whole: who
-evaluates it runs it as it was written, with batches of any size.
+`torch.export` traces the model at an example's shapes, without a process group. A value passes through all stages on its way, not
+past stages as in torch: this allows skip connections, and inputs of later stages. Stages share the model's tensors; evaluation runs
+the model as written, at any batch size.
 """
 
 from __future__ import annotations
@@ -31,27 +30,26 @@ _WAY_OUT = (
 
 @dataclass(frozen=True)
 class Traced:
-    """A model that was cut.
+    """A model cut into stages.
 
     Attributes:
-        modules: the stages; each takes what the one before returned, a tensor or a tuple of them.
-        parameters: the trainable ones of each stage, in its order.
+        modules: stages; each takes the previous result, a tensor or a tuple.
+        parameters: trainable, of each stage.
     """
 
     modules: tuple[nn.Module, ...]
     parameters: tuple[tuple[nn.Parameter, ...], ...]
 
     def only(self, stage: int) -> Traced:
-        """One stage as a model of its own."""
         return Traced((self.modules[stage],), (self.parameters[stage],))
 
 
 class Piece(nn.Module):
-    """A stage: what torch made of its part of the model, between the values that come and those that go.
+    """A stage: torch's part of the model, and its values.
 
     Args:
-        takes, uses, makes, gives: names of values: those that come, that the part is called with, that it returns, and that go.
-        form: of a whole model's output, where this is the last stage: its values are then put into that.
+        takes, uses, makes, gives: names of values that come, enter the part, leave the part, go.
+        form: structure of the model's output, in the last stage.
     """
 
     def __init__(
@@ -81,9 +79,9 @@ class Piece(nn.Module):
 
 
 def split(model: nn.Module, begin: Sequence[str], inputs: Any) -> Traced:
-    """Cut a model before the modules of these names; `inputs` are those of a micro-batch, whose shapes are kept for good.
+    """Cut a model before these modules; `inputs` of a micro-batch fix the shapes.
 
-    Raises ConfigError where there is no such module, the model cannot be traced, or cannot be cut there.
+    Raises ConfigError if a module is missing, or the model cannot be traced or cut.
     """
     _check_names(model, begin)
     forms: list[Any] = []
@@ -122,7 +120,7 @@ def _check_names(model: nn.Module, begin: Sequence[str]) -> None:
 
 @contextmanager
 def _annotated(model: nn.Module, begin: Sequence[str]) -> Iterator[None]:
-    """Torch marks the modules by a `forward` of its own, and leaves it there."""
+    """Remove torch's marks after this block: a `forward` on each named module."""
     marked = [model.get_submodule(name) for name in begin]
     before = [module.__dict__.get("forward") for module in marked]
     try:
@@ -136,7 +134,7 @@ def _annotated(model: nn.Module, begin: Sequence[str]) -> Iterator[None]:
 
 
 def _pieces(model: nn.Module, whole: torch.fx.GraphModule, form: Any) -> Iterator[Piece]:
-    """The stages, with what must go from each to the next: whatever is there, and wanted later."""
+    """Yield stages, each passing on values wanted later."""
     nodes = list(whole.graph.nodes)
     calls = [node for node in nodes if node.op == "call_module"]
     takes = [node.name for node in nodes if node.op == "placeholder"]
@@ -148,7 +146,7 @@ def _pieces(model: nn.Module, whole: torch.fx.GraphModule, form: Any) -> Iterato
     uses.append([names[each] for each in _pytree.tree_leaves(nodes[-1].args[0])])  # what the model returns
     for stage, node in enumerate(calls):
         part: Any = whole.get_submodule(str(node.target))
-        if stage == 0:  # torch lets it take the model's own arguments, in their form
+        if stage == 0:  # torch has it take the model's own arguments
             part.graph.set_codegen(torch.fx.graph.CodeGen())
             part.recompile()
         _bind(model, part)
@@ -163,8 +161,7 @@ def _pieces(model: nn.Module, whole: torch.fx.GraphModule, form: Any) -> Iterato
 
 
 def _bind(model: nn.Module, part: nn.Module) -> None:
-    """Give a stage the model's own parameters and buffers, by name: of those with two names, torch may have made copies, and left
-    some where nothing uses them."""
+    """Give a stage the model's own tensors: torch may have copied tensors with two names, or left some unused."""
     used = set(_used(part))
     for own, there in ((model.named_parameters, part.named_parameters), (model.named_buffers, part.named_buffers)):
         mine = dict(own(remove_duplicate=False))
@@ -177,7 +174,6 @@ def _bind(model: nn.Module, part: nn.Module) -> None:
 
 
 def _used(part: nn.Module) -> Iterator[str]:
-    """The names of what a traced module reads, of itself and of the modules in it."""
     for prefix, module in part.named_modules():
         graph = getattr(module, "graph", None)
         if isinstance(graph, torch.fx.Graph):
@@ -185,7 +181,7 @@ def _used(part: nn.Module) -> Iterator[str]:
 
 
 def _parameters(model: nn.Module, pieces: Sequence[nn.Module], begin: Sequence[str]) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """Those of each stage. Raises ConfigError where one is in no stage, or in two; or a stage has none."""
+    """Return stages' parameters. Raises ConfigError unless each is in one stage, and no stage empty."""
     trained = {each: name for name, each in model.named_parameters() if each.requires_grad}
     stage_of: dict[nn.Parameter, int] = {}
     for stage, piece in enumerate(pieces):
