@@ -1,1 +1,1 @@
-"""What a learner computes: a chain of small stages, from a mini-batch to what is pushed."""
+"""A learner's gradient: a chain of stages from mini-batch to push."""

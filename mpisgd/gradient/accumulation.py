@@ -1,7 +1,6 @@
-"""Gradient accumulation: the mean gradient of several mini-batches, at the same weights, as one.
+"""Gradient accumulation: several mini-batches at the same weights, pushed as one.
 
-A batch that does not fit into memory is computed in parts; to all else it is one mini-batch, of so many times the samples. Clipping
-is of the mean, as in a loop of torch that clips after its last backward pass.
+Their mean gradient is clipped, as in a torch loop that clips after its last backward pass.
 """
 
 from __future__ import annotations
@@ -19,15 +18,10 @@ from mpisgd.vectors.skipped import common
 
 
 class Accumulated(Travels):
-    """Computes `count` mini-batches as one: the s-th has the rank's mini-batches s * count to s * count + count - 1.
-
-    The loss is the mean of theirs, the samples are those of all.
+    """Mean gradient of mini-batches s * count to s * count + count - 1, as the learner's s-th.
 
     Args:
-        gradient: computes single mini-batches; what it leaves in `memory.gradients`, (parameters,) float32, is replaced by the
-            mean.
-        clip_norm: global L2 norm that the mean is clipped to; 0 = off.
-        tell_nonfinite: give a mean that is not finite the loss NaN, so that all shards drop it.
+        gradient: single mini-batches; the mean overwrites `memory.gradients`.
     """
 
     def __init__(self, gradient: Travels, count: int, *, clip_norm: float, tell_nonfinite: bool) -> None:
@@ -55,7 +49,6 @@ class Accumulated(Travels):
         self._gradient.move_out()
 
     def compute(self, seq: int) -> float:
-        """Compute the mean gradient at the weights that are there; returns the mean loss."""
         first, loss, self.samples = seq * self._count, 0.0, 0
         for number in range(first, first + self._count):
             if number > first:

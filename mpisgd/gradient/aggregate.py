@@ -1,26 +1,20 @@
-"""Node aggregation: ranks of one node sum their gradients in shared memory, and one of them pushes the sum [Chen16 6].
+"""Node aggregation: ranks of a node sum their gradients in shared memory, and one rank pushes the sum [Chen16 6].
 
-To the shards a learner is then a *team* of ranks. Its leader runs the loop of any learner (`learner.learn`), the others `follow`:
+To the shards, a learner is then a *team*: one vector per team crosses the network each way. Its leader runs any learner's loop
+(`learner.learn`), members `follow`:
 
-                leader                                            members
-    pull        the weights, into memory that all share
-    meet        says which mini-batch is next, or that it is over
-    calculate   gradient of its mini-batch, into its slot         the same, each into its own
+                leader                                  members
+    pull        weights, into shared memory
+    meet        tells the next mini-batch, or the end
+    calculate   its gradient, into its slot             the same
     meet        all slots are full
-    sum         its part of the vector, over all slots            theirs
+    sum         its part, over all slots                their parts
     meet        the sum is in the first slot
-    push        that slot, with the count                         prepare their next mini-batches
+    push        the sum, with the count                 prepare their next mini-batches
 
-So one vector each way crosses the network for a team, in place of one for each of its ranks. The sum is a reduce-scatter in
-place: each element is ((g_0 + g_1) + g_2) + ... in float32, in the order of the team's ranks. That is the order of hardsync's
-sum, so that a run of one team has the bits of hardsync with as many learners, and any run those of itself again (law 5).
-
-The shards' divisor counts the ranks (law 3): an update is the mean over gradients, however unequal the teams. A team's loss is the
-mean over its ranks, for it is of that mean that theirs is the gradient; mini-batches are all of one size. Where only some teams
-make an update (backup, timeout) and these are unequal, shards that choose different ones apply different numbers of samples.
-
-Each rank has its own place in the dealing of samples, and its own straggler delays, which it takes before the sum: what a team
-takes from weights to sum is its slowest rank's time. Nobody can leave a team alone.
+The sum runs in float32 and the order of ranks, as in hardsync: one team has the bits of hardsync with as many learners (law 5).
+Shards divide by the number of ranks (law 3). With backup or timeout and unequal teams, shards may apply different numbers of
+samples. Ranks have their own samples and straggler delays. No rank can leave alone.
 """
 
 from __future__ import annotations
@@ -43,11 +37,10 @@ from mpisgd.vectors.skipped import NOTHING, Runs, common
 _OVER = -1.0
 _FACTS, _RUNS = 4, 64
 _TOLD = _FACTS + 2 * _RUNS
-"""Words of a rank: its loss, samples and signal, and of how many runs of elements it has no gradient, which follow."""
+"""Words of a rank: loss, samples, signal, number of runs without a gradient, and the runs."""
 
 
 def _in_words(runs: Runs) -> np.ndarray:
-    """Raises ConfigError for more runs than a team has room for."""
     if len(runs) > _RUNS:
         raise ConfigError(
             f"model: a mini-batch gave no gradient to {len(runs)} runs of parameters, which torch would leave as they are:"
@@ -59,44 +52,37 @@ def _in_words(runs: Runs) -> np.ndarray:
 
 
 def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
-    """The loss of a team from those of its ranks, in their order.
-
-    Args:
-        summed: the sum of their gradients, (parameters,) float32, where it is to be finite: else the loss is NaN, so that all
-            shards drop it alike (`gradient.Gradient`); None = whatever it is.
-    """
+    """Return a team's mean loss; NaN for a non-finite `summed`, (parameters,) float32: all shards drop the push."""
     return math.nan if summed is not None and not is_finite(summed) else sum(losses) / len(losses)
 
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Memory that the ranks of a node have in common: the weights once for all, and a slot for the gradient of each."""
+    """A node's memory: the weights once, and a gradient slot per rank."""
 
     node: Node
     slots: Sequence[Memory]
 
     @classmethod
     def of(cls, node: Node, size: int) -> SharedMemory:
-        """Memory for so many parameters; all ranks of the node call this."""
+        """Return memory for `size` parameters; collective over the node."""
         weights, *gradients = node.vectors(1 + node.places, size)
         return cls(node, [Memory(weights, each, shared=True) for each in gradients])
 
     @property
     def own(self) -> Memory:
-        """This rank's, in which its gradient is to be made."""
         return self.slots[self.node.place]
 
     def require(self, gradient: Travels) -> None:
-        """Raises ProtocolError for a gradient that does not lie there: it would train on, unseen by the others."""
+        """Raise ProtocolError for a gradient outside this rank's slot, unseen by its team."""
         if gradient.memory is not self.own:
             raise ProtocolError(f"{type(gradient).__name__} has memory of its own: expected that which the ranks of its node share")
 
 
 class Member:
-    """A rank's part in its team: its own gradient, and its share of the sum, which is made in the first slot.
+    """A rank's part in its team: its gradient, and its share of the sum in the first slot.
 
-    `sum_cost` is called before each sum: where seconds are virtual, it lets them pass. After `disband` the shared memory is not to
-    be looked at. Raises ProtocolError for a gradient in memory of its own.
+    `sum_cost` passes virtual seconds before each sum. `disband` ends the shared memory.
     """
 
     def __init__(
@@ -124,18 +110,18 @@ class Member:
             self._parts = [slot.gradients[part] for slot in shared.slots]
 
     def begin(self, seq: int | None) -> None:
-        """Leader: the weights of mini-batch `seq` are there; None = the run is over."""
+        """Start mini-batch `seq` as the leader; None ends the run."""
         self._next[0] = _OVER if seq is None else seq
         self.node.meet()
 
     def wait(self) -> int | None:
-        """The others: which mini-batch the leader begins."""
+        """Wait for the leader's `begin`."""
         self.node.meet()
         word = float(self._next[0])
         return None if word == _OVER else int(word)
 
     def compute(self, seq: int) -> tuple[list[float], int]:
-        """Compute this rank's gradient, then the sum with all others; returns the losses of all ranks, and samples in all."""
+        """Compute and sum gradients; return all ranks' losses and the team's samples."""
         start_ns = self._wire.clock.now_ns()
         loss = self.gradient.compute(seq)
         delay_s = self._delays.of(seq, (self._wire.clock.now_ns() - start_ns) * 1e-9)
@@ -151,31 +137,25 @@ class Member:
             for each, count in zip(self._told[:, _FACTS:], counts, strict=True)
         ]
         self.skipped = functools.reduce(common, runs)
-        if any(signals):  # the leader tells the shards of what any of its ranks has heard
+        if any(signals):  # the leader passes on the signals of its ranks
             self._wire.signal = int(max(signals))
         self.add()
         self.node.meet()
         return losses, int(sum(samples))
 
     def add(self) -> None:
-        """Add this rank's part of the sum. Others ask whether it is finite."""
         self._sum_cost()
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks
             for part in self._parts[1:]:
                 np.add(self._parts[0], part, out=self._parts[0])
 
     def disband(self) -> None:
-        """The shared memory goes; the model moves to memory of its own, as it is."""
         self.gradient.move_out()
         self.node.disband()
 
 
 class Leader(Travels):
-    """The gradient of a whole team, as the learner's loop asks for it.
-
-    Args:
-        drop_nonfinite: a sum that is not finite is to be dropped by all shards alike.
-    """
+    """A team's gradient."""
 
     def __init__(self, member: Member, drop_nonfinite: bool) -> None:
         self._member = member
@@ -187,19 +167,16 @@ class Leader(Travels):
         self._member.gradient.prepare(seq)
 
     def compute(self, seq: int) -> float:
-        """Compute the team's gradients and their sum; returns its loss."""
         self._member.begin(seq)
         losses, self.samples = self._member.compute(seq)
         self.skipped = self._member.skipped
         return team_loss(losses, self.memory.gradients if self._drop_nonfinite else None)
 
     def stop(self) -> None:
-        """The run is over: let the members go."""
         self._member.begin(None)
 
 
 def follow(member: Member) -> None:
-    """A member's loop: compute what the leader begins, until the run is over."""
     member.gradient.prepare(0)
     while (seq := member.wait()) is not None:
         member.compute(seq)

@@ -1,4 +1,4 @@
-"""The gradient of a mini-batch: sample, forward, loss, backward into the flat vector, clip: the first stage of all."""
+"""The first stage: sample, forward, loss, backward into the flat vector, clip."""
 
 from __future__ import annotations
 
@@ -24,23 +24,20 @@ from mpisgd.vectors.memory import Memory, staging, wait_for
 
 
 class Gradient(Travels):
-    """A learner's gradient; after `compute`, it is in `memory`.
+    """A learner's gradient; `compute` leaves the gradient in `memory`.
 
     Args:
-        memory: the model's own; else weights are copied from there and the gradient is copied there, each time: it is of pinned
-            vectors, beside a GPU, or the model is lent from one virtual learner to the next.
-        clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
-        tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
-            own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
-        tell_skipped: say of which parameters there is no gradient (`vectors/skipped.py`).
-        take_turn: called before each mini-batch, where the model is lent (`kept_state.Turns`).
-
-    Attributes:
-        objective: the loss, or the user's own step.
+        memory: the model's own; else weights and gradient are copied (pinned vectors beside a GPU; a model lent among virtual
+            learners).
+        clip_norm: bound of the global L2 norm [Chen16 A.3]; 0 = off.
+        tell_nonfinite: report loss NaN for a non-finite gradient: all shards drop the push. Shards that judged their slices would
+            disagree in clocks, samples and waiting learners.
+        tell_skipped: report parameters without a gradient (`vectors/skipped.py`).
+        take_turn: called before each mini-batch of a lent model.
     """
 
     together = False
-    """Whether a mini-batch is passed through several models, or pieces of one."""
+    """Whether a mini-batch passes through several models, or pieces."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,
@@ -79,14 +76,13 @@ class Gradient(Travels):
             self.scaled = self._scale.scaled
 
     def read_ahead(self) -> None:
-        """From now on workers fetch mini-batches in the order in which they are prepared, where the data have workers."""
+        """Let the data's workers fetch mini-batches ahead, in the order of `prepare`."""
         workers = getattr(self._split, "workers", None)
         if workers is not None and self._sampling.ahead:
             pinned = self._model.weights.device.type == "cuda"
             self._ahead = ReadAhead(self._split, workers, self._named, pinned=pinned)
 
     def close(self) -> None:
-        """End the workers."""
         if self._ahead is not None:
             self._ahead.close()
 
@@ -95,7 +91,7 @@ class Gradient(Travels):
             self._model.move_to(Memory.zeros(self._model.size))
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Call this between the layers, forward and backward."""
+        """Call `check` between layers, in both passes."""
 
         def between(*_: object) -> None:
             check()
@@ -108,14 +104,13 @@ class Gradient(Travels):
                 parameter.register_post_accumulate_grad_hook(between)  # type: ignore[no-untyped-call]
 
     def prepare(self, seq: int) -> None:
-        """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
+        """Draw mini-batch `seq` while shards work."""
         if self._sampling.ahead:
             self._draw(seq)
 
     def _have(self, seq: int) -> None:
-        """Mini-batch `seq` is there, and gradients are zero."""
         self._take_turn()
-        if not self._sampling.ahead:  # what was drawn under this number before may be of another portion
+        if not self._sampling.ahead:  # the prepared mini-batch may be of another portion
             self._prepared = None
         if self._prepared is None or self._prepared[0] != seq:
             self._draw(seq)
@@ -125,7 +120,6 @@ class Gradient(Travels):
         self._prepared = (seq, *self._batch(seq))
 
     def _batch(self, seq: int) -> tuple[Any, int]:
-        """Mini-batch `seq`, its inputs on the model's device, and how many samples were drawn for it."""
         if self._prepared is not None and self._prepared[0] == seq:
             return self._prepared[1:]
         indices = self._sampling.indices(self._learner_id, seq)
@@ -145,7 +139,7 @@ class Gradient(Travels):
         return seeds_of(domain, self._seed, self._learner_id, seq)
 
     def forward(self, seq: int) -> Tensor:
-        """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
+        """Return the scalar loss of mini-batch `seq`; set `samples`."""
         with self._model.casting(), self._model.untouched():
             loss = self.step(seq) if isinstance(self.objective, OwnStep) else self.loss_of(*self.output(seq))
         if torch.is_grad_enabled():
@@ -153,7 +147,7 @@ class Gradient(Travels):
         return loss
 
     def check(self, loss: Tensor) -> None:
-        """Raises ConfigError where a loss does not train the model, or depends on parameters that nobody would train."""
+        """Raise ConfigError for a loss without a gradient, or with parameters outside the model."""
         if not loss.requires_grad:
             raise self.detached()
         if self._checked:
@@ -165,7 +159,6 @@ class Gradient(Travels):
         self._checked = True
 
     def detached(self) -> ConfigError:
-        """Make the error for a loss from which no gradient comes."""
         return ConfigError(
             f"{self._whose_loss} does not depend on the model's weights by autograd: was it detached, or made a number?"
         )
@@ -175,28 +168,24 @@ class Gradient(Travels):
         return "step: its loss" if isinstance(self.objective, OwnStep) else "loss: it"
 
     def loss_of(self, output: Any, targets: Any) -> Tensor:
-        """The user's loss of what `output` gave."""
         assert not isinstance(self.objective, OwnStep)
         return self.objective(output, targets)
 
     def output(self, seq: int) -> tuple[Any, Any]:
-        """Run the model on mini-batch `seq` at the present weights; returns its output and the targets, and sets `samples`."""
         inputs, targets = self._begin(seq)
         return self._model.module(inputs), moved(targets, self._model.weights.device)
 
     def step(self, seq: int) -> Tensor:
-        """The loss that the user's own step gives, as `forward`. Raises ConfigError where it gives none."""
         assert isinstance(self.objective, OwnStep)
         return self.objective.loss(self._model.module, self._begin(seq))
 
     def _begin(self, seq: int) -> Any:
-        """The mini-batch; what model, loss and step draw from now on from the global generators depends on the names alone."""
+        """Return mini-batch `seq`; seed the global generators by names alone (law 5)."""
         batch, self.samples = self._batch(seq)
         seed_all(self._seeds(Domain.DROPOUT, seq))
         return batch
 
     def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""
         model = self._model
         self._have(seq)
         if self._apart is not None:
@@ -211,7 +200,7 @@ class Gradient(Travels):
         return self.hand_over(loss)
 
     def hand_over(self, loss: Tensor) -> float:
-        """After the backward pass: clip the gradient, and hand it over; returns the loss."""
+        """Clip and hand over the gradient after the backward pass; return the loss."""
         self._model.take_gradients_back()
         self._clip()
         self.note_skipped()
@@ -219,7 +208,7 @@ class Gradient(Travels):
         return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else value
 
     def note_skipped(self) -> None:
-        """Once gradients are there: say of which parameters there is none. Raises ConfigError where shards cannot be told."""
+        """Set `skipped`. Raises ConfigError: a group's shards cannot be told."""
         if not self._tell_skipped:
             return
         self.skipped = skipped_runs(self._model)
@@ -230,7 +219,7 @@ class Gradient(Travels):
         clip(self._model.gradients, self._clip_norm)
 
     def _out(self, loss: Tensor) -> float:
-        """The loss; from a GPU after the only wait for it of a mini-batch, by which the gradient is where MPI is to take it."""
+        """Return the loss. Only here is a GPU waited for; the gradient is then ready for MPI."""
         if self._apart is not None:
             self._apart[1].copy_(self._model.gradients, non_blocking=True)
         if self._told_loss is None:
@@ -241,7 +230,6 @@ class Gradient(Travels):
 
 
 def unused(model: FlatModel, why: str) -> ConfigError:
-    """Make the error for parameters without a gradient, which zeros would move, where torch passes over them."""
     return ConfigError(
         f"model: a mini-batch gave no gradient to {', '.join(model.skipped_names[:3])}, which torch would leave as they are, and"
         f" {why}: expected all parameters used in each mini-batch, frozen ones (requires_grad=False), or SGD without momentum and"
@@ -250,7 +238,6 @@ def unused(model: FlatModel, why: str) -> ConfigError:
 
 
 def parameters_of(loss: Tensor) -> set[nn.Parameter]:
-    """The parameters that autograd would give gradients."""
     nodes, seen, found = [loss.grad_fn], set[Any](), set[nn.Parameter]()
     while nodes:
         node = nodes.pop()
@@ -265,7 +252,6 @@ def parameters_of(loss: Tensor) -> set[nn.Parameter]:
 
 
 def not_the_models(names: Sequence[str]) -> str:
-    """Say of parameters that they would not be trained, and what to write instead."""
     return (
         f"parameters that are not the model's ({', '.join(names[:3])}), which would not be trained: expected them in the model, and"
         " a step that calls both, step = lambda model, batch: model.loss(model(batch[0]), batch[1])"
@@ -273,12 +259,10 @@ def not_the_models(names: Sequence[str]) -> str:
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
-    """The inputs and targets of a batch, for a loss. Raises ConfigError where it is no pair."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     raise ConfigError(f"data: a batch is {described(batch)}, expected a pair (inputs, targets) for a loss; `step` takes any batch")
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on this device."""
     return nest.mapped(batch, lambda _, value: value.to(device, non_blocking=True))

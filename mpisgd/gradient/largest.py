@@ -1,12 +1,9 @@
-"""The largest elements of a gradient alone, few bytes; what is left out comes later (top-k with error feedback, arXiv:1809.07599).
-
-A learner pushes, of the sum of its gradient g and of its remainder r, in each slice the k elements that are largest by magnitude,
-of equals the first, and keeps all others as its remainder:
+"""Top-k with error feedback (arXiv:1809.07599): only each slice's k largest magnitudes are pushed, the first among equals.
 
     v = g + r        q = the k largest of v        r = v - q
 
-So all that it has pushed and its remainder sum to all its gradients. What shards drop, and what becomes of remainders where a run
-is continued, is as with rounding (`rounding.py`). `push_format.py` says how q travels.
+g: gradient, r: remainder, q: push (`push_format.py`). All pushes plus the remainder sum to all gradients. For dropped pushes and
+continued runs, see `rounding.py`.
 """
 
 from __future__ import annotations
@@ -23,10 +20,10 @@ from mpisgd.vectors.push_format import PushFormat
 
 
 class Largest:
-    """A learner's remainder, and what it pushes; to be used as a `rounding.Rounding`.
+    """A learner's remainder and push, like `rounding.Rounding`.
 
     Attributes:
-        bits: (words,) int32, what is pushed of all slices, at the format's `cuts`.
+        bits: (words,) int32, all slices' pushes, at the format's `cuts`.
     """
 
     def __init__(self, push_format: PushFormat, bounds: Sequence[tuple[int, int]]) -> None:
@@ -37,14 +34,13 @@ class Largest:
 
     @property
     def remainder(self) -> Tensor:
-        """(parameters,) float32: what the next gradient will be added to."""
+        """(parameters,) float32, added to the next gradient."""
         return self._remainder
 
     def round(self, gradient: Tensor, start: int = 0, end: int | None = None) -> float:
-        """Let `bits` be what is pushed of `gradient`, (parameters,) float32, in the slices from element `start` to `end`.
+        """Fill `bits` from `gradient`, (parameters,) float32, for slices within `start` to `end`; return |r| / |v|.
 
-        Returns |r| / |v| of these; 0 where there is nothing. NaN: something was not finite; its slice is pushed as NaN, and what
-        was not finite of the remainder is 0.
+        NaN: v is not finite; its slice is pushed as NaN, and non-finite remainders become 0.
         """
         whole = rest = 0.0
         end = len(self._remainder) if end is None else end
@@ -57,7 +53,7 @@ class Largest:
         return math.sqrt(rest / whole) if whole else 0.0
 
     def _take_out(self, left: np.ndarray, words: np.ndarray) -> None:
-        """The largest elements of a slice go from `left` into `words`, (2, k) int32."""
+        """Move a slice's largest elements from `left` to `words`, (2, k) int32."""
         indices, values = words[0], words[1].view(np.float32)
         if not is_finite(left):
             np.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
@@ -74,6 +70,6 @@ class Largest:
 
 
 def _squared(vector: np.ndarray) -> float:
-    """|vector|^2; beyond 1e19, where squares are infinite in float32, summed in float64."""
+    """Return |vector|^2; in float64 where float32 squares overflow."""
     found = squared_norm(vector)
     return found if math.isfinite(found) else float(np.dot(vector.astype(np.float64), vector))

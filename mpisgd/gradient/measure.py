@@ -1,9 +1,8 @@
-"""Loss and error of weights on a split of the data, and the policy for batch-norm statistics (DESIGN 5).
+"""Loss and error of weights on a split, and the policy for batch-norm statistics (DESIGN 5).
 
-Buffers are never exchanged: an evaluation has learner 0's (`checkpoint/buffers.py`), as it has in a plain loop. But batch-norm
-statistics that a learner has gathered describe its own weights and mini-batches. `recalibrate` measures them anew, at the weights
-to be evaluated, as the plain mean over some training mini-batches, drawn at random by the run's seed, on every rank and in every
-evaluation the same ones; `initial` leaves what the model factory made, for models that do not need them.
+Evaluations have learner 0's buffers (`checkpoint/buffers.py`), as in a plain loop. But batch-norm statistics fit one learner's
+weights and mini-batches. `recalibrate` measures them at the evaluated weights: the mean over training mini-batches drawn by the
+run's seed, equal on all ranks and in all evaluations. `initial` keeps the factory's.
 """
 
 from __future__ import annotations
@@ -33,25 +32,24 @@ from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.kept_state import is_stateful
 
 ERROR = "error"
-"""Name of the metric of an own step that stands in the place of the share of wrong classes."""
+"""An own step's metric in place of the share of wrong classes."""
 COUNTED = "counted"
-"""Beside sums over samples: how many samples they are of."""
+"""Key of the number of samples."""
 
 _FEW = 8
 _TWICE = 1e-4
 
 _RECALIBRATION = 2
 _PURPOSES = {Part.TEST: 0, Part.TRAINING: 1, Part.VALIDATION: 3}
-"""Names of what is drawn in evaluations of each part."""
+"""Seed names of evaluations."""
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:
-    """The layers of a model that gather running statistics when it trains: not those that it keeps in `eval` mode."""
+    """Return layers with running statistics, except layers kept in `eval` mode."""
     return [layer for layer in module.modules() if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training]
 
 
 def batch_norm_policy(module: nn.Module, config: Config, train_samples: int) -> str:
-    """Describe which buffers are evaluated of this model, batch norm's and others, for the report."""
     layers, options, policy = len(batch_norms(module)), config.evaluation, config.buffers_evaluated
     if not layers:
         return "no batch-norm layers" + (", buffers: learner 0's" if config.hands_state_on and is_stateful(module) else "")
@@ -62,7 +60,7 @@ def batch_norm_policy(module: nn.Module, config: Config, train_samples: int) -> 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Compute as a torch loop evaluates: in `eval` mode, without gradients; then train on, with the generators as they were."""
+    """Enter `eval` mode without gradients; restore training and generators at the end."""
     module.eval()
     try:
         with torch.no_grad(), kept():
@@ -72,17 +70,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _drawn(split: Split, indices: np.ndarray, seed: int, purpose: int, number: int) -> Any:
-    """Fetch these samples. What they draw, and the model after them, depends on the other names alone (law 5)."""
+    """Fetch samples; seed generators by names alone (law 5)."""
     seed_all(seeds_of(Domain.EVALUATION, seed, purpose, number))
     return split.batch(indices)
 
 
 def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, batches: int, seed: int) -> None:
-    """Set batch-norm statistics to their plain mean over `recalibration_batches` of the training samples.
+    """Set batch-norm statistics to their mean over `recalibration_batches`; other layers run in `eval` mode.
 
-    An own step is called, which knows how batches go into the model.
-
-    All other layers are as in an evaluation, for which the statistics are meant.
+    An own step is called: only the step knows how batches enter the model.
     """
     layers = batch_norms(model.module)
     if not layers:
@@ -108,26 +104,24 @@ def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, 
 
 
 def as_initial(model: FlatModel) -> None:
-    """Set batch-norm statistics to those that the model's factory made: a learner that evaluates, too, has changed them."""
+    """Reset batch-norm statistics: a learner that also evaluates has changed them."""
     model.as_made(batch_norms(model.module))
 
 
 def drawn_for(split: Split, indices: np.ndarray, seed: int, part: Part, start: int) -> Any:
-    """The batch of an evaluation that begins with sample `start`."""
     return _drawn(split, indices, seed, _PURPOSES[part], start)
 
 
 def batches_of(split: Split, batch: int) -> Iterator[np.ndarray]:
-    """The samples of a split in the batches of its DataLoader, or else in batches of so many."""
     size = split.loaded_in or batch
     for start in range(0, len(split), size):
         yield np.arange(start, min(start + size, len(split)))
 
 
 def sums_of(loss: Loss, output: Any, targets: Any, samples: int, *, summed: bool) -> dict[str, float]:
-    """The loss times the number of samples that count, the number of wrong classes where targets are classes, and that number.
+    """Return the sums of loss and wrong classes (for class targets), and the number of samples.
 
-    A target that the loss ignores does not count. `summed`: the loss is a sum over its samples as it is.
+    Targets ignored by the loss do not count. `summed`: the loss is a sum.
     """
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return {"loss": loss(output, targets).item() * (1 if summed else samples), COUNTED: samples}
@@ -142,13 +136,12 @@ def sums_of(loss: Loss, output: Any, targets: Any, samples: int, *, summed: bool
 
 
 def ignored_by(loss: Loss) -> int:
-    """The class of targets that a loss leaves out: its own `ignore_index`, or torch's default."""
     given = getattr(loss, "keywords", {}).get("ignore_index", getattr(loss, "ignore_index", None))
     return given if isinstance(given, int) else IGNORED
 
 
 def is_summed(loss: Callable[..., float], samples: int, *batch: Any) -> bool:
-    """Whether a loss of so many samples is a sum over them: that of a few doubles where each comes twice."""
+    """Tell whether a loss is a sum over samples: it doubles for samples given twice."""
     found = [0]
 
     def few(_: str, value: Any, times: int) -> Any:
@@ -163,23 +156,22 @@ def is_summed(loss: Callable[..., float], samples: int, *batch: Any) -> bool:
             return False
         once = loss(*one)
         return once != 0 and math.isclose(loss(*two), 2 * once, rel_tol=_TWICE)
-    except Exception:  # whatever the user's code raises at a batch of another size
+    except Exception:  # any error of user code at another batch size
         return False
 
 
 def mean_of(sums: dict[str, float]) -> Measured:
-    """The means over the samples that count; NaN where there are none."""
     counted = sums.get(COUNTED, 0.0)
     found = {name: value / counted for name, value in sums.items() if name != COUNTED}
     return Measured(found.pop("loss", math.nan), found.pop(ERROR, math.nan), found)
 
 
 class Measured(NamedTuple):
-    """What weights come to on a split of the data, as means over its samples.
+    """Means over a split's samples.
 
     Attributes:
-        error: share of wrong classes, or the metric `error` of an own step; NaN where targets are not classes.
-        metrics: the others of an own step.
+        error: share of wrong classes, or an own step's metric `error`; NaN where targets are not classes.
+        metrics: an own step's others.
     """
 
     loss: float
@@ -188,12 +180,11 @@ class Measured(NamedTuple):
 
 
 class Measure:
-    """Evaluates the weights in a flat model.
+    """Evaluation of the weights in a flat model.
 
     Args:
-        data: its training split is for recalibration, too; others may be empty.
-        seed: of the run; names what samples and model draw, and on which samples is recalibrated: an evaluation of the same
-            weights is always the same.
+        data: the training split is for recalibration; others may be empty.
+        seed: names all draws: equal weights give equal results.
     """
 
     def __init__(
@@ -219,11 +210,10 @@ class Measure:
         self._summed: bool | None = None
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        """Call this before each batch; it may raise to end the measuring."""
+        """Call `check` before each batch; it may raise."""
         self._check = check
 
     def prepare(self) -> None:
-        """Call after the weights have changed."""
         if self._buffers == "recalibrate":
             train = self._data.train
             batch = (train.loaded_in if train.padded else None) or self._batch
@@ -232,7 +222,7 @@ class Measure:
             as_initial(self._model)
 
     def of(self, part: Part) -> Measured:
-        """Measure on a part of the data; NaN for an empty one. Raises ConfigError where an own step returns no numbers."""
+        """Measure a part; NaN for an empty part. Raises ConfigError: an own step's metrics change, or are no numbers."""
         split = self._data.part(part)
         if len(split) == 0:
             return Measured(math.nan, math.nan, {})
@@ -248,10 +238,7 @@ class Measure:
         return mean_of(sums)
 
     def names(self, samples: int, calling: Callable[[], AbstractContextManager[None]]) -> tuple[str, ...]:
-        """Names of what an evaluation finds: `loss`, `error` perhaps, and metrics; by a first batch of at most so many samples.
-
-        The samples are of the test data, or where there are none of the training data; the step runs inside `calling()`.
-        """
+        """Return the names of results, from at most `samples` test (else training) samples; the step runs inside `calling()`."""
         part = Part.TEST if len(self._data.test) else Part.TRAINING
         split = self._data.part(part)
         indices = next(batches_of(split, self._batch))[:samples]
@@ -262,7 +249,6 @@ class Measure:
         return tuple(name for name in found if name != COUNTED)
 
     def _of_batch(self, batch: Any, samples: int) -> dict[str, float]:
-        """The loss, and then what else there is, times the number of samples."""
         module = self._model.module
         if isinstance(self._loss, OwnStep):
             step, batch = self._loss, self._model.inputs(batch)
@@ -285,14 +271,13 @@ class Measure:
 
 
 class Unmeasured:
-    """In the place of a `Measure`, measures nothing: for a run of which only the order of things is wanted."""
+    """A `Measure` of nothing, for runs about the order of events."""
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        """Nothing takes long."""
+        """Do nothing."""
 
     def prepare(self) -> None:
-        """Nothing is to be measured."""
+        """Do nothing."""
 
     def of(self, part: Part) -> Measured:
-        """Neither loss nor error."""
         return Measured(math.nan, math.nan, {})

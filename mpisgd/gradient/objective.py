@@ -1,4 +1,4 @@
-"""What a mini-batch is to come to: a loss of (output, target), or the user's own step of (model, batch)."""
+"""The objective: a loss of (output, target), or the user's own step of (model, batch)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from mpisgd.base.errors import ConfigError
 
 Loss = Callable[[Any, Any], Tensor]
 
-_NAME = re.compile(r"[\w.,/@%()+-]+( [\w.,/@%()+-]+)*")  # of a column of the log, and of tables in Markdown
+_NAME = re.compile(r"[\w.,/@%()+-]+( [\w.,/@%()+-]+)*")  # for log columns and Markdown tables
 
 
 @dataclass(frozen=True)
 class OwnStep:
-    """The user's own step: `function(model, batch)` returns a scalar tensor, or a mapping of `loss`, and of metrics.
+    """The user's step: `function(model, batch)` returns a scalar tensor, or a mapping of `loss` and metrics.
 
-    `batch` is what the data give: of tensors in memory a pair (inputs, targets), of a Dataset what is collated of its samples.
+    `batch` is a pair (inputs, targets) for tensors in memory, collated samples for a Dataset.
     """
 
     function: Callable[[nn.Module, Any], Any]
 
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch. Raises ConfigError where the function returns none."""
         return scalar(self._returned(module, batch)["loss"], "step")
 
     def measured(self, module: nn.Module, batch: Any) -> tuple[float, dict[str, float]]:
-        """The loss of a batch, and its metrics, as numbers. Raises ConfigError where one is none."""
         returned = self._returned(module, batch)
         metrics = {_named(name): _number(value, name) for name, value in returned.items() if name != "loss"}
         return scalar(returned["loss"], "step").item(), metrics
@@ -51,12 +49,11 @@ Objective = Loss | OwnStep
 
 
 def function_of(objective: Objective) -> Callable[..., Any]:
-    """The function that the user has brought: a step, or a loss."""
     return objective.function if isinstance(objective, OwnStep) else objective
 
 
 def scalar(loss: Any, who: str) -> Tensor:
-    """The loss as it is. Raises ConfigError where `who` returned no scalar tensor of real numbers."""
+    """Return the loss. Raises ConfigError: no real scalar tensor."""
     if not isinstance(loss, Tensor) or loss.is_complex():
         found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else described(loss)
         raise ConfigError(f"{who}: it returned {found}, expected a scalar tensor that autograd can differentiate")
@@ -66,7 +63,6 @@ def scalar(loss: Any, who: str) -> Tensor:
 
 
 def described(value: Any) -> str:
-    """What a user's function returned, for messages."""
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
     return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"

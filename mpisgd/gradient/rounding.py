@@ -1,15 +1,12 @@
-"""Gradients that travel as bfloat16: half of the bytes, and what is rounded off comes later (error feedback, arXiv:1901.09847).
-
-A learner pushes the sum of its gradient g and of its remainder r, rounded, and keeps what was rounded off as its remainder:
+"""Gradients pushed as bfloat16, half the bytes, with error feedback (arXiv:1901.09847).
 
     v = g + r        q = bfloat16(v), to nearest even        r = v - q
 
-So all that it has pushed and its remainder sum to all its gradients, to float32's own rounding. An element of r is at most 1/256 of
-its v: bfloat16 has the exponents of float32 and 8 bits of its significand. Shards sum, step and serve weights in float32.
+g: gradient, r: remainder, q: push. All pushes plus the remainder sum to all gradients, up to float32 rounding. An element of r is
+at most 1/256 of v's: bfloat16 has float32's exponents and 8 bits of significand. Shards sum, step and serve in float32.
 
-What a shard drops or rejects takes along the remainder that was in it. Each attempt of a run begins without remainders, which are
-in no checkpoint: a run that is continued has not the bits of one without interruption. Replay, which goes through attempts one by
-one, has the bits of every run.
+A dropped or rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits from an uninterrupted
+run; replay goes by attempts, and has the bits of both.
 """
 
 from __future__ import annotations
@@ -30,16 +27,18 @@ from mpisgd.vectors.memory import Memory, SizedVector, host_vector, host_view
 from mpisgd.vectors.push_format import BFLOAT16, PushFormat
 
 _CHUNK = 2**18
-"""Elements that are gone over at once, so that gradient, remainder and what is sent of them stay in the cache: 2.5 MiB. 11 M
-elements take 7.2 ms; in chunks of 2^16 9.3, for torch takes 10 µs to begin each pass."""
+"""Elements per pass: 2.5 MiB of gradient, remainder and push stay in cache.
+
+11 M elements take 7.2 ms; with 2^16, 9.3 ms: torch takes 10 µs to begin a pass.
+"""
 
 
 class Rounding:
-    """A learner's remainder, and what it pushes.
+    """A learner's remainder and push.
 
     Attributes:
-        sent: (parameters,) bfloat16, the last gradient as it is pushed.
-        bits: the same memory as (parameters,) int16, which numpy and MPI know.
+        sent: (parameters,) bfloat16.
+        bits: the same memory as int16, for numpy and MPI.
     """
 
     def __init__(self, parameters: int) -> None:
@@ -49,14 +48,14 @@ class Rounding:
 
     @property
     def remainder(self) -> Tensor:
-        """(parameters,) float32: what the next gradient will be added to."""
+        """(parameters,) float32, added to the next gradient."""
         return self._remainder
 
     def round(self, gradient: Tensor, start: int = 0, end: int | None = None) -> float:
-        """Let `sent` be what is pushed of `gradient`, (parameters,) float32, from element `start` to `end`.
+        """Fill `sent` from `gradient`, (parameters,) float32, for elements `start` to `end`; return |r| / |v|.
 
-        Returns |r| / |v| of these, what was rounded off; 0 where there is nothing, or so little that its square is 0 in float32.
-        NaN: something was not finite, in the gradient or, beyond 3.39e38, in bfloat16; there the remainder is 0.
+        Returns 0 where |r|^2 is 0 in float32; NaN for a non-finite gradient, or beyond 3.39e38 in bfloat16: the remainder is 0
+        there.
         """
         whole = rest = 0.0
         end = len(self.bits) if end is None else end
@@ -73,20 +72,18 @@ class Rounding:
             if not is_finite(host_view(remainder)):
                 remainder.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
                 return math.nan
-            return float(remainder.double().norm() / sent.double().norm())  # beyond 1e19, squares are infinite
+            return float(remainder.double().norm() / sent.double().norm())  # squares overflow beyond 1e19
         return math.sqrt(rest / whole) if rest > 0 else 0.0
 
 
 class Rounded(Travels):
-    """A learner's gradient, rounded; `memory.gradients` are the bits of `Rounding.sent`, (parameters,) int16, or of `Largest`.
+    """A learner's rounded gradient; `memory.gradients` are the `bits` of `Rounding`, (parameters,) int16, or of `Largest`.
 
     Args:
-        gradient: computes; or, where only sizes travel, stands for that.
-        bounds: the parts that are rounded by themselves: slices that are exchanged one by one, or stages of a model, each of which
-            may be of several slices; by default, all is one.
-        tell_nonfinite: give a gradient that is not finite, once rounded, the loss NaN, so that all shards drop it alike.
-        push_format, slices: how it travels, where that is not as bfloat16, and the slices of the shards.
-        told_at_once: all shards are told the same of what was rounded off: the largest share of any part's.
+        gradient: the stage before; or a stand-in, where only sizes travel.
+        bounds: parts rounded separately: slices exchanged in turn, or a model's stages; default: all.
+        slices: the shards'; for top-k, or several `bounds`.
+        told_at_once: tell all shards the largest share of any part.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ class Rounded(Travels):
         self._part_of = [bisect.bisect(ends, start) for start, _ in slices] if len(ends) > 1 else [0 for _ in slices]
         self.memory = Memory(below.weights, pushed, cuts=cuts)
         self._before: Tensor | None = None
-        """The remainder before this mini-batch, where it may be given up after it was rounded: while the learner is late."""
+        """Remainder before this mini-batch, which a late learner may give up."""
         self._taken = False
 
     def prepare(self, seq: int) -> None:
@@ -144,7 +141,6 @@ class Rounded(Travels):
         self._gradient.begin(seq)
 
     def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq` and round it; returns the loss."""
         self._taken = False
         loss = self._gradient.compute(seq)
         self.samples, self.skipped = self._gradient.samples, self._gradient.skipped
@@ -159,7 +155,7 @@ class Rounded(Travels):
         return math.nan if self._tell_nonfinite and any(map(math.isnan, self._rounded)) else loss
 
     def finish_slice(self, shard: int) -> None:
-        """Of a part; where slices are exchanged one by one, each is one."""
+        """Round a part of `bounds`."""
         if self._vector is not None:
             self._rounded[shard] = self._rounding.round(self._vector, *self._bounds[shard])
         self.rounded = max(self._rounded, key=_worse) if self._told_at_once else self._rounded[0]
@@ -168,10 +164,10 @@ class Rounded(Travels):
         return self.rounded if self._told_at_once else self._rounded[self._part_of[shard]]
 
     def take_own_step(self) -> None:
-        """Along the gradient as it was computed."""
+        """Step along the unrounded gradient."""
         self._gradient.take_own_step()
 
 
 def _worse(share: float) -> float:
-    """NaN, something that is not finite, is worse than any share."""
+    """Rank NaN above all shares."""
     return math.inf if math.isnan(share) else share

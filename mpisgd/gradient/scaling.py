@@ -1,11 +1,10 @@
-"""Loss scaling for float16, whose gradients are lost below 6e-8 and are infinite above 65504 (arXiv:1710.03740).
+"""Loss scaling for float16: gradients vanish below 6e-8 and overflow above 65504 (arXiv:1710.03740).
 
-As `torch.amp.GradScaler` does it: the loss is multiplied by a scale before the backward pass, and the gradient is divided by it.
-The scale is halved where the gradient is not finite, and doubled after many that were. GradScaler then makes no step. Here shards
-step, and every mini-batch is pushed: it is computed again, at half the scale, until it is finite.
+As in `torch.amp.GradScaler`, a scale multiplies the loss and divides the gradient; it halves after a non-finite gradient, and
+doubles after many finite gradients. GradScaler skips a non-finite step; here every mini-batch is pushed, so it is computed again
+until finite.
 
-The scale is the learner's own, and follows from the mini-batches that it has computed since the run began or was resumed: replay,
-which computes the same ones, has the same. One that is given up half-way changes nothing.
+The scale follows from the learner's mini-batches since start or resume, in replay, too; a mini-batch given up changes nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from mpisgd.vectors.flat import FlatModel, is_finite, pass_back
 
 FIRST, LARGEST = 2.0**16, 2.0**24
 GROWS_AFTER = 2000
-"""Gradients in a row that were finite at once; as GradScaler's `growth_interval`."""
+"""Gradients in a row, finite at first try; GradScaler's `growth_interval`."""
 
 
 class LossScale:
-    """The scale of one learner, a power of two: dividing by it loses nothing.
+    """A learner's scale, a power of two: division is exact.
 
     Attributes:
-        scale: of the next pass.
-        scaled: that of the last one.
+        scale: for the next pass.
+        scaled: of the last pass.
     """
 
     def __init__(self) -> None:
@@ -37,9 +36,9 @@ class LossScale:
         self._finite = 0
 
     def passes(self, forward: Callable[[], Tensor], model: FlatModel) -> Tensor:
-        """Forward and backward pass: the gradient is in the model; returns the loss.
+        """Run both passes; return the loss.
 
-        What is not finite without a scale either, or because the loss is not, is left so, and the scale is what it was.
+        A gradient non-finite at scale 1, or with a non-finite loss, stays non-finite and leaves `scale` unchanged.
         """
         scale = self.scale
         while True:

@@ -1,13 +1,12 @@
-"""The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
+"""The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ranks and replay.
 
-compute    forward and backward pass, clipped (`gradient.py`); slice by slice, or by buckets, as layers are left
-           (`by_layers`); in micro-batches, and by the stages of a model that is cut (`pipeline/pieces.py`)
-accumulate the mean of several mini-batches (`accumulation.py`)
-own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
-node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
-rounding   to bfloat16 (`rounding.py`), or to the largest elements (`largest.py`), each slice by itself where they are exchanged one
-           by one
-delay      a straggler's, before the first slice is pushed (`straggler.py`)
+compute    forward and backward pass, clipped (`gradient.py`); by slices or buckets (`by_layers`); in micro-batches, by the stages
+           of a cut model (`pipeline/pieces.py`)
+accumulate mean of several mini-batches (`accumulation.py`)
+own steps  several mini-batches as one (`local_steps.py`), or with the learner's optimiser (`inner_steps.py`)
+node sum   over a team's ranks (`aggregate.py`), after their straggler delays
+rounding   to bfloat16 (`rounding.py`), or the largest elements (`largest.py`); per slice where exchanged in turn
+delay      a straggler's, before the first push (`straggler.py`)
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from mpisgd.vectors.push_format import PushFormat
 
 
 def place(config: Config, model: FlatModel, shared: Memory | None = None, *, direct: bool = False) -> Memory:
-    """Where the gradient of one real rank is to lie: in its model, which moves to `shared` memory; or, beside a GPU, on the host.
+    """Return the memory of a real rank's gradient: the model's, moved to `shared` if given; beside a GPU, `shared` or pinned.
 
-    `direct`: MPI takes a GPU's memory; it is given what is pushed as it was computed.
+    `direct`: MPI takes GPU memory; a gradient pushed as computed stays there.
     """
     if model.weights.device.type != "cpu":
         direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
@@ -56,9 +55,9 @@ def make_gradient(
     memory: Memory | None = None,
     kind: Callable[..., Gradient] = Gradient,
 ) -> Gradient:
-    """Make the gradient of one rank, or of all stages of a group (`kind`), in `memory`, by default the model's own.
+    """Return the gradient of a rank, or of all stages of a group (`kind`), by default in the model's memory.
 
-    `number` is that of its stream of mini-batches: its learner_id, or `Roles.number` in a team.
+    `number` names the stream of mini-batches: learner_id, or `Roles.number` in a team.
     """
     return kind(
         model,
@@ -74,7 +73,6 @@ def make_gradient(
 
 
 def accumulated(config: Config, gradient: Travels) -> Travels:
-    """Make the gradient of one rank of those of its mini-batches."""
     if config.accumulation == 1:
         return gradient
     return Accumulated(gradient, config.accumulation, clip_norm=config.clip_norm, tell_nonfinite=config.nonfinite == "drop")
@@ -83,7 +81,7 @@ def accumulated(config: Config, gradient: Travels) -> Travels:
 def buckets_of(
     config: Config, layers: Sequence[Layer], bounds: Sequence[tuple[int, int]], nbytes: int | None = None
 ) -> list[Bucket]:
-    """The parts in which gradients leave in an allreduce, each of `nbytes`, if given; none where they leave as a whole."""
+    """Return an allreduce's buckets, each of `nbytes` if given; none where gradients leave whole."""
     return buckets(layers, bounds, nbytes) if config.in_buckets else []
 
 
@@ -98,10 +96,9 @@ def chain(
     *,
     fused: bool = False,
 ) -> Travels:
-    """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters.
+    """Return the stages from `computed` to the push; `segments`: parameter groups.
 
-    `pieces`: of the vector, those of the stages of a group, where one process computes what all its ranks push; or its buckets.
-    `fused`: as in `make_optimizer`.
+    `pieces`: parts of the vector: buckets, or a group's stages where one process computes all pushes.
     """
     if steps_by_itself(config):
         protocol = config.protocol
@@ -122,38 +119,36 @@ def chain(
 
 
 def pushes_what_it_computes(config: Config) -> bool:
-    """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
+    """Tell whether gradients are pushed where they are computed: no team, own steps or rounding."""
     alone = config.aggregation == "none" and not config.protocol.collective
     return alone and config.push_format == "float32" and not moves_weights(config)
 
 
 def stays_on_gpu(config: Config) -> bool:
-    """Tell whether virtual ranks exchange vectors in the memory of the GPU that they compute on, and not on the host.
+    """Tell whether virtual ranks exchange vectors in GPU memory.
 
-    Sums of teams, rounded or sparse vectors, and vectors of which a rank sends and receives several at a time lie on the host.
+    Team sums, rounded or sparse vectors, and several vectors at a time lie on the host.
     """
     one_by_one = config.exchange == "whole" and config.receive == "in-turn"
     return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"
 
 
 def steps_by_itself(config: Config) -> bool:
-    """Whether a learner goes on from its own weights between two pulls."""
+    """Tell whether own weights go on between two pulls."""
     return config.protocol.mini_batches_per_pull > 1
 
 
 def moves_weights(config: Config) -> bool:
-    """Whether a learner's weights are others after a mini-batch than it has pulled."""
+    """Tell whether a mini-batch changes the pulled weights."""
     return steps_by_itself(config) or config.local_steps > 0
 
 
 def held(config: Config) -> bool:
-    """Whether no slice may leave before the whole gradient is there: it is clipped, or dropped, as a whole, or made of several
-    backward passes."""
+    """Tell whether slices wait for the whole gradient: clipped or dropped as a whole, or made of several backward passes."""
     return config.clip_norm > 0 or config.nonfinite == "drop" or config.accumulation > 1 or config.autocast == "float16"
 
 
 def loop_delays(config: Config, learner_id: int) -> Delays:
-    """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
-    layer by layer the channel does, before the first push."""
+    """Return the delays of a learner's loop; none where a team's rank waits before the sum, or the channel waits by layers."""
     by_itself = not config.by_layers and (config.aggregation == "none" or config.protocol.collective)
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS

@@ -1,4 +1,4 @@
-"""Stragglers put in on purpose: slow learners, random delays, pauses (reproducible from the seed, recorded in the log)."""
+"""Injected stragglers: slow learners, random delays, pauses; reproducible from the seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpisgd.config import StragglerOptions
 
 
 class Delays:
-    """The extra delay of each mini-batch of one learner: a function of (seed, learner_id, its number) and its compute seconds."""
+    """Extra delays of a learner: a function of (seed, learner_id, number) and compute seconds."""
 
     def __init__(self, options: StragglerOptions, seed: int, learner_id: int) -> None:
         self._options = options
@@ -21,10 +21,9 @@ class Delays:
         self._factor = options.slowdown.get(learner_id, 1.0)
 
     def of(self, number: int, compute_s: float) -> float:
-        """Seconds to wait after this learner's computation `number`, which took `compute_s` seconds.
+        """Return the seconds to wait after computation `number`, of `compute_s` seconds.
 
-        The number is `seq`, as long as no mini-batch is computed twice: were one that was given up as late as before, it would
-        never be done.
+        `number` differs from `seq` once a mini-batch is repeated: a repeat as late as before would be given up forever.
         """
         if not self._active:
             return 0.0
@@ -38,7 +37,7 @@ class Delays:
         return delay_s
 
     def _rest(self, number: int) -> float:
-        """Draw what a cycle takes besides, also of a slow learner: log-normal, of the mean and deviation that were asked for."""
+        """Draw the rest of a cycle, unscaled by a slowdown."""
         mean_s, deviation_s = self._options.rest_mean_s, self._options.rest_deviation_s
         if deviation_s == 0:
             return mean_s
@@ -57,11 +56,10 @@ class Delays:
 
 
 NO_DELAYS = Delays(StragglerOptions(), seed=0, learner_id=0)
-"""Delays of a learner that is never late."""
 
 
 def _unit(generator: np.random.Generator, options: StragglerOptions) -> float:
-    """A draw with mean 1 from the chosen distribution."""
+    """Draw with mean 1."""
     spread = options.delay_spread
     match options.delay:
         case "normal":
@@ -70,6 +68,6 @@ def _unit(generator: np.random.Generator, options: StragglerOptions) -> float:
             return float(generator.exponential())
         case "lognormal":
             return float(generator.lognormal(-spread * spread / 2.0, spread))
-        case "pareto":  # Lomax: heavy tail of index `spread`; its mean is 1 / (spread - 1)
+        case "pareto":  # Lomax: heavy tail of index `spread`, mean 1 / (spread - 1)
             return float(generator.pareto(spread) * (spread - 1.0))
     return 1.0

@@ -1,1 +1,1 @@
-"""A gradient whose slices, or buckets, are told one by one, as its passes reach and leave the layers."""
+"""Gradients exchanged by slices, or buckets, as passes reach and leave the layers."""

@@ -1,9 +1,8 @@
-"""When a forward pass first uses the weights of each slice, or part: at the entrance of a module, or from its beginning on.
+"""The first use of each slice's weights in a forward pass: at a module's entrance, or at the start.
 
-A module uses its own parameters from when it is entered. One forward pass, computed before, shows where this is not so: of a module
-that is used without being called (attention's output projection, say) the nearest one around it that is called is the entrance; and
-parameters that something else uses before that, or that no module around them is called for, are needed from the beginning on. So
-is all of a model that torch.compile has made, in whole or in part: what is compiled knows no modules.
+One trial pass finds modules used without a call (attention's output projection): the nearest called module around counts.
+Parameters used earlier, or outside all called modules, are needed from the start, as is a model with any torch.compile, which hides
+modules.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ from mpisgd.vectors.kept_state import state_kept
 
 
 class Entrances:
-    """Says `need(number)` in each forward pass, once for each slice, before its weights are used.
+    """Hooks that call `need(number)` once per slice in each forward pass, before its weights are used.
 
     Args:
-        bounds: the slices of the flat vector; a large parameter may be in several.
-        forward: computes a forward pass, once, and leaves the model as it is.
+        bounds: slices; a large parameter may span several.
+        forward: a pass that leaves the model unchanged.
 
     Attributes:
-        needed: which slices have been asked for in this pass.
-        unseen: those that the pass came to its end without asking for.
+        unseen: slices not requested by the end of the pass.
     """
 
     def __init__(
@@ -48,22 +46,20 @@ class Entrances:
         entrances, early = _found(model.module, slices_of, forward)
         self._first = sorted(early)
         for module, entered in entrances.items():
-            # First of its hooks: others may make its weights of the parameters, as torch.nn.utils.weight_norm does.
+            # First: other hooks may make weights from parameters, as torch.nn.utils.weight_norm does.
             module.register_forward_pre_hook(self._entered(sorted(entered)), prepend=True)
 
     def begin(self) -> None:
-        """A forward pass begins."""
         self.needed = [False for _ in self.needed]
         self.unseen = set()
         self._passing = True
         self._ask(self._first)
 
     def end(self) -> None:
-        """It has ended, or raised."""
         self._passing = False
 
     def need_the_others(self) -> None:
-        """It has ended: what no module has asked for is asked for."""
+        """Request all other slices, after the pass."""
         self.unseen = {number for number, needed in enumerate(self.needed) if not needed}
         self._ask(sorted(self.unseen))
 
@@ -82,7 +78,7 @@ class Entrances:
 
 
 def within(model: nn.Module, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[str, nn.Parameter, list[int]]]:
-    """Each trainable parameter, and the numbers of those slices of the flat vector that have some of it."""
+    """Yield each trainable parameter, with its slices' numbers."""
     offset = 0
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -91,14 +87,12 @@ def within(model: nn.Module, bounds: Sequence[tuple[int, int]]) -> Iterator[tupl
 
 
 def refused(name: str, *, unseen: bool) -> ConfigError:
-    """The error for a model whose passes do not show when a slice with this parameter is used, or when its gradient is there."""
     why = "its weights were used before its module was called" if unseen else "its gradient came in parts"
     return ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first use of each parameter, and in which step of the pass that was: an operation of torch's own, whatever function
-    of Python's it was called by."""
+    """First use of each parameter, counted in torch operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,8 +112,8 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _found(
     model: nn.Module, slices_of: Mapping[nn.Parameter, Sequence[int]], forward: Callable[[], object]
 ) -> tuple[dict[nn.Module, set[int]], set[int]]:
-    """The modules at whose entrance slices are needed, and which; the slices that are needed before."""
-    compiler = sys.modules.get("torch._dynamo")  # not imported here: that takes as long as torch
+    """Return the slices needed at modules' entrances, and those needed from the start."""
+    compiler = sys.modules.get("torch._dynamo")  # never imported here: as slow as importing torch
     if compiler is not None and any(_is_compiled(module, compiler) for module in model.modules()):
         return {}, set(itertools.chain.from_iterable(slices_of.values()))
     with nullcontext() if compiler is None else torch.compiler.set_stance("force_eager"):
@@ -143,7 +137,7 @@ def _found(
 
 
 def _seen(model: nn.Module, forward: Callable[[], object]) -> tuple[dict[nn.Module, int], dict[nn.Parameter, int]]:
-    """The modules that a forward pass enters, and the parameters that it uses: after which step, and in which, first."""
+    """Return the steps before each module's entrance, and each parameter's first step."""
     uses, entered = _Uses(), dict[nn.Module, int]()
 
     def enter(module: nn.Module, _: object) -> None:

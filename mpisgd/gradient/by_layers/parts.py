@@ -1,8 +1,7 @@
-"""A mini-batch's gradient whose parts are exchanged one by one, as forward and backward pass reach and leave their layers.
+"""A gradient exchanged part by part: a part is a shard's slice, or an allreduce's bucket (`vectors/buckets.py`).
 
-A part is a shard's slice, or a bucket of an allreduce (`vectors/buckets.py`). Its weights are asked for when the forward pass comes
-to the first module that uses some of them (`entrances.py`); it is left when the backward pass has accumulated its last parameter.
-So the order is that of the passes, whatever that of the vector: layers may be tied, entered often, out of order, or not at all.
+A part's weights are requested at the first module to use them (`entrances.py`); the part leaves after its last parameter's
+gradient. Layers may be tied, entered often, out of order, or never.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from mpisgd.vectors.kept_state import state_kept
 
 
 class GradientInParts(Computes):
-    """Computes the mini-batches of `gradient`, on the CPU, and tells `exchange` which part is needed, and which is left.
+    """Mini-batches of `gradient`, on the CPU; tells `exchange` when parts are needed, and when they leave.
 
     Args:
-        gradient: of `model`; of several mini-batches, `single` computes each.
-        pushed: `gradient`, or what is pushed of it.
-        bounds: the parts of the flat vector; a large parameter may be in several.
-        held: no part is left before the whole gradient is there, for it is clipped, or dropped, as a whole, or made of several
-            backward passes.
-        own: the numbers of parts that go nowhere: they are left when all others are.
+        pushed: `gradient`, or the stage after.
+        held: parts wait for the whole gradient (`stages.held`).
+        own: numbers of parts that stay here; they leave last.
     """
 
     def __init__(
@@ -52,7 +48,7 @@ class GradientInParts(Computes):
         self._left = [False for _ in bounds]
         self._names: list[set[str]] = [set() for _ in bounds]
         self._missing: list[set[str]] = [set() for _ in bounds]
-        """Parameters of each part whose gradients are still to come."""
+        """Each part's parameters that still lack a gradient."""
         for name, parameter, numbers in within(model.module, bounds):
             for number in numbers:
                 self._names[number].add(name)
@@ -71,15 +67,11 @@ class GradientInParts(Computes):
         self._gradient.interrupt_by(check)
 
     def compute(self, seq: int) -> float:
-        """Both passes over mini-batch `seq`, which was prepared; returns the loss.
-
-        Raises what `exchange` raises; ConfigError for a model whose gradients come in parts, or whose layers do not show when they
-        are used.
-        """
+        """Run both passes; return the loss. Raises the errors of `exchange`."""
         self._seq = seq
         self._left = [False for _ in self._left]
         self._missing = [set(names) for names in self._names]
-        self._passing = self._held  # else from the backward pass on: a step of the user's may compute gradients of its own
+        self._passing = self._held  # else set before the backward pass: a user's step may compute gradients of its own
         try:
             self._entrances.begin()
             if self._held:
@@ -98,7 +90,6 @@ class GradientInParts(Computes):
         return self._loss
 
     def _passes(self, seq: int) -> None:
-        """Both passes, between which those parts are asked for that no module has."""
         gradient = self._gradient.single
         loss = gradient.forward(seq)
         self._loss, self.samples = loss.item(), gradient.samples

@@ -1,1 +1,1 @@
-"""Steps that a learner takes by itself, between two pulls."""
+"""A learner's own steps between two pulls."""

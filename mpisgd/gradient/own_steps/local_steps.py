@@ -1,13 +1,10 @@
 """A learner's own steps between pulls: Downpour's n_push and n_fetch [Dean12 4.1], SSP's local updates [ElasticDL].
 
-Several mini-batches are one to the learner's loop: after each the learner takes a step of plain SGD by itself, and what is pushed
-is the sum of their gradients. Where the loop does not pull after a push, the next ones go on from the learner's own weights: the
-last step is taken while the push is under way [ElasticDL], as both only read the gradient. Before a pull it would be for nothing,
-and is not taken.
+A plain SGD step follows each mini-batch, and the sum of gradients is pushed. Without a pull after the push, own weights go on: the
+last step is taken during the push [ElasticDL], as both only read the gradient. Before a pull, the last step is left out.
 
-The schedule is a function of samples applied, of which a learner knows by the clock of the weights that it pulled: under these
-protocols each update is of one push. (SSP also counts a gradient that is discarded: then the own steps are so many mini-batches
-ahead of the shard's.)
+The schedule counts applied samples, known from the pulled clock: here an update has one push. (SSP also counts discarded gradients:
+own steps then run ahead of the shard.)
 """
 
 from __future__ import annotations
@@ -24,16 +21,11 @@ from mpisgd.vectors.skipped import common
 
 
 class LocalSteps(Travels):
-    """Computes `count` mini-batches as one: round r has the learner's mini-batches r * count to r * count + count - 1.
-
-    The loss is the mean of theirs, the samples are those of all.
+    """A round of mini-batches r * count to r * count + count - 1, as the learner's r-th.
 
     Args:
-        gradient: computes single mini-batches; what it leaves in `memory.gradients` is replaced by the sum.
-        rate: learning rate of the learner's own steps, from weights of a clock.
-        segments: the groups of parameters, whose factors of the rate hold here, too.
-
-    Raises ProtocolError where the weights are those of a team.
+        gradient: single mini-batches; their sum overwrites `memory.gradients`.
+        rate: rate of own steps, by the weights' clock.
     """
 
     def __init__(self, gradient: Travels, count: int, rate: Callable[[int], float], segments: Sequence[Segment] = ()) -> None:
@@ -51,18 +43,16 @@ class LocalSteps(Travels):
         self._accrued = np.empty_like(memory.gradients) if memory.has_numbers and count > 1 else None
 
     def prepare(self, seq: int) -> None:
-        """Do what the first mini-batch of a round needs before its weights are known."""
         self._gradient.prepare(seq * self._count)
 
     def at_clock(self, clock: int) -> None:
-        """The schedule's rate there; it stays until weights are pulled again."""
+        """Set the rate until the next pull."""
         self._alpha = np.float32(self._rate(clock))
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         self._gradient.interrupt_by(check)
 
     def compute(self, seq: int) -> float:
-        """Compute a round at the weights that are there; returns the mean loss."""
         first, loss, self.samples = seq * self._count, 0.0, 0
         for number in range(first, first + self._count):
             if number > first:
@@ -78,7 +68,7 @@ class LocalSteps(Travels):
         return loss / self._count
 
     def _accrue(self, accrued: np.ndarray, first: bool) -> None:
-        """Add the gradient to the sum; and keep its step, for at the end of the round the sum takes its place."""
+        """Sum gradients, and store the step: at the round's end the sum overwrites the gradient."""
         self._make_step()
         if first:
             accrued[:] = self.memory.gradients
@@ -86,7 +76,7 @@ class LocalSteps(Travels):
             np.add(accrued, self.memory.gradients, out=accrued)
 
     def take_own_step(self) -> None:
-        """Take the step of the mini-batch computed last; what is pushed is read at most."""
+        """Take the last mini-batch's step; only read the pushed memory."""
         if self._step is None:
             return
         if self._accrued is None:
