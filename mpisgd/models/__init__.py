@@ -29,7 +29,7 @@ from mpisgd.models.in_pieces import Needed
 
 __all__ = ["from_factory", "make"]
 
-#: Networks that can be split layer by layer, and what makes a piece of each.
+#: Networks split within layers, and the makers of their pieces.
 PARTITIONED: Mapping[type, Callable[..., nn.Module]] = {SpeechOptions: speech.make, LocalOptions: local.make}
 
 
@@ -42,13 +42,9 @@ def make(
     needed: Needed | None = None,
     places: int = 1,
 ) -> nn.Module:
-    """The network of `options`, with the same bits on every rank; the global generators are left as they were.
+    """Return the network of `options`, with the same bits on every rank; restore the global generators.
 
-    `needed`: of a model in pieces, which of them this rank is to have (`in_pieces`). `places`: ranks that are at work on each layer
-    together; of several, it is `Partitioned`.
-
-    Raises ConfigError where the network is not cut for `input_shape`, the number of classes, which it needs, is not known (None),
-    the user's factory is not one, or there are no pieces of such a network.
+    `needed`: pieces that this rank needs of a model in pieces. `places`: ranks per layer; above 1, the model is `Partitioned`.
     """
     with _seeded(seed):
         if isinstance(options, CustomModelOptions):
@@ -94,7 +90,7 @@ def from_factory(
     needed: Needed | None = None,
     places: int = 1,
 ) -> nn.Module:
-    """`make`, of the factory that a user of the Python API hands over."""
+    """Return a model as `make`, from a Python user's factory."""
     with _seeded(seed):
         own: dict[str, Any] = {"input_shape": input_shape, "classes": classes, "seed": seed, "needed": needed, "places": places}
         return custom.build(factory, {}, field="model", **own)
@@ -102,6 +98,5 @@ def from_factory(
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from the global generators as seeded by `seed`, of torch by itself, and restore their states after."""
     with seeded(seeds_of(Domain.MODEL, seed)._replace(torch=seed)):
         yield

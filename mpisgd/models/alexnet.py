@@ -1,9 +1,8 @@
-"""AlexNet (Krizhevsky, Sutskever, Hinton 2012) for inputs of the ImageNet shape.
+"""AlexNet (Krizhevsky, Sutskever, Hinton 2012) for ImageNet inputs.
 
-[Zhang16 4.1] says about 72 M parameters, 289 MB, and not how they come about: the network of 2012 has 61.0 M. This one
-keeps its grouped convolutions and widths, but its last pooling is padded and leaves 7x7 pixels in place of 6x6, which makes
-the first fully connected layer larger: 74,596,712 parameters for 1000 classes, 298 MB (3.6 % above 72 M). Left out: local
-response normalisation. The initialisation is torch's default.
+[Zhang16 4.1] has about 72 M parameters, 289 MB, unexplained; the network of 2012 has 61.0 M. This network keeps its grouped
+convolutions and widths, but pads the last pooling to 7x7 pixels, not 6x6: 74,596,712 parameters for 1000 classes, 298 MB (3.6 %
+above 72 M). No local response normalisation; torch's default initialisation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ _UNITS = 4096
 
 
 def make(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Images (3, 227, 227) or (3, 224, 224); dropout 0.5 before the two hidden fully connected layers."""
     require(input_shape in ((3, 227, 227), (3, 224, 224)), "alexnet", input_shape, "(3, 227, 227) or (3, 224, 224)")
     return nn.Sequential(
         nn.Conv2d(3, 96, 11, stride=4, padding=2),

@@ -1,12 +1,12 @@
-"""Caffe's cifar10_full, which [Zhang16 4.1] follows: three convolutions, each followed by pooling, then one linear layer.
+"""Caffe's cifar10_full, used by [Zhang16 4.1].
 
 plain    inputs of 0 to 1, torch's first weights, no normalisation
-caffe    as in Caffe's files: pixels of 0 to 255 (`data.scale = 1`), first weights normal with deviations 0.0001, 0.01, 0.01 and
-         0.01, biases 0, and response normalisation within channels after the first two poolings. With these alpha0 = 0.001 means
-         what it means in the paper. `jobs/zhang16-cifar10.toml` has Caffe's rates and weight decays of single parameters.
+caffe    as Caffe's files: pixels of 0 to 255 (`data.scale = 1`), first weights normal with deviations 0.0001, 0.01, 0.01, 0.01,
+         biases 0, response normalisation within channels after the first two poolings: alpha0 = 0.001 means the paper's.
+         `jobs/zhang16-cifar10.toml` has Caffe's rates and weight decays per parameter.
 
-Caffe's first weights do not start on inputs of 0 to 1: after 400 mini-batches of 64 at learning rate 0.01 and momentum 0.9 the loss
-was 2.30 with these, 2.04 with the first layer times 255, 1.62 with torch's.
+Caffe's first weights fail on inputs of 0 to 1: after 400 mini-batches of 64 at rate 0.01, momentum 0.9, the loss was 2.30; 2.04
+with the first layer times 255, 1.62 with torch's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEVIATIONS = {"conv1": 0.0001, "conv2": 0.01, "conv3": 0.01, "ip1": 0.01}
 
 
 def make(options: Cifar10FullOptions, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Make the network for images (3, 32, 32); 89,578 parameters for 10 classes."""
+    """Return the network; 89,578 parameters for 10 classes."""
     require(input_shape == (3, 32, 32), "cifar10_full", input_shape, "(3, 32, 32)")
     layers = OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(3, 32, 5, padding=2),
@@ -52,7 +52,7 @@ def make(options: Cifar10FullOptions, input_shape: tuple[int, ...], classes: int
 
 
 class WithinChannels(nn.Module):
-    """Caffe's response normalisation within channels: x / (1 + 5e-5 m)^0.75, m the mean of x^2 over 3 x 3 places, zeros outside."""
+    """Caffe's response normalisation: x / (1 + 5e-5 m)^0.75, m the mean of x^2 over 3 x 3 places, zeros outside."""
 
     def forward(self, x: Tensor) -> Tensor:
         root = torch.rsqrt(1 + 5e-5 * avg_pool2d(x.square(), 3, stride=1, padding=1))

@@ -25,11 +25,7 @@ def make(
     needed: in_pieces.Needed | None = None,
     places: int = 1,
 ) -> nn.Module:
-    """The module of `options.factory`, called with `options.kwargs`, and with input_shape, classes and seed where it
-    has such parameters.
-
-    Raises ConfigError where it cannot be imported or called, or returns no torch.nn.Module with parameters to train.
-    """
+    """Return the module of `options.factory`. Raises ConfigError: no factory, a failed call, or no trainable torch.nn.Module."""
     factory = load_attribute(options.factory, "model.factory")
     field = f"model.factory = {options.factory!r}"
     own: dict[str, Any] = {"input_shape": input_shape, "classes": classes, "seed": seed, "needed": needed, "places": places}
@@ -47,8 +43,10 @@ def build(
     needed: in_pieces.Needed | None = None,
     places: int = 1,
 ) -> nn.Module:
-    """Make a model as `make` does, from a factory that is already at hand. A list of modules is their Sequential; of a list of
-    factories, those that are `needed` make their pieces; for several `places`, the factory makes the piece of each, or those."""
+    """Return a model as `make`, from a loaded factory.
+
+    A list of modules becomes a Sequential. Of a list of factories, or several `places`, all or the `needed` pieces are made.
+    """
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     offered = {"input_shape": input_shape, "seed": seed}
@@ -79,14 +77,13 @@ def build_pieces(
     places: int,
     needed: in_pieces.Needed | None = None,
 ) -> Any:
-    """What the factory makes: by itself, or for each of several places, or those of them that are `needed`."""
     if places > 1:
         return partitioned.build(factory, kwargs, offered, seed, field, places, needed)
     return call_factory(factory, kwargs, {**offered, "partition": Partition()}, field)
 
 
 def _check_values(model: nn.Module, input_shape: tuple[int, ...], field: str, *, in_parts: bool) -> None:
-    """Raises ConfigError for parameters and buffers without shapes or, but for pieces that other ranks have, without values."""
+    """Raise ConfigError for parameters or buffers without shape or, outside other ranks' pieces, values."""
     for name, parameter in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(parameter):
             expected = f"a model that has seen a batch of inputs (n, {', '.join(map(str, input_shape))}) before it is returned"
@@ -96,7 +93,6 @@ def _check_values(model: nn.Module, input_shape: tuple[int, ...], field: str, *,
 
 
 def unknown_classes(who: str) -> ConfigError:
-    """Make the error for a model that asks for the number of classes, where only reading all samples could tell."""
     return ConfigError(
         f"{who} needs the number of classes, which the data set does not tell, and its samples are not all read to find out:"
         " expected an attribute `classes` (a number, or the names) of the training Dataset, or its `targets`; or `data.classes` for"

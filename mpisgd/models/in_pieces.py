@@ -1,7 +1,6 @@
-"""A model whose factory returns factories, one for each piece: so that a rank has the pieces that it needs, and no others.
+"""A model in pieces: a list of factories, so that a rank makes only the pieces it needs.
 
-Each piece is made from draws of its own, named by (seed, its place): so it has the same bits on any rank. Of pieces that a rank
-does not need, it knows names and shapes: torch makes these on its device "meta", without values.
+A piece draws by (seed, place): the same bits on any rank. Other pieces have names and shapes alone, on torch's device "meta".
 """
 
 from __future__ import annotations
@@ -18,36 +17,29 @@ from mpisgd.base.imports import call_factory
 from mpisgd.base.streams import Domain
 
 Needed = Callable[[nn.Sequential], Container[int]]
-"""Which pieces a rank needs, of the model of which all are on meta."""
+"""Map from the model on meta to the pieces that a rank needs."""
 
 
 class InPieces(nn.Sequential):
-    """The pieces, one after the other: each with its values, or on meta.
-
-    Attributes:
-        make: makes a piece anew, with its initial values.
-    """
+    """The pieces in order, with values or on meta; `make` returns a fresh piece."""
 
     make: Callable[[int], nn.Module]
 
     @property
     def whole(self) -> bool:
-        """Whether all pieces have values."""
         return not any(parameter.is_meta for parameter in self.parameters())
 
     def skeleton(self) -> nn.Sequential:
-        """All pieces on meta."""
         return _on_meta(self.make, len(self))
 
 
 def are_factories(made: Any) -> bool:
-    """Whether what a factory has returned is a list of factories."""
     callables = isinstance(made, list | tuple) and all(callable(each) for each in made)
     return callables and len(made) > 0 and not any(isinstance(each, nn.Module) for each in made)
 
 
 def build(factories: Sequence[Any], offered: dict[str, Any], seed: int, field: str, needed: Needed | None) -> InPieces:
-    """Make the pieces, or those that are `needed`. `offered` and `field` are as in `call_factory`. Raises ConfigError."""
+    """Return the pieces; only the `needed` have values."""
 
     def make(place: int) -> nn.Module:
         name = f"{field}: factory {place} of its list"

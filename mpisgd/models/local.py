@@ -1,4 +1,4 @@
-"""Locally connected images [Dean12 3, 5]: each place has weights of its own; pieces of columns need their neighbours' borders."""
+"""Locally connected images [Dean12 3, 5]: each place has its own weights; pieces of columns need their neighbours' borders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpisgd.models.small import require
 
 
 class Local(nn.Module):
-    """A layer of images that are as large as its inputs, outside of which there are zeros; each piece has some of the columns.
+    """A layer of images as large as its inputs, zero-padded; each piece has some columns.
 
     weight: (rows, own columns, outputs, inputs, field^2), bias: (outputs, rows, own columns).
     """
@@ -27,16 +27,15 @@ class Local(nn.Module):
         own = len(partition.share(columns))
         self.partition = partition
         self.field = field
-        bound = 1 / math.sqrt(inputs * field**2)  # as torch's convolutions begin
+        bound = 1 / math.sqrt(inputs * field**2)  # as torch initialises convolutions
         self.weight = nn.Parameter(torch.empty(rows, own, outputs, inputs, field**2).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs, rows, own).uniform_(-bound, bound))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(n, inputs, rows, own columns) -> (n, outputs, rows, own columns)."""
         return self.of(self.partition.exchange(images, self.field // 2))
 
     def of(self, wide: Tensor) -> Tensor:
-        """The same, of own columns between their neighbours'."""
+        """Compute own columns of `wide`, which has the borders."""
         rows, own = self.weight.shape[:2]
         halo = self.field // 2
         taps = functional.unfold(wide, self.field, padding=(halo, 0)).view(len(wide), -1, rows, own)
@@ -44,7 +43,7 @@ class Local(nn.Module):
 
 
 class LocalImages(nn.Module):
-    """Locally connected layers with ReLU, and one fully connected one, by rows: one sum for all of it."""
+    """Locally connected layers with ReLU, then a fully connected layer by rows: one sum in all."""
 
     def __init__(self, options: LocalOptions, input_shape: tuple[int, ...], classes: int, partition: Partition) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class LocalImages(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         halo, layers = self.halo, list[Any](self.layers)
-        wide = functional.pad(images, (halo, halo))[..., self.own.start : self.own.stop + 2 * halo]  # which all pieces have
+        wide = functional.pad(images, (halo, halo))[..., self.own.start : self.own.stop + 2 * halo]  # every piece has whole images
         passed = torch.relu(layers[0].of(wide))
         for layer in layers[1:]:
             passed = torch.relu(layer(passed))
@@ -67,7 +66,7 @@ class LocalImages(nn.Module):
 
 
 def make(options: LocalOptions, input_shape: tuple[int, ...], classes: int, partition: Partition) -> nn.Module:
-    """Images (channels, height, width). The whole is a Sequential, which can be cut into stages."""
+    """Return the network; a whole one can be cut into stages."""
     require(len(input_shape) == 3, "local", input_shape, "(channels, height, width)")
     if partition.places == 1:
         whole = LocalImages(options, input_shape, classes, partition)

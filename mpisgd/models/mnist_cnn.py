@@ -1,8 +1,7 @@
 """The MNIST network of [Chen16 A.1]: four layers of 3x3 filters, "with max-pooling and weight normalization in every layer".
 
-Not stated there, and chosen here: 16, 32, 64 and 128 filters, padding 1, ReLU, pooling 2x2 (28 -> 14 -> 7 -> 3 -> 1),
-torch's default initialisation (weight normalisation starts at g = |v|), and a weight-normalised linear read-out of the 128
-features.
+Chosen here, not there: 16, 32, 64 and 128 filters, padding 1, ReLU, pooling 2x2 (28 -> 14 -> 7 -> 3 -> 1), torch's default
+initialisation (weight normalisation starts at g = |v|), a weight-normalised linear read-out.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ _FILTERS = (16, 32, 64, 128)
 
 
 def make(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Images (channels, 28, 28)."""
     require(len(input_shape) == 3 and input_shape[1:] == (28, 28), "mnist_cnn", input_shape, "(channels, 28, 28)")
     layers: list[nn.Module] = []
     for channels_in, channels_out in pairwise((input_shape[0], *_FILTERS)):

@@ -1,20 +1,16 @@
-"""What a module gets that is one piece of a layer-by-layer split model: its place, and the calls that join the pieces [Dean12 3].
+"""A piece's place in a model split within layers, and the calls that join pieces [Dean12 3].
 
-All pieces of a group are at work on the same layer: each has some of its units, columns or rows. Each is a module of its own, made
-by the same factory for another place. What one needs of the others, it gets by calls that are differentiable:
+All pieces of a group work on the same layer; each has some units, columns or rows. Differentiable calls join them:
 
-    exchange    the borders of the neighbours, for layers that are connected locally
-    gather      the parts of all pieces, joined: after a Linear of which each has some of the outputs (columns)
-    sum         the sum over all pieces: after a Linear of which each has some of the inputs (rows)
+    exchange    borders of the neighbours, for locally connected layers
+    gather      parts of all pieces, joined: after a Linear split by outputs (columns)
+    sum         sum over all pieces: after a Linear split by inputs (rows)
 
-Each is the adjoint of its backward pass, as if all pieces were one function; the loss of that function is the loss of piece 0.
-Sums are made in the order of pieces, so their bits are the same wherever the pieces are.
+Each call is the adjoint of its backward pass, as if all pieces were one function with piece 0's loss. Sums run in the order of
+pieces: equal bits anywhere. A parameter belongs to one piece, without copies; one piece adds a shared bias before `sum`.
 
-A parameter belongs to one piece, whatever its name: there are no copies that would have to be kept alike. What all add, a bias
-after `sum`, say, one of them adds before it.
-
-All pieces make the same calls in the same order. The backward pass meets them in the opposite order: autograd takes those functions
-first that were made last (on a CPU, in one thread). So all pieces make the same calls there, too, and nobody waits in a circle.
+All pieces make the same calls in the same order. Autograd takes the functions made last first (on a CPU, in one thread): the order
+is common backward, too, and no piece waits in a circle.
 """
 
 from __future__ import annotations
@@ -31,19 +27,17 @@ Parts = Sequence[Tensor | None]
 
 
 class Links(Protocol):
-    """What joins the pieces of a group: messages, or memory."""
+    """Connections of a group's pieces: messages or memory."""
 
     def deal(self, call: int, parts: Parts, *, back: bool) -> Parts:
-        """Give `parts[j]` to piece j and take what it gives in this call, where `parts[j]` is not None; returns that, by pieces."""
+        """Give `parts[j]` to piece j; return the pieces' parts where `parts[j]` is not None."""
 
 
 class Partition:
-    """A piece's place among all of a group, and its calls.
+    """A piece's place in its group, and its calls.
 
     Attributes:
-        place: number of this piece, from 0.
-        places: how many there are; with one, gather and sum return what they are given.
-        reaches_all: whether a call of the last pass was one that joins all pieces.
+        reaches_all: whether the last pass called gather or sum.
     """
 
     def __init__(self, place: int = 0, places: int = 1) -> None:
@@ -54,10 +48,7 @@ class Partition:
         self._calls = self._open = 0
 
     def share(self, size: int) -> range:
-        """The part that this piece has of `size` units, columns or rows: even, the first pieces have one more.
-
-        Raises ConfigError where there are fewer than pieces.
-        """
+        """Return this piece's even part of `size` units; the first pieces have one more."""
         if size < self.places:
             raise ConfigError(f"group_size = {self.places}: expected at most what a layer can be cut into, {size}")
         base, more = divmod(size, self.places)
@@ -65,35 +56,29 @@ class Partition:
         return range(start, start + base + (self.place < more))
 
     def exchange(self, tensor: Tensor, halo: int, dim: int = -1) -> Tensor:
-        """The tensor between the borders of both neighbours, `halo` wide: along `dim` it is 2 halo longer.
-
-        Pieces lie along `dim` in the order of places. Outside of the first and of the last there are zeros.
-
-        Raises ConfigError where the tensor is narrower than a border.
-        """
+        """Return the tensor between both neighbours' borders, 2 `halo` longer along `dim`; zeros beyond first and last piece."""
         if not 0 <= halo <= tensor.shape[dim]:
             found = f"exchange: halo = {halo}: piece {self.place} of {self.places} has a tensor of shape {tuple(tensor.shape)}"
             raise ConfigError(f"{found}: expected a halo from 0 to its size along dim {dim}, {tensor.shape[dim]}")
         return self._call(_Exchange, tensor, halo, dim) if halo else tensor
 
     def gather(self, tensor: Tensor, dim: int = -1) -> Tensor:
-        """The tensors of all pieces, joined along `dim` in the order of places; in all else they have one shape."""
+        """Return all pieces' tensors, joined along `dim`."""
         self.reaches_all = True
         return self._call(_Gather, tensor, dim) if self.places > 1 else tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of the tensors of all pieces, which have one shape."""
+        """Return the sum of all pieces' tensors, of one shape."""
         self.reaches_all = True
         return self._call(_Sum, tensor) if self.places > 1 else tensor
 
-    # ------------------------------------------------------------------------------------------- for those who run a pass
+    # ------------------------------------------------------------------------------------------- for the runner of a pass
 
     def begin(self, links: Links) -> None:
-        """A pass begins, and these are the links."""
         self._links, self._calls, self._open, self.reaches_all = links, 0, 0, False
 
     def end(self) -> None:
-        """The pass is over, forward and backward. Raises ConfigError where the loss has not come back to one of its calls."""
+        """End both passes. Raises ConfigError: the loss has not come back to a call."""
         self._links = None
         if self._open:
             raise ConfigError(
@@ -102,7 +87,7 @@ class Partition:
             )
 
     def _call(self, function: Any, tensor: Tensor, *how: Any) -> Tensor:
-        """All pieces pass each call backward, or none does, whoever of them has gradients for it."""
+        """Make a call; with gradients on, force its backward pass, awaited by other pieces."""
         self._calls += 1
         if self.places > 1 and torch.is_grad_enabled() and tensor.is_floating_point():
             self._open += 1
@@ -117,7 +102,7 @@ class Partition:
         return self._links.deal(call, [None if part is None else part.contiguous() for part in parts], back=back)
 
     def _swap(self, call: int, before: Tensor, after: Tensor, *, back: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Give these to the neighbours; returns what they give, None where there is none."""
+        """Give borders to the neighbours; return theirs, or None."""
         if self.places == 1:
             return None, None
         parts: list[Tensor | None] = [None] * self.places
@@ -132,7 +117,7 @@ class Partition:
         return [part for part in self._deal(call, [tensor] * self.places, back=back) if part is not None]
 
     def _reduced(self, call: int, tensor: Tensor, *, back: bool) -> Tensor:
-        """The sum over pieces: each sums a part of it, and gives that to all."""
+        """Return the sum over pieces: each sums a part for all."""
         own = _sum_of(self._deal(call, tensor.reshape(-1).tensor_split(self.places), back=back))
         return torch.cat(self._all(call, own, back=back)).view(tensor.shape)
 
@@ -141,7 +126,6 @@ class Partition:
 
 
 def _sum_of(parts: Parts) -> Tensor:
-    """In the order of pieces; a new tensor."""
     first, *others = (part for part in parts if part is not None)
     total = first.clone()
     for part in others:
@@ -160,7 +144,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """What neighbours have computed for this piece's borders is added."""
+        """Add the neighbours' gradients for this piece's borders."""
         (partition, call, halo, dim), (gradient,) = ctx.of, gradients
         size = gradient.shape[dim] - 2 * halo
         own = gradient.narrow(dim, halo, size).clone()
@@ -181,7 +165,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """What all pieces have computed for this one's part is summed."""
+        """Sum all gradients for this piece's part."""
         partition, call, dim, sizes = ctx.of
         own = _sum_of(partition._deal(call, torch.split(gradients[0], sizes, dim), back=True))
         partition.came_back()

@@ -1,7 +1,7 @@
-"""A model of which each rank of a group has a piece that is at work with all others on the same layer (`partition.py`).
+"""A model with each layer split over a group's ranks (`partition.py`).
 
-Its pieces are made by one factory, each for its place, and each from draws of its own, as those of a list of factories are
-(`in_pieces.py`). Here it is whole, in one process; or a rank has one piece, and of the others knows names and shapes.
+One factory makes each piece by its place and draws, as in `in_pieces.py`. A process has the whole; or one piece, and the others'
+names and shapes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,16 @@ from mpisgd.models.together import Together
 
 
 class Partitioned(nn.Sequential):
-    """The pieces, in the order of places: each with its values, or on meta; called, it computes all of them, and returns what piece
-    0 does.
-
-    Attributes:
-        partitions: what each piece was handed.
-        make: makes a piece anew, with its initial values.
-    """
+    """Pieces in order, with values or on meta; a call runs all pieces and returns piece 0's result."""
 
     partitions: tuple[Partition, ...]
     make: Callable[[int], nn.Module]
 
     @property
     def whole(self) -> bool:
-        """Whether all pieces have values."""
         return not any(parameter.is_meta for parameter in self.parameters())
 
     def complete(self) -> None:
-        """Make all pieces anew, in the place of what there is of them."""
         for place in range(len(self)):
             self[place] = self.make(place)
 
@@ -52,7 +44,7 @@ class Partitioned(nn.Sequential):
 def build(
     factory: Any, kwargs: dict[str, Any], offered: dict[str, Any], seed: int, field: str, places: int, needed: Needed | None = None
 ) -> Partitioned:
-    """Make so many pieces, or those that are `needed`. `offered` and `field` are as in `call_factory`. Raises ConfigError."""
+    """Return `places` pieces; only the `needed` have values."""
     if not takes(factory, "partition"):
         raise ConfigError(f"group_form = 'partition': expected a factory with a parameter `partition`, {field} has none")
     model = Partitioned()
@@ -84,7 +76,7 @@ def _name(field: str, place: int, places: int) -> str:
 
 
 def _without_values(make: Callable[[int], nn.Module], place: int) -> nn.Module:
-    """A piece on meta; with values, where its factory cannot do without."""
+    """Return a piece on meta; with values where its factory needs them."""
     try:
         with torch.device("meta"):
             return make(place)
@@ -93,7 +85,7 @@ def _without_values(make: Callable[[int], nn.Module], place: int) -> nn.Module:
 
 
 def _check(piece: nn.Module, name: str, place: int, found: Any) -> None:
-    """Raises ConfigError where a piece has nothing to train, or a parameter of another's; `found`: the places of those before."""
+    """Raise ConfigError for a piece without trainable parameters, or with another piece's."""
     if not any(parameter.requires_grad for parameter in piece.parameters()):
         raise ConfigError(f"{name} has no parameters to train, expected some, which it has on shards of its own")
     for own, parameter in piece.named_parameters():

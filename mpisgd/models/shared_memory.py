@@ -1,4 +1,4 @@
-"""Refuses parameters that share memory with each other, or with a buffer: in the flat vector each has memory of its own."""
+"""Refusal of parameters that share memory: each has its own in the flat vector."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpisgd.base.errors import ConfigError
 
 
 def refuse_shared_memory(module: nn.Module, field: str) -> None:
-    """Raises ConfigError where an element of a trainable parameter belongs to another parameter or buffer, too.
+    """Raise ConfigError for a trainable parameter that overlaps another parameter or buffer.
 
-    One `nn.Parameter` under several names is a single parameter.
+    One `nn.Parameter` may have several names.
     """
     trainable = {name for name, each in module.named_parameters() if each.requires_grad}
     by_storage: defaultdict[int, list[tuple[str, Tensor]]] = defaultdict(list)
@@ -31,7 +31,7 @@ def refuse_shared_memory(module: nn.Module, field: str) -> None:
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common; tensors of two types count as such."""
+    """Tell whether tensors of one storage share an element, or differ in element size."""
     if one.element_size() != other.element_size():
         return True
     used = torch.zeros(one.untyped_storage().nbytes() // one.element_size(), dtype=torch.bool)
@@ -41,5 +41,5 @@ def overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _once(tensor: Tensor) -> list[int]:
-    """The shape without what an expanded tensor repeats."""
+    """Return the shape without an expanded tensor's repeats."""
     return [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]

@@ -1,4 +1,4 @@
-"""Small networks for inputs of any size: softmax regression, a multi-layer perceptron, a CNN of two layers."""
+"""Small networks for inputs of any size: softmax regression, multi-layer perceptron, CNN."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ from mpisgd.config import MlpOptions, SmallCnnOptions
 
 
 def require(ok: bool, model: str, found: tuple[int, ...], expected: str) -> None:
-    """Refuse inputs of a shape that a network is not cut for. Raises ConfigError."""
     if not ok:
         raise ConfigError(f"model = {model!r}: inputs of shape {found}, expected {expected}")
 
 
 def softmax(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Inputs of any shape, flattened."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
 
 
 def mlp(options: MlpOptions, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Inputs of any shape, flattened; batch normalisation, where chosen, before each ReLU (it needs mu of at least 2)."""
+    """Return the perceptron; batch normalisation needs mu of at least 2."""
     widths = [math.prod(input_shape), *options.hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for width_in, width_out in pairwise(widths):
@@ -35,7 +33,6 @@ def mlp(options: MlpOptions, input_shape: tuple[int, ...], classes: int) -> nn.M
 
 
 def small_cnn(options: SmallCnnOptions, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Images (channels, height, width) of at least 2x2 pixels; one 2x2 max pooling after the second convolution."""
     require(len(input_shape) == 3 and min(input_shape[1:]) >= 2, "small_cnn", input_shape, "(channels, height >= 2, width >= 2)")
     channels, height, width = input_shape
     first, second = options.channels

@@ -13,7 +13,7 @@ from mpisgd.models.partition import Partition
 
 
 class Columns(nn.Module):
-    """A Linear of which each piece has some of the outputs: it needs all inputs, and computes its part alone."""
+    """A Linear split by outputs: no communication."""
 
     def __init__(self, partition: Partition, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class Columns(nn.Module):
 
 
 class Rows(nn.Module):
-    """A Linear of which each piece has some of the inputs; all pieces have its output. The bias is that of piece 0."""
+    """A Linear split by inputs; all pieces get its output."""
 
     def __init__(self, partition: Partition, inputs: int, outputs: int) -> None:
         super().__init__()
         own = len(partition.share(inputs))
         self.partition = partition
         self.layer = nn.Linear(own, outputs, bias=partition.place == 0)
-        with torch.no_grad():  # as of the whole layer, which has more inputs
+        with torch.no_grad():  # scaled for the inputs of the whole layer
             for parameter in self.layer.parameters():
                 parameter.mul_(math.sqrt(own / inputs))
 
@@ -41,7 +41,7 @@ class Rows(nn.Module):
 
 
 class Speech(nn.Module):
-    """Pairs of layers, the first by columns, the second by rows: one sum for two layers. What is over is gathered."""
+    """Pairs of layers, by columns, then by rows: one sum per pair; a leftover layer is gathered."""
 
     def __init__(self, options: SpeechOptions, inputs: int, classes: int, partition: Partition) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Speech(nn.Module):
 
 
 def make(options: SpeechOptions, input_shape: tuple[int, ...], classes: int, partition: Partition) -> nn.Module:
-    """Inputs of any shape, flattened. The whole is a Sequential, which can be cut into stages."""
+    """Return the network; a whole one can be cut into stages."""
     if partition.places == 1:
         widths = [math.prod(input_shape), *options.hidden]
         hidden = [(nn.Linear(before, after), nn.Sigmoid()) for before, after in itertools.pairwise(widths)]

@@ -1,9 +1,8 @@
-"""All pieces of a partitioned model in one process: in turn, each until its next call, where it waits for the others' parts.
+"""All pieces of a partitioned model in one process, in turn: each runs until a call needs the others' parts.
 
-So one rank evaluates or replays what a group of ranks computes, and virtual ranks do: to the same bits. Each piece has a thread of
-its own, for autograd and its modes are a thread's: one may stop in the middle of a backward pass, and another go on. But only one
-runs at a time, and whose turn it is depends on the calls alone. What a piece draws from the global generators it goes on drawing
-where it stopped.
+So one rank evaluates or replays a group's computation, bit for bit, and virtual ranks compute it. Each piece has a thread, since
+autograd and its modes are a thread's: a piece may stop amid a backward pass. The calls alone order the threads, and only one runs
+at a time. A piece's draws from the global generators go on where they stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class Dealt(NamedTuple):
-    """What a piece gives in one call: bytes for each other piece, None for those that it has nothing to do with."""
+    """Bytes from a piece to each other in a call; None = not exchanged."""
 
     back: bool
     nbytes: tuple[int | None, ...]
@@ -33,23 +32,22 @@ class _Over(Exception):
 
 
 class Together:
-    """One run of all pieces.
+    """A run of all pieces.
 
     Attributes:
-        dealt: by each piece, in the order of its calls.
+        dealt: by piece, in the order of calls.
     """
 
     def __init__(self, partitions: Sequence[Partition]) -> None:
         self._partitions = partitions
         self._turns = [threading.Semaphore(0) for _ in partitions]
         self._given: list[dict[int, tuple[int, bool, Parts]]] = [{} for _ in partitions]
-        """By each piece, by how many deals it had been through: the number of the call, whether in a backward pass, the parts."""
+        """By piece, then number of deals before: number of the call, whether backward, the parts."""
         self._ended = [False for _ in partitions]
         self._errors: list[BaseException] = []
         self.dealt: list[list[Dealt]] = [[] for _ in partitions]
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
-        """What the functions of all pieces return. What the first of them raises goes through."""
         results: list[Any] = [None for _ in functions]
         enabled = torch.is_grad_enabled()
 
@@ -79,7 +77,6 @@ class Together:
         return results
 
     def _pass_turn(self, place: int) -> None:
-        """To the next that has not ended."""
         after = ((place + step) % len(self._turns) for step in range(1, len(self._turns)))
         if (turn := next((each for each in after if not self._ended[each]), None)) is not None:
             self._turns[turn].release()
@@ -99,7 +96,7 @@ class Together:
             if (call, back) != given.get(number, (None,))[:2] and (part is not None or other == place):
                 raise ConfigError(apart(place, other, call, back))
             taken.append(None if part is None else given[number][2][place])
-        self._given[place].pop(number - 1, None)  # all have had it: they have come to this one
+        self._given[place].pop(number - 1, None)  # every piece has taken its part
         return taken
 
 
@@ -115,7 +112,6 @@ class _End:
 
 
 def apart(place: int, other: int, call: int, back: bool) -> str:
-    """Say that one piece makes a call which another does not."""
     return (
         f"model: piece {place} makes call {call} of its partition{' in the backward pass' if back else ''}, which piece {other}"
         " does not make there: expected the same calls in the same order from all pieces"
