@@ -1,8 +1,7 @@
 """The papers' data sets, and the user's own.
 
-`load` gives the data set of a config, `as_dataset` the one that a user of the Python API hands over. A user's data are
-`(train, test)`, or a factory that returns it; each of both is a pair (inputs, targets) of tensors or numpy arrays, or a
-torch Dataset whose samples are (input, target), or any nest of tensors for an own step; map-style, or a stream.
+`load` is for a config, `as_dataset` for the Python API: `(train, test)`, or a factory of it. Each is a pair (inputs, targets) of
+tensors or arrays, or a torch Dataset, map-style or a stream, of (input, target), or of any nest of tensors for an own step.
 """
 
 from __future__ import annotations
@@ -39,12 +38,7 @@ __all__ = [
 
 
 def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = False, reading: Reading | None = None) -> DataSet:
-    """The data set of `options`; files are looked for below `data_dir`, else the environment's MPISGD_DATA.
-
-    `nested` and `reading` are as in `as_dataset`.
-
-    Raises DataError where a file is missing, truncated or foreign, ConfigError where what the user wrote cannot be.
-    """
+    """Return the data set of `options`; `nested` and `reading` are as in `as_dataset`. Raises DataError, ConfigError."""
     match options:
         case DigitsOptions():
             data = digits.load(options.subtract_mean)

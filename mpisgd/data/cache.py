@@ -1,4 +1,4 @@
-"""Uncompressed copies of large archives, outside the repository: made once, then read by every start of every rank."""
+"""Uncompressed copies of large archives, made once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ _CRC_NBYTES = 4
 
 
 def cache_dir() -> Path:
-    """The environment's MPISGD_CACHE, else XDG_CACHE_HOME/mpisgd, else ~/.cache/mpisgd.
-
-    Raises DataError where there is no home directory either.
-    """
+    """Return MPISGD_CACHE, else XDG_CACHE_HOME/mpisgd, else ~/.cache/mpisgd."""
     named, base = os.environ.get(ENVIRONMENT, ""), os.environ.get("XDG_CACHE_HOME", "")
     try:
         if named:
@@ -34,12 +31,10 @@ def cache_dir() -> Path:
 
 
 def cached(source: Path, name: str, nbytes: int, build: Callable[[], Sequence[npt.NDArray[np.uint8]]]) -> Path:
-    """The cache file of `source`: the arrays of `build()`, one after the other, `nbytes` in all, and then their CRC-32.
+    """Return the cache file of `source`: the arrays of `build()`, `nbytes` in all, then their CRC-32.
 
-    Its name holds the size and the modification time of `source`: a changed archive is read again, as is one whose copy does not
-    have its checksum, which each start of each rank sees to (27 ms for CIFAR-10). Ranks that start at once wait for the first one;
-    where the file system has no locks each builds its own, and renaming makes that safe too.
-    Raises DataError where the cache cannot be written, and what `build` raises.
+    The name holds size and modification time of `source`, and each rank's start checks the CRC (27 ms for CIFAR-10): a changed
+    archive or damaged copy is read again. Ranks wait for the first builder; without file locks each builds, safe by renaming.
     """
     stat = source.stat()
     path = cache_dir() / f"{name}-{stat.st_size}-{stat.st_mtime_ns}-crc.bin"

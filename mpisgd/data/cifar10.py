@@ -1,7 +1,7 @@
-"""CIFAR-10 (Krizhevsky 2009) in its binary layout: 50,000 + 10,000 colour images of 32x32 pixels in 10 classes.
+"""CIFAR-10 (Krizhevsky 2009), binary: 50,000 + 10,000 colour images of 32x32 pixels in 10 classes.
 
-A record is 1 label byte and 3 x 1024 bytes (R, G, B planes). The published archive is decompressed once into a cache (see
-`mpisgd.data.cache`) of all pixels and then all labels, which every rank maps: the ranks of a node share its pages.
+A record is 1 label byte and 3 x 1024 bytes (R, G, B planes). The archive is decompressed once into a cache of all pixels, then all
+labels; a node's ranks map and share its pages.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ _CLASSES = 10
 
 
 def load(data_dir: str, subtract: bool, scale: float = 255) -> DataSet:
-    """Load inputs uint8 (3, 32, 32), divided by `scale` per mini-batch.
-
-    Raises DataError where the files are missing, truncated or foreign, or the cache cannot be written.
-    """
+    """Load inputs uint8 (3, 32, 32), divided by `scale` per mini-batch."""
     folders = [folder for root in data_roots(data_dir) for folder in (root / "cifar10", root)]
     candidates = [folder / name for name in (FOLDER, ARCHIVE) for folder in folders]
     path = first_existing(candidates)
@@ -90,7 +87,7 @@ def _extract(path: Path) -> Mapping[str, bytes]:
 
 
 def _decode(contents: Mapping[str, bytes], source: Path) -> tuple[Bytes, Bytes]:
-    """Pixels (60000, 3072) and labels (60000,) of all files, training records first."""
+    """Return pixels (60000, 3072) and labels (60000,), training records first."""
     expected = RECORDS_PER_FILE * (1 + _PIXELS)
     pixels = np.empty((len(_FILES) * RECORDS_PER_FILE, _PIXELS), dtype=np.uint8)
     labels = np.empty(len(pixels), dtype=np.uint8)

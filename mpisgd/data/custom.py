@@ -1,4 +1,4 @@
-"""The user's own data: a ready DataSet, a (train, test) of samples, or a factory that returns either."""
+"""The user's own data: a DataSet, a (train, test) of samples, or a factory of either."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ _EXPECTED = "(train, test), each a pair (inputs, targets) of tensors or arrays, 
 
 
 def load(options: CustomDataOptions, *, data_dir: str, seed: int, nested: bool = False, reading: Reading | None = None) -> DataSet:
-    """The data of `options.factory`, called with `options.kwargs`, and with data_dir and seed where it has such parameters.
-
-    Raises ConfigError where it cannot be imported or called, or returns something else.
-    """
+    """Return the data of `options.factory`."""
     factory = load_attribute(options.factory, "data.factory")
     field = f"data.factory = {options.factory!r}"
     value = call_factory(factory, options.kwargs, {"data_dir": data_dir, "seed": seed}, field)
@@ -40,12 +37,10 @@ def as_dataset(
     nested: bool = False,
     reading: Reading | None = None,
 ) -> DataSet:
-    """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory returns of these.
+    """Return a DataSet from a DataSet, from (train, test), or from a factory, which gets the `offered` it takes.
 
-    The factory is given those of `offered` for which it has parameters. `nested`: samples of a Dataset need not be pairs, and are
-    collated as torch does it, for an own step. `reading`: how learners read a stream, which the training data must then be.
-
-    The test split may be None or empty. Raises ConfigError, which names `name` and what was found.
+    `nested`: a Dataset's samples need not be pairs, and are collated by torch, for an own step. `reading`: how learners read a
+    stream. The test split may be None or empty. Raises ConfigError.
     """
     if isinstance(value, DataSet):
         return value
@@ -66,15 +61,12 @@ def as_dataset(
 
 
 class _Given(NamedTuple):
-    """What a user gave for one split."""
-
     value: Any
     where: str
     nested: bool
 
     @property
     def samples(self) -> Any:
-        """Without the DataLoader that they are in."""
         return self.value.dataset if isinstance(self.value, DataLoader) else self.value
 
     @property
@@ -89,7 +81,7 @@ def _split(given: _Given, reading: Reading | None) -> Split:
     dataset = Stream(given.samples, where, reading) if given.is_stream else given.samples
     if isinstance(value, DataLoader):
         return _of_loader(value, dataset, where, nested)
-    if type(value) is TensorDataset and len(value.tensors) == 2:  # a class of the user's own may draw within its samples
+    if type(value) is TensorDataset and len(value.tensors) == 2:  # a subclass may draw within samples
         value = value.tensors
     if isinstance(value, tuple | list) and len(value) == 2:
         return make_split(value[0], value[1], where, ConfigError)
@@ -99,7 +91,6 @@ def _split(given: _Given, reading: Reading | None) -> Split:
 
 
 def _of_loader(loader: DataLoader[Any], dataset: Any, where: str, nested: bool) -> Split:
-    """The samples of a DataLoader, with its collate function and workers."""
     workers = workers_of(loader, where)
     collated = nested or loader.collate_fn is not default_collate
     split = CollatedSplit(dataset, where, loader.collate_fn) if collated else _pairs(dataset, where)
@@ -108,7 +99,7 @@ def _of_loader(loader: DataLoader[Any], dataset: Any, where: str, nested: bool) 
 
 
 def _pairs(dataset: Any, where: str) -> LazySplit:
-    """Pairs of tensors, stacked; pairs of anything else as torch collates them."""
+    """Return a split of tensor pairs; torch collates other pairs."""
     if not len(dataset):
         return LazySplit(dataset, where, None)
     sample = dataset[0]
@@ -120,7 +111,7 @@ def _pairs(dataset: Any, where: str) -> LazySplit:
 
 
 def _is_samples(value: Any) -> bool:
-    """Whether this is a map-style Dataset; arrays, tensors and plain containers have its methods but are none."""
+    """Tell whether a value is a map-style Dataset; arrays and containers have its methods, too."""
     ordinary = isinstance(value, type | tuple | list | dict | str | bytes | Tensor | np.ndarray)
     return not ordinary and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 

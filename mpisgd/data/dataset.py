@@ -1,4 +1,4 @@
-"""A data set: a training and a test split of inputs and targets, in memory or fetched, handed out in mini-batches."""
+"""A data set: a training and a test split, in memory or fetched, for mini-batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpisgd.data.stream import Stream
 Batch = tuple[Tensor, Tensor]
 
 IGNORED = -100
-"""The class that torch's losses ignore by default."""
+"""Class ignored by torch's losses."""
 ON_GPU_NBYTES = 2**31
 """Larger data stay on the host."""
 _MEAN_CHUNK = 250  # samples summed at a time
@@ -33,37 +33,36 @@ _MEAN_CHUNK = 250  # samples summed at a time
 class Split:
     """Samples in memory.
 
-    Images stay uint8 (a quarter of the bytes, and pages shared by the ranks of a node where they are mapped from a file) and
-    become float32 per mini-batch: input / scale - mean.
+    Images stay uint8 (a quarter of the bytes; a mapped file's pages are shared by a node's ranks), and become float32 per
+    mini-batch: input / scale - mean.
     """
 
     inputs: Tensor
-    """(n, *shape): float32; or numbers of any other type, handed out as they are, but as float32 where they are scaled."""
+    """(n, *shape), of any numbers; float32 when scaled or centred."""
     targets: Tensor
-    """(n,) int64 classes; or int64 (n, ...), or float32 (n, ...)."""
+    """(n,) int64 classes; or int64 or float32 (n, ...)."""
     scale: float | None = None
-    """Divisor of the inputs, which are float32 then; None = they stay as they are."""
+    """Divisor of inputs."""
     mean: Tensor | None = None
-    """(*shape) float32, subtracted after the division [Zhang16 4.1]; None = nothing."""
+    """(*shape) float32, subtracted after division [Zhang16 4.1]."""
     chosen: npt.NDArray[np.int64] | None = None
-    """Numbers of the samples that are its own; None = all."""
+    """Numbers of own samples; None = all."""
 
     def __len__(self) -> int:
         return len(self.inputs if self.chosen is None else self.chosen)
 
     def part(self, chosen: npt.NDArray[np.int64]) -> Split:
-        """These samples alone, where they are."""
         return replace(self, chosen=chosen if self.chosen is None else self.chosen[chosen])
 
     def on(self, device: torch.device) -> Split:
-        """The same on a GPU, all of it, unless it is too large for that."""
+        """Return the split on a GPU, unless too large."""
         if device.type == "cpu" or self.inputs.nbytes > ON_GPU_NBYTES:
             return self
         inputs, targets = self.inputs.to(device), self.targets.to(device)
         return replace(self, inputs=inputs, targets=targets, mean=None if self.mean is None else self.mean.to(device))
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
-        """Inputs (len(indices), *shape) and their targets, new tensors."""
+        """Return new inputs (len(indices), *shape), and targets."""
         chosen = torch.from_numpy(indices if self.chosen is None else self.chosen[indices]).to(self.inputs.device)
         inputs = self.inputs.index_select(0, chosen)
         if self.scale is not None or self.mean is not None:
@@ -76,25 +75,25 @@ class Split:
 
     @property
     def padded(self) -> bool:
-        """Whether inputs may be of several shapes, which batches make one."""
+        """Whether inputs may differ in shape until batched."""
         return False
 
     @property
     def in_order(self) -> bool:
-        """Whether samples can be read in their order only: of a stream."""
+        """Whether samples can only be read in order."""
         return False
 
     @property
     def loaded_in(self) -> int | None:
-        """Samples in a batch of the user's own DataLoader, by which evaluations go; None where it does not say."""
+        """Batch size of a user's DataLoader, kept by evaluations; None = not given."""
         return None
 
     def forget(self) -> None:
-        """Whoever reads a stream next begins it anew; other samples are where they were."""
+        """Make the next reader of a stream begin anew."""
 
     @property
     def advice(self) -> str:
-        """What the user should know before a slow run; "" = nothing."""
+        """Advice before a slow run."""
         return ""
 
     @property
@@ -103,20 +102,20 @@ class Split:
 
     @cached_property
     def classes(self) -> int | None:
-        """Largest class + 1; for float targets the number of outputs; None where only reading all samples could tell."""
+        """Largest class + 1; the number of outputs for float targets; None if only reading all samples could tell."""
         return _outputs(self.targets)
 
 
 class LazySplit(Split):
-    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, or of a stream, fetched and stacked per mini-batch.
+    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, or of a stream, stacked per mini-batch.
 
     Args:
-        where: what to call it in messages.
-        first: its first sample, input and target, which tells shapes and types; None where there is none.
+        where: name in messages.
+        first: sample that tells shapes and types.
 
     Attributes:
-        workers: `loader.Workers` that fetch ahead of a learner on real ranks; None = the learner fetches by itself.
-        batch_size: what a DataLoader says of it; None = nothing was said.
+        workers: `loader.Workers`, on real ranks.
+        batch_size: a DataLoader's.
     """
 
     def __init__(self, dataset: Any, where: str, first: Batch | None) -> None:
@@ -130,7 +129,6 @@ class LazySplit(Split):
         return len(cast(Sized, self.dataset))
 
     def part(self, chosen: npt.NDArray[np.int64]) -> LazySplit:
-        """Raises ConfigError for a stream."""
         if self.in_order:
             raise ConfigError(f"data.validation: {self.where} is a stream, whose samples nobody can choose: expected 0")
         part = copy(self)
@@ -139,7 +137,7 @@ class LazySplit(Split):
         return part
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
-        """Inputs (len(indices), *shape) and their targets; what samples draw, `fetch` seeds. Raises DataError where they differ."""
+        """Return inputs and targets; `fetch` seeds their draws. Raises DataError: shapes differ."""
         pairs = [self.dataset[index] for index in indices.tolist()]
         inputs, targets = (self._stacked([torch.as_tensor(pair[part]) for pair in pairs], part, indices) for part in (0, 1))
         return as_given(inputs), as_targets(targets)
@@ -157,7 +155,7 @@ class LazySplit(Split):
 
     @property
     def loaded_in(self) -> int | None:
-        """A size of 1 is the DataLoader's default, and says something only where the user collates."""
+        """Size 1, the DataLoader's default, counts only with a collate function."""
         return self.batch_size if self.padded or (self.batch_size or 1) > 1 else None
 
     def forget(self) -> None:
@@ -170,10 +168,7 @@ class LazySplit(Split):
 
     @cached_property
     def classes(self) -> int | None:
-        """The Dataset's own `classes` (a number, or the names), or its largest of `targets` + 1; else None: samples are not read.
-
-        For float targets the number of outputs.
-        """
+        """The Dataset's `classes` (a number, or names), or largest of `targets` + 1; the number of outputs for float targets."""
         told = getattr(self.dataset, "classes", None)
         if told is not None:
             return told if isinstance(told, int) else len(told)
@@ -181,13 +176,13 @@ class LazySplit(Split):
             return _outputs(self.first[1].unsqueeze(0))
         try:
             return _outputs(as_targets(torch.as_tensor(self.dataset.targets)))
-        except (AttributeError, TypeError, ValueError, RuntimeError):  # none, or they are no numbers
+        except (AttributeError, TypeError, ValueError, RuntimeError):  # no targets, or no numbers
             return None
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A training and a test split; the test split may be empty. `validation`: training samples set aside; None = none were."""
+    """A training and a test split; `validation`: training samples set aside."""
 
     name: str
     train: Split
@@ -195,7 +190,6 @@ class DataSet:
     validation: Split | None = None
 
     def part(self, part: Part) -> Split:
-        """The split of this name. Raises DataError where nothing was set aside."""
         split = {Part.TEST: self.test, Part.TRAINING: self.train, Part.VALIDATION: self.validation}[part]
         if split is None:
             raise DataError(f"{self.name}: no samples were set aside")
@@ -207,25 +201,22 @@ class DataSet:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes (largest of either split + 1); for float targets the number of outputs.
-
-        None where only reading all training samples could tell.
-        """
+        """Number of classes or, for float targets, outputs."""
         if self.train.classes is None:
             return None
         return max(self.train.classes, (self.test.classes or 0) if len(self.test) else 0)
 
 
 def fetch(split: Split, indices: npt.NDArray[np.int64], seeds: Callable[[], Seeds]) -> Any:
-    """`split.batch(indices)`; where that runs the user's code, what it draws from global generators depends on the seeds alone."""
-    if type(split) is Split:  # tensors in memory: nobody draws
+    """Return `split.batch(indices)`, with all draws of user code seeded."""
+    if type(split) is Split:  # tensors in memory: no draws
         return split.batch(indices)
     with seeded(seeds()):
         return split.batch(indices)
 
 
 def fetch_each(split: Split, indices: Sequence[npt.NDArray[np.int64]], seeds: Callable[[int], Seeds]) -> Batch:
-    """Several mini-batches, one after the other in one, each as `fetch` gives it; `seeds` tells those of each."""
+    """Return several mini-batches joined, each as by `fetch`."""
     if type(split) is Split:
         return split.batch(np.concatenate(indices))
     drawn = [fetch(split, each, lambda at=at: seeds(at)) for at, each in enumerate(indices)]  # type: ignore[misc]
@@ -233,10 +224,7 @@ def fetch_each(split: Split, indices: Sequence[npt.NDArray[np.int64]], seeds: Ca
 
 
 def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) -> Split:
-    """A split of tensors or arrays: floats become float32, targets that are none int64; other inputs are kept.
-
-    Raises `error`, naming `where`, for anything that cannot be samples and their targets.
-    """
+    """Return a split of tensors or arrays: floats become float32, other targets int64. Raises `error`, naming `where`."""
     tensors = []
     for part, value in (("inputs", inputs), ("targets", targets)):
         if not isinstance(value, Tensor | np.ndarray):
@@ -257,10 +245,6 @@ def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) 
 
 
 def make_dataset(name: str, train: Split, test: Split | None, error: type[MpisgdError]) -> DataSet:
-    """The data set of both splits, None being an empty one.
-
-    Raises `error` where there is nothing to train on or the splits' inputs differ in shape.
-    """
     if len(train) == 0:
         raise error(f"{name}: 0 training samples, expected at least 1")
     if test is None or len(test) == 0:
@@ -271,12 +255,11 @@ def make_dataset(name: str, train: Split, test: Split | None, error: type[Mpisgd
 
 
 def empty_like(split: Split) -> Split:
-    """A split without samples, of the same input shape."""
     return Split(torch.zeros((0, *split.input_shape)), torch.zeros(0, dtype=torch.int64))
 
 
 def set_aside(data: DataSet, samples: int, seed: int) -> DataSet:
-    """Take so many training samples, drawn by the seed, out of the training data. Raises ConfigError where none would be left."""
+    """Move `samples` training samples, drawn by the seed, to validation."""
     size = len(data.train)
     if samples >= size:
         raise ConfigError(f"data.validation = {samples}: expected fewer than the {size} training samples of {data.name}")
@@ -286,16 +269,16 @@ def set_aside(data: DataSet, samples: int, seed: int) -> DataSet:
 
 
 def subtract_mean(train: Split, test: Split) -> tuple[Split, Split]:
-    """Both splits less the per-pixel mean of the training inputs [Zhang16 4.1].
-
-    Summed in integers, or in float64 for float inputs, so that every rank subtracts the same bits.
-    """
+    """Subtract the training inputs' mean per pixel from both splits [Zhang16 4.1]."""
     mean = mean_of(train.inputs.numpy(), train.scale or 1.0)
     return replace(train, mean=mean), replace(test, mean=mean)
 
 
 def mean_of(inputs: Any, scale: float = 1.0) -> Tensor:
-    """The mean over samples of inputs / scale; `inputs`, (n, *shape) numbers, is asked for some samples at a time."""
+    """Return the mean of inputs / scale over samples; `inputs`, (n, *shape), are read in blocks.
+
+    Sums are in integers, or in float64: every rank gets the same bits.
+    """
     total: npt.NDArray[Any] | None = None
     for start in range(0, len(inputs), _MEAN_CHUNK):
         some = inputs[start : start + _MEAN_CHUNK]
@@ -306,7 +289,7 @@ def mean_of(inputs: Any, scale: float = 1.0) -> Tensor:
 
 
 def ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> npt.NDArray[Any]:
-    """The array in a type and byte order that torch takes. Raises `error` where it is not of numbers."""
+    """Return the array in a type and byte order that torch takes."""
     if array.dtype.kind not in "biuf":
         raise error(f"{what} are of type {array.dtype}, expected numbers")
     array = np.ascontiguousarray(array) if array.ndim else array
@@ -316,7 +299,6 @@ def ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> np
 
 
 def as_given(inputs: Tensor) -> Tensor:
-    """Inputs of the user's own: floats as float32, others as they are."""
     return inputs.to(torch.float32) if inputs.is_floating_point() else inputs
 
 

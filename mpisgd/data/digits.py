@@ -1,6 +1,6 @@
-"""The 1,797 handwritten digits of 8x8 pixels that scikit-learn carries (UCI; Alpaydin, Kaynak): real data, nothing to stage.
+"""The 1,797 handwritten digits of 8x8 pixels in scikit-learn (UCI; Alpaydin, Kaynak): real data, nothing to stage.
 
-The packaged file is read without importing scikit-learn, which would take a second on every rank.
+The file is read without importing scikit-learn, which takes a second per rank.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ _TEST_EVERY = 5
 
 
 def load(subtract: bool) -> DataSet:
-    """1,437 training and 360 test samples, inputs float32 (1, 8, 8) in [0, 1] before the mean is subtracted.
+    """Return 1,437 training and 360 test samples, inputs float32 (1, 8, 8) in [0, 1] before mean subtraction.
 
-    The split needs no seed: samples are ordered by class, in each class as in the file, and every fifth from the first is
-    a test sample. So each class gives its fifth, to within one sample. Both splits keep the order of the file.
-    Raises DataError where scikit-learn is not installed or its file is not the known one.
+    The split needs no seed: in the order of classes, then of the file, every fifth sample from the first is a test sample. Splits
+    keep the file's order. Raises DataError: scikit-learn, or its known file, is missing.
     """
     table = _read(_find())
     inputs = torch.from_numpy((table[:, :-1] / 16).astype(np.float32)).reshape(-1, 1, _SIDE, _SIDE)
@@ -49,7 +48,7 @@ def _find() -> Path:
 
 
 def _read(path: Path) -> npt.NDArray[np.int64]:
-    """Table (1797, 65): 64 pixels of 0 to 16, and the class."""
+    """Return the table (1797, 65): 64 pixels of 0 to 16, and the class."""
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
     except FileNotFoundError as error:

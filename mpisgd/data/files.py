@@ -1,4 +1,4 @@
-"""Staged data files: where they lie, and what to say when one is not there."""
+"""Staged data files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ ENVIRONMENT = "MPISGD_DATA"
 
 
 def data_roots(data_dir: str) -> list[Path]:
-    """The directory below which data sets lie: `data_dir`, else the environment's MPISGD_DATA, else none."""
+    """Return `data_dir`, else the environment's MPISGD_DATA, else none."""
     named = data_dir or os.environ.get(ENVIRONMENT, "")
     return [Path(named).expanduser()] if named else []
 
 
 def first_existing(candidates: Iterable[Path]) -> Path | None:
-    """The first path that exists. Raises DataError where one may not be looked at."""
     for path in candidates:
         try:
             path.stat()
@@ -31,7 +30,6 @@ def first_existing(candidates: Iterable[Path]) -> Path | None:
 
 
 def missing(what: str, looked_at: Sequence[Path], folder: str, checksum: str) -> DataError:
-    """The error for a file that is nowhere: where it was looked for, where to put it, how to know the right one."""
     places = ", ".join(str(path) for path in looked_at) or f"nowhere, as neither --data-dir nor {ENVIRONMENT} is set"
     return DataError(
         f"{what} is missing\n"

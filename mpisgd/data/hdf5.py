@@ -1,7 +1,7 @@
-"""Any HDF5 file with inputs and targets, one sample per entry of the first axis; a mini-batch is read when it is drawn.
+"""Any HDF5 file with inputs and targets, one sample per entry of the first axis, read per mini-batch.
 
-No rank ever holds a data set whole. What it holds is HDF5's cache of uncompressed chunks, of `data.cache_nbytes` for each data set,
-so that of one that fits, each chunk is read and decompressed once. Of all targets the largest is found at the start, in blocks.
+No rank holds a data set whole. HDF5 caches uncompressed chunks, `data.cache_nbytes` per data set: within, each chunk is read and
+decompressed once. The start searches all targets in blocks for the largest.
 """
 
 from __future__ import annotations
@@ -23,20 +23,17 @@ from mpisgd.data.dataset import Batch, DataSet, Split, as_inputs, as_targets, ma
 from mpisgd.data.files import data_roots, first_existing
 
 _SEARCHED_NBYTES = 2**28
-"""Targets up to this size are searched for the largest."""
+"""Most bytes of targets to search."""
 _BLOCK_NBYTES = 2**22
 _CACHE_SLOTS = 100_003
-"""Places of HDF5's cache of chunks: a prime, many times the chunks that it holds; 0.8 MB."""
+"""Places of HDF5's chunk cache: a prime, many times the chunks; 0.8 MB."""
 _GOOD_CHUNK_NBYTES = 2**16
 _DEAR = 64
-"""So many samples' bytes read, and decompressed, for one sample are worth a warning, if they are more than a good chunk's."""
+"""Bytes read per byte of a sample that deserve a warning."""
 
 
 def load(options: Hdf5Options, data_dir: str) -> DataSet:
-    """Inputs of any shape, floats or uint8 (not scaled); an empty `test_inputs` means no test split.
-
-    Raises ConfigError where no file is named, DataError where it is missing, foreign, truncated or lacks a data set.
-    """
+    """Return inputs of any shape, floats or uint8 (not scaled); no test split for an empty `test_inputs`."""
     if not options.path:
         raise ConfigError("data.path = '': expected the path of an HDF5 file")
     path = _find(options.path, data_dir)
@@ -80,12 +77,10 @@ def _open(path: Path) -> Any:
 
 
 class _Rows:
-    """The data set `name` of a file, of which some samples are read at a time, as a type that torch takes.
+    """Data set `name` of a file, read by rows, in types of torch.
 
     Args:
-        cache_nbytes: of uncompressed chunks that are kept; one at least.
-
-    Raises DataError where there is none.
+        cache_nbytes: of uncompressed chunks; holds at least one.
     """
 
     def __init__(self, file: Any, path: Path, name: str, cache_nbytes: int) -> None:
@@ -106,10 +101,10 @@ class _Rows:
         self.chunks: tuple[int, ...] | None = found.chunks
         self.chunk_nbytes: int = math.prod(self.chunks) * found.dtype.itemsize if self.chunks else 0
         self.cache_nbytes = max(cache_nbytes, self.chunk_nbytes)
-        del found  # or the cache would be that of the first who opened it
+        del found  # else HDF5 keeps the cache of the first opening
         cache = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
         cache.set_chunk_cache(_CACHE_SLOTS, self.cache_nbytes, 0.0)  # the least recently used chunk goes first
-        self._file = file  # which is open as long as somebody has it
+        self._file = file  # keeps the file open
         self._found = h5py.Dataset(h5py.h5d.open(file.id, name.encode(), cache))
 
     def __len__(self) -> int:
@@ -119,7 +114,7 @@ class _Rows:
         return ordinary(self._read(rows.start, rows.stop), f"{self.path}: {self.name}", DataError)
 
     def at(self, indices: npt.NDArray[np.int64]) -> Tensor:
-        """These samples. They are read in the order of the file, each chunk's one after the other."""
+        """Return samples, read in the order of the file: a chunk's together."""
         ordered, places = np.unique(indices, return_inverse=True)
         begins = np.flatnonzero(np.diff(ordered, prepend=-2) != 1)  # of runs of neighbours
         runs = [self._read(int(run[0]), int(run[-1]) + 1) for run in np.split(ordered, begins[1:]) if len(run)]
@@ -134,7 +129,6 @@ class _Rows:
         return read
 
     def largest(self) -> int:
-        """The largest number, -1 of none. Raises DataError where one of classes is negative."""
         largest, rows = -1, max(1, _BLOCK_NBYTES * len(self) // max(1, self.nbytes))
         for first in range(0, len(self) if self.nbytes else 0, rows):
             block = self[first : first + rows]
@@ -148,13 +142,11 @@ class Hdf5Split(Split):
     """Samples of two data sets of an open file.
 
     Args:
-        told: the number of classes, where the user says it; 0 = not told.
+        told: the user's number of classes; 0 = not told.
 
     Attributes:
-        subtracted: (*shape) float32, subtracted from inputs; None = nothing.
-        own: numbers of the samples that are its own; None = all.
-
-    Raises DataError where they cannot be samples and their targets.
+        subtracted: (*shape) float32, subtracted from inputs.
+        own: numbers of own samples; None = all.
     """
 
     def __init__(self, inputs: _Rows, targets: _Rows, told: int) -> None:
@@ -186,7 +178,6 @@ class Hdf5Split(Split):
         return part
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
-        """Inputs (len(indices), *shape) and their targets. Raises DataError where they cannot be read."""
         indices = indices if self.own is None else self.own[indices]
         inputs = as_inputs(self._inputs.at(indices))
         if self.subtracted is not None:
@@ -199,21 +190,19 @@ class Hdf5Split(Split):
 
     @property
     def has_mean(self) -> bool:
-        """Whether inputs are numbers of which a mean can be subtracted, not token numbers."""
+        """Whether inputs are values, not token numbers."""
         return self._inputs.dtype.kind == "f" or self._inputs.dtype == np.uint8
 
     def mean_input(self) -> Tensor:
-        """The mean of all inputs, which are read."""
         return mean_of(self._inputs)
 
     @property
     def classes(self) -> int | None:
-        """As it was told; or the largest target + 1; for float targets the number of outputs; None where targets are too many."""
+        """Number of outputs for float targets; else `told`, or largest target + 1; None for too many targets."""
         return self._classes
 
     @property
     def advice(self) -> str:
-        """What to do where a sample costs reading, and decompressing, far more than itself."""
         inputs = self._inputs
         if not inputs.chunks or not len(self) or inputs.nbytes <= inputs.cache_nbytes:
             return ""

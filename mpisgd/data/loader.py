@@ -1,11 +1,10 @@
-"""Data as PyTorch has it: a batch is what `collate_fn` makes of samples, and a DataLoader's workers fetch it ahead of time.
+"""Data as PyTorch has it: `collate_fn` makes batches, and a DataLoader's workers fetch ahead.
 
-Of a user's `torch.utils.data.DataLoader` its data set, collate function and workers are taken; which samples make a mini-batch,
-`sampling` and `mu` say. A worker fetches whole mini-batches by `dataset.fetch`, as the learner itself would: what samples and
-collate function draw depends on (seed, learner_id, seq), and neither on who fetches nor on how many there are (DESIGN 4, law 5).
+A user's `torch.utils.data.DataLoader` gives data set, collate function and workers; `sampling` and `mu` choose samples. A worker
+fetches whole mini-batches by `dataset.fetch`: draws depend on (seed, learner_id, seq), not on workers (law 5).
 
-Workers are spawned, never forked: a fork of a process that has begun MPI shares its connections and memory, and its other threads
-are gone in the middle of whatever they did.
+Workers are spawned, never forked: a fork shares the connections and memory of a process that has begun MPI, and loses its other
+threads in mid-work.
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ Indices = npt.NDArray[np.int64]
 
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 _OF_WORKERS = {
-    "MPI4PY_RC_INITIALIZE": "0",  # workers import the user's modules, and with them perhaps mpi4py, which must not begin MPI
-    "PYTHONSAFEPATH": "1",  # until they have the rank's path, the present directory, a stranger's run perhaps, would come first
+    "MPI4PY_RC_INITIALIZE": "0",  # user modules may import mpi4py, which must not begin MPI in a worker
+    "PYTHONSAFEPATH": "1",  # no present directory in sys.path until the rank's path arrives
 }
 
 
 @dataclass(frozen=True)
 class Workers:
-    """How many processes fetch mini-batches ahead of a learner, and how; of a DataLoader.
+    """A DataLoader's processes, which fetch ahead of a learner.
 
     Attributes:
-        prefetch: mini-batches that each of them is ahead; None = torch's default.
-        method: by which they are started, "spawn" or "forkserver".
-        begin: called in each of them with its number (`worker_init_fn`).
-        timeout_s: after which a mini-batch that does not come is an error; 0 = never.
+        prefetch: mini-batches ahead per process; None = torch's default.
+        method: "spawn" or "forkserver".
+        begin: called in each process with its number (`worker_init_fn`).
+        timeout_s: longest wait for a mini-batch; 0 = forever.
     """
 
     count: int
@@ -63,13 +62,7 @@ class Workers:
 
 
 class CollatedSplit(LazySplit):
-    """Samples of a torch map-style Dataset, or of a stream, of any kind, fetched and collated per mini-batch.
-
-    Args:
-        where: what to call it in messages.
-
-    Raises DataError where the first sample cannot be put into a batch.
-    """
+    """Any samples of a torch map-style Dataset, or of a stream, collated per mini-batch."""
 
     def __init__(self, dataset: Any, where: str, collate: Collate = default_collate) -> None:
         super().__init__(dataset, where, None)
@@ -82,7 +75,7 @@ class CollatedSplit(LazySplit):
         self._input_shape = shapes[0][1:] if shapes else ()
 
     def batch(self, indices: Indices) -> Any:
-        """The samples in a batch; what samples and `collate` draw, `fetch` seeds. Raises DataError where they do not fit."""
+        """Return collated samples; `fetch` seeds their draws. Raises DataError: samples do not fit."""
         numbers = indices.tolist()
         several = getattr(self.dataset, "__getitems__", None)
         samples = [self.dataset[number] for number in numbers] if several is None else several(numbers)
@@ -99,17 +92,17 @@ class CollatedSplit(LazySplit):
 
     @property
     def padded(self) -> bool:
-        """Whether there is a collate function of the user's own, which may do so."""
+        """Whether the collate function is the user's."""
         return self.collate is not default_collate
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """That of one sample in the first tensor of a batch."""
+        """Shape of a sample in the batch's first tensor."""
         return self._input_shape
 
 
 def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
-    """The workers of a user's DataLoader; None where it has none. Raises ConfigError for what cannot be taken from it."""
+    """Return a DataLoader's workers. Raises ConfigError: an own sampler, or forked workers."""
     order = (_InfiniteConstantSampler,) if is_stream(loader.dataset) else (SequentialSampler, RandomSampler)
     plain = type(loader.sampler) in order and type(loader.batch_sampler) is BatchSampler
     if not plain or getattr(loader.sampler, "replacement", False):
@@ -128,13 +121,12 @@ def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
             f"{where}: its DataLoader forks workers, expected 'spawn' or 'forkserver': MPI does not live on in a fork"
         )
     count, prefetch = loader.num_workers, loader.prefetch_factor
-    if is_stream(loader.dataset):  # each would have to read all of it; one is as far ahead as all would be
+    if is_stream(loader.dataset):  # each worker would read the whole stream; one is as far ahead as all
         count, prefetch = 1, (prefetch or 2) * count
     return Workers(count, prefetch, method, loader.worker_init_fn, loader.timeout)
 
 
 def check_batch_size(train: Split, mu: int) -> None:
-    """Raises ConfigError where mini-batches are of another size than the user's DataLoader says."""
     if isinstance(train, LazySplit) and train.batch_size not in (None, 1, mu):
         raise ConfigError(
             f"{train.where}: its DataLoader has batch_size = {train.batch_size}, but mu = {mu}: expected the same, or a DataLoader"
@@ -143,14 +135,14 @@ def check_batch_size(train: Split, mu: int) -> None:
 
 
 def check_workers(train: Split) -> None:
-    """Raises ConfigError where worker processes cannot be given the data."""
+    """Raise ConfigError for data that cannot be pickled."""
     if not isinstance(train, LazySplit) or train.workers is None:
         return
     workers: Workers = train.workers
     try:
         with _NoProcess():
             ForkingPickler(_Nowhere()).dump((_Fetching(train), workers.begin))
-    except Exception as error:  # whatever the user's objects raise
+    except Exception as error:  # any error of user objects
         raise ConfigError(
             f"{train.where}: its DataLoader has num_workers = {workers.count}, but its data set cannot be given to workers:"
             f" {type(error).__name__}: {error}; expected classes and functions of a module, or num_workers = 0"
@@ -158,12 +150,7 @@ def check_workers(train: Split) -> None:
 
 
 class ReadAhead:
-    """Mini-batches of one learner, fetched by worker processes while it computes.
-
-    Args:
-        named: the indices and the seeds of mini-batch `seq`.
-        pinned: in memory from which a GPU takes them by itself.
-    """
+    """A learner's mini-batches, fetched ahead by workers; `named`: indices and seeds of mini-batch `seq`."""
 
     def __init__(self, split: Split, workers: Workers, named: Callable[[int], tuple[Indices, Seeds]], *, pinned: bool) -> None:
         self._split = split
@@ -174,7 +161,7 @@ class ReadAhead:
         self._next = -1
 
     def get(self, seq: int) -> Any:
-        """Mini-batch `seq`: the one that follows the last; for any other the workers begin anew."""
+        """Return mini-batch `seq`; out of order, workers begin anew."""
         if self._next != seq:
             self.close()
             self._begin(seq)
@@ -182,7 +169,6 @@ class ReadAhead:
         return next(self._iterator)
 
     def close(self) -> None:
-        """End the workers."""
         iterator, self._iterator, self._next = self._iterator, None, -1
         if iterator is not None:
             iterator._shutdown_workers()
@@ -191,7 +177,7 @@ class ReadAhead:
         workers = self._workers
         loader = DataLoader(
             _Fetching(self._split),
-            sampler=_Order(self._named, seq),  # endless: it has no length
+            sampler=_Order(self._named, seq),  # endless
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=workers.count,
@@ -200,14 +186,14 @@ class ReadAhead:
             timeout=workers.timeout_s,
             worker_init_fn=_Begin(workers.begin),
             multiprocessing_context=multiprocessing.get_context(workers.method),
-            generator=torch.Generator(),  # else torch draws from the global one to seed workers
+            generator=torch.Generator(),  # else torch draws workers' seeds from the global generator
         )
         with _in_environment(_OF_WORKERS):
             self._iterator = iter(loader)
 
 
 class _Fetching(Dataset[Any]):
-    """A split, indexed by a whole mini-batch: its indices, and its seeds."""
+    """A split, indexed by a mini-batch's indices and seeds."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -231,7 +217,7 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Begin:
-    """What a worker does first. It ends with the rank, however that ends; signals are the rank's to hear."""
+    """A worker's first act: tie its life to the rank's, and ignore signals."""
 
     then: Callable[[int], None] | None
 
@@ -242,19 +228,18 @@ class _Begin:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         rank = multiprocessing.parent_process()
-        if rank is not None and not rank.is_alive():  # it ended while this process still imported, and the signal went to nobody
+        if rank is not None and not rank.is_alive():  # the rank ended during imports, before prctl
             os._exit(1)
         if self.then is not None:
             self.then(number)
 
 
 class _NoProcess:
-    """In the place of a process that is being started: pickling is as for one, and leaves no threads or descriptors behind."""
+    """Stand-in for a starting process, to pickle without threads or descriptors left behind."""
 
-    DupFd = int  # what stands in a pickle for a descriptor, of which the process would have got its own
+    DupFd = int  # stands for a descriptor in a pickle
 
     def duplicate_for_child(self, descriptor: int) -> int:
-        """The descriptor as it is."""
         return descriptor
 
     def __enter__(self) -> None:
@@ -277,7 +262,7 @@ def _as_it_is(batch: Any) -> Any:
 
 @contextmanager
 def _in_environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Give the processes that are started here these variables as well."""
+    """Add variables to the environment of processes started inside."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 pixels in 10 classes, in their authors' four IDX files."""
+"""MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 pixels in 10 classes, from the authors' IDX files."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ _CHECKSUMS = {
 
 
 def load(name: str, data_dir: str, subtract: bool, scale: float = 255) -> DataSet:
-    """Load `name`, mnist or fashion_mnist; inputs uint8 (1, 28, 28), divided by `scale` per mini-batch.
-
-    Raises DataError where a file is missing, truncated or foreign.
-    """
+    """Load mnist or fashion_mnist; inputs uint8 (1, 28, 28), divided by `scale` per mini-batch."""
     train, test = (_split(name, part, data_dir, scale) for part in ("train", "t10k"))
     if subtract and len(train):
         train, test = subtract_mean(train, test)
@@ -72,11 +69,9 @@ def _find(name: str, file_name: str, data_dir: str) -> Path:
 
 
 def read_idx(path: Path, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Array uint8 (n, *item_shape) of an IDX file, plain or gzip-compressed whatever its name.
+    """Return the array uint8 (n, *item_shape) of an IDX file, plain or gzip-compressed. Raises DataError: other content.
 
     The format: two zero bytes, type code, number of dimensions, each size as a big-endian uint32, the data.
-
-    Raises DataError where the file is unreadable, truncated, longer than it says, or of another format or item shape.
     """
     content = _read(path)
     header = 4 + 4 * (1 + len(item_shape))
@@ -96,7 +91,7 @@ def read_idx(path: Path, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def _read(path: Path) -> bytearray:
-    """The uncompressed content; mutable, since torch wants writable memory."""
+    """Return the uncompressed content, writable for torch."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,11 +1,10 @@
-"""A user's stream (`torch.utils.data.IterableDataset`), read by learners, each from the beginning of its own shard.
+"""A user's stream (`torch.utils.data.IterableDataset`), read by each learner from the start of its own shard.
 
-A stream splits itself as it does among the workers of a DataLoader: what `torch.utils.data.get_worker_info()` tells it is that it
-is read by worker `learner_id` of as many as there are learners. Mini-batch `seq` has samples seq * mu ... of what it then gives.
-Where it ends it begins again, after its `set_epoch(times)`, if it has that: mini-batches are always full.
+A stream splits as among a DataLoader's workers: `torch.utils.data.get_worker_info()` names worker `learner_id` of all learners.
+Mini-batch `seq` has samples from seq * mu on. An ended stream begins again, after `set_epoch(times)` if it has one.
 
-A stream can be read in order only. What it draws from torch, numpy and `random` while a mini-batch is fetched depends on (seed,
-learner_id, seq); so to begin at a later mini-batch all those before are read, with their own seeds, and thrown away.
+A stream is read in order. Draws depend on (seed, learner_id, seq): to begin at a later mini-batch, all before are read with their
+seeds, and thrown away.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.streams import Domain
 
 _KEPT = 2
-"""Mini-batches of which the samples are kept: one that is rejected is wanted again when the next has been prepared."""
+"""Mini-batches with kept samples: a rejected mini-batch is wanted again after the next is prepared."""
 
 
 class Reading(NamedTuple):
-    """How learners read a stream: with the run's seed, mu samples at a time; `samples` are an epoch, 0 = as many as it says."""
+    """A learner's reading of a stream, mu samples at a time; `samples` per epoch, 0 = the stream's length."""
 
     seed: int
     mu: int
@@ -39,14 +38,13 @@ class Reading(NamedTuple):
 class Stream:
     """A stream, with the face of a map-style Dataset.
 
-    An index (learner_id, learners, position) is a sample of a learner's shard. A plain number is a sample of the whole stream, as
-    evaluations read it: 0, 1, 2 ... or 0 again; it ends there where it says so.
+    An index (learner_id, learners, position) is a sample of a learner's shard. A number is a sample of the whole stream, for
+    evaluations: 0, 1, 2 ... or 0 again.
 
     Args:
-        where: what to call it in messages.
-        reading: None where no learner reads it.
+        reading: None without learners.
 
-    Raises ConfigError where nobody says how many samples it has.
+    Raises ConfigError: unknown number of samples.
     """
 
     def __init__(self, dataset: IterableDataset[Any], where: str, reading: Reading | None = None) -> None:
@@ -66,11 +64,9 @@ class Stream:
 
     @property
     def classes(self) -> Any:
-        """As a Dataset may say it."""
         return getattr(self._dataset, "classes", None)
 
     def __getitem__(self, index: int | list[int]) -> Any:
-        """A sample. Raises DataError where there is none."""
         if isinstance(index, int):
             return self._of_whole(index)
         learner_id, learners, position = index
@@ -79,7 +75,7 @@ class Stream:
             reader = self._readers[learner_id, learners] = self._reader(learner_id, learners, _KEPT * self._reading.mu)
         self._skip(reader, position)
         sample = reader.at(position)
-        if (position + 1) % self._reading.mu == 0:  # what `collate_fn` draws: also where a kept sample has drawn nothing now
+        if (position + 1) % self._reading.mu == 0:  # for `collate_fn`, even if a kept sample has drawn nothing
             seed_all(self._seeds(learner_id, position // self._reading.mu, part=1))
         return sample
 
@@ -102,24 +98,22 @@ class Stream:
         return _Reader(self._dataset, self._where, number, count, kept, None if self._again else self._samples)
 
     def forget(self) -> None:
-        """Leave the stream: whoever reads it next begins anew."""
         self._readers.clear()
         self._whole = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker process, which begins anew."""
         return {**vars(self), "_readers": {}, "_whole": None}
 
 
 class _Reader:
-    """One who reads a stream from its beginning: number `number` of `count`.
+    """Reader `number` of `count`.
 
     Attributes:
         position: of the next sample.
     """
 
     def __init__(self, dataset: IterableDataset[Any], where: str, number: int, count: int, kept: int, length: int | None) -> None:
-        self._dataset = copy.copy(dataset)  # what it sets in itself as it is read is this reader's
+        self._dataset = copy.copy(dataset)  # a stream may set attributes of its own while read
         self._where = where
         self.number = number
         self._count = count
@@ -130,11 +124,10 @@ class _Reader:
         self.position = 0
 
     def reaches(self, position: int) -> bool:
-        """Whether it need not begin anew to give this sample."""
+        """Tell whether a sample comes without a new beginning."""
         return position >= self.position - len(self._kept)
 
     def at(self, position: int) -> Any:
-        """The sample at this position, which is the next one or is kept."""
         if position < self.position:
             return self._kept[position - self.position]
         if position > self.position:
@@ -175,7 +168,6 @@ class _Reader:
 
 
 def is_stream(value: Any) -> bool:
-    """Whether these data are a stream."""
     return isinstance(value, IterableDataset)
 
 
@@ -188,7 +180,7 @@ def _length(dataset: Any) -> int:
 
 @contextmanager
 def _as_worker(dataset: Any, number: int, count: int) -> Iterator[None]:
-    """`get_worker_info()` says this to the stream; torch has no call for it."""
+    """Let `get_worker_info()` tell the stream this worker; torch has no call for that."""
     before = torch_worker._worker_info
     seed = torch.initial_seed()
     torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=dataset)

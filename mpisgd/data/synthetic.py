@@ -1,4 +1,4 @@
-"""Random inputs of a given shape with learnable classes: a mean per class, and noise. For timing and tests."""
+"""Random inputs with learnable classes: a mean per class, and noise. For timing and tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mpisgd.base.streams import Domain, stream
 from mpisgd.config import SyntheticOptions
 from mpisgd.data.dataset import DataSet, Split, make_dataset
 
-#: Deviation of the class means per element, at noise 1: at least the first; and in few dimensions so much that the means lie
-#: about six standard deviations of the noise apart, which leaves an error of 1 or 2 %.
+#: Least deviation of class means per element, at noise 1; in few dimensions the norm decides: means lie about six standard
+#: deviations of the noise apart, for an error of 1 or 2 %.
 _LEAST_SPREAD = 0.25
 _LEAST_NORM = 4.0
 
 
 def load(options: SyntheticOptions, seed: int) -> DataSet:
-    """Inputs float32 (*options.shape), a function of (options, seed); the classes are balanced to within one sample."""
+    """Return inputs float32 (*options.shape), a function of (options, seed); classes are balanced within one sample."""
     size = math.prod(options.shape)
     means = stream(Domain.SYNTHETIC, seed).standard_normal((options.classes, size), dtype=np.float32)
     means *= max(_LEAST_SPREAD, _LEAST_NORM / math.sqrt(size))
