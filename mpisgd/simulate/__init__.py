@@ -1,7 +1,6 @@
-"""Training on a virtual cluster: `simulate` runs the loops of real ranks on virtual ones, in virtual time (DESIGN 3).
+"""Training on a virtual cluster: `simulate` runs the loops of real ranks on virtual ranks, in virtual time (DESIGN 3).
 
-`job.py` is to virtual ranks what `job/run/` is to real ones; the roles of both are built in `job/roles/`. `world.py` is what they
-are built of: learners that compute nothing but time, or real gradients.
+`job.py` is the `job/run/` of virtual ranks; `world.py` has their parts, with time alone or with real gradients.
 """
 
 from mpisgd.simulate.job import simulate

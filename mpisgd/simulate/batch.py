@@ -1,8 +1,7 @@
-"""Outstanding gradients of many virtual learners, each at weights of its own, computed as one batch (torch.func.vmap).
+"""Gradients of many virtual learners, each at its own weights, computed as one batch (torch.func.vmap).
 
-Faster where a single gradient is too small to keep the machine busy; equal to the gradients computed one by one to float
-tolerance, not bit for bit. Models that draw random numbers or change their buffers in training (dropout, batch norm) are
-refused: together they would do it differently.
+Faster where a single gradient leaves the machine idle; equal within float tolerance, not bit for bit. Models that draw random
+numbers or change buffers in training (dropout, batch norm) are refused: a batch would differ.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ from mpisgd.gradient.objective import Objective, OwnStep
 from mpisgd.vectors.flat import FlatModel, clip, is_finite
 
 TOGETHER = 64
-"""Gradients in one batch, at most: beyond it memory grows and speed does not."""
+"""Most gradients per batch: beyond, memory grows and speed does not."""
 
 
 class Batch:
-    """The gradients that are wanted, and those that are there."""
-
     def __init__(self, config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling) -> None:
         self._config = config
         self._model = model
@@ -53,7 +50,7 @@ class Batch:
         self._compute: Any = torch.func.vmap(torch.func.grad_and_value(loss_of))
 
     def check(self) -> None:
-        """Two mini-batches must go through. Raises ConfigError for a model that cannot be batched."""
+        """Compute two mini-batches. Raises ConfigError: the model cannot be batched."""
         weights = self._model.weights
         if self._config.moves_at_zero:
             self._check_used()
@@ -66,7 +63,7 @@ class Batch:
         self._there.clear()
 
     def _check_used(self) -> None:
-        """Raises ConfigError where the first mini-batch does not use all parameters: vmap gives the others zeros."""
+        """Raise ConfigError for parameters unused by the first mini-batch: vmap gives them zeros."""
         batch = fetch_each(self._train, [self._sampling.indices(0, 0)], lambda at: seeds_of(Domain.SAMPLES, at))
         inputs, targets = moved(batch, self._model.weights.device)
         self._model.zero_gradients()
@@ -75,15 +72,12 @@ class Batch:
             raise unused(self._model, "gradients of several learners at once are zeros there")
 
     def add(self, learner_id: int, seq: int, weights: Tensor, gradients: Tensor) -> None:
-        """A learner begins mini-batch `seq` at `weights`, (parameters,) float32, and wants the gradient in `gradients`.
-
-        What it had begun and given up is forgotten.
-        """
+        """Begin a learner's mini-batch at `weights`, (parameters,) float32; forget its last."""
         self._there.pop(learner_id, None)
         self._wanted[learner_id] = (seq, weights, gradients)
 
     def result(self, learner_id: int) -> tuple[int, float]:
-        """Samples and loss of a mini-batch; its gradient is where it was wanted."""
+        """Return samples and loss; the gradient is in place."""
         if learner_id not in self._there:
             self._compute_wanted()
         return self._there.pop(learner_id)

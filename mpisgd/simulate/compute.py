@@ -1,8 +1,7 @@
-"""Compute time of virtual learners: nanoseconds of each mini-batch, a function of (seed, learner_id, seq) (DESIGN 4, law 5).
+"""Compute time of virtual learners: nanoseconds per mini-batch, a function of (seed, learner_id, seq) (law 5).
 
-A learner's numbers are drawn in blocks, one stream of `mpisgd.base.streams` each, which spreads the price of a stream (3 us).
-The blocks grow, so that 100,000 learners with a few mini-batches each stay cheap too; their sizes are part of every seeded
-run. Numbers are rounded to whole nanoseconds: machines whose mathematical libraries differ in the last bit still agree.
+Numbers are drawn in blocks, each from a stream of `mpisgd.base.streams` (3 us). Growing blocks keep 100,000 learners with few
+mini-batches cheap; block sizes are part of every seeded run. Whole nanoseconds hide last-bit differences of mathematical libraries.
 """
 
 from __future__ import annotations
@@ -31,19 +30,17 @@ from mpisgd.records.log.reader import Run
 
 Seconds = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Seconds]
-"""(generator, size) -> seconds of so many mini-batches, float64 (size,)."""
+"""(generator, size) -> seconds of `size` mini-batches, float64."""
 
-#: Mini-batches of the first blocks of a learner; later ones are as long as the last.
+#: Mini-batches of a learner's first blocks; later blocks have the last size.
 BLOCKS = (4, 16, 64, 256, 1024)
-#: Longer mini-batches (73 years) are cut here: their nanoseconds would not fit an int64.
+#: Longest mini-batch (73 years): more nanoseconds would not fit an int64.
 _MOST_NS = 2.0**61
 
 
 class Compute:
-    """Costs of the mini-batches of every learner."""
-
     def __init__(self, draws: Sequence[Draw | float], factors: Sequence[float], options: VirtualOptions, seed: int) -> None:
-        """`draws[l % len(draws)]` are learner l's seconds, a number where they never differ; `factors[l]` multiplies them."""
+        """`draws[l % len(draws)]` gives learner l's seconds, a number if constant; `factors[l]` multiplies them."""
         self._draws = draws
         self._factors = factors
         self._pause_mean_s = options.pause_mean_s
@@ -51,7 +48,7 @@ class Compute:
         self._seed = seed
 
     def nanoseconds(self, learner_id: int) -> Iterator[int]:
-        """Endless: the seq-th item is what the learner's seq-th mini-batch takes. Raises ProtocolError for no learner."""
+        """Return an endless iterator over a learner's mini-batches."""
         if not 0 <= learner_id < len(self._factors):
             raise ProtocolError(f"no compute for learner_id = {learner_id}; there are {len(self._factors)} learners")
         draw, factor = self._draws[learner_id % len(self._draws)], self._factors[learner_id]
@@ -64,16 +61,12 @@ class Compute:
         return _with_pauses(working, _endless(Domain.PAUSE, self._seed, learner_id, self._pauses))
 
     def _pauses(self, generator: np.random.Generator, size: int) -> Seconds:
-        """Seconds of work until a pause, and its length, in turn: float64 (2 size,)."""
+        """Return work and pause seconds in turn, float64 (2 size,)."""
         return (generator.exponential(size=(size, 2)) * (self._pause_every_s, self._pause_mean_s)).ravel()
 
 
 def make(options: ComputeOptions, virtual: VirtualOptions, *, seed: int, lambda_: int, nodes: Sequence[int]) -> Compute:
-    """The compute of `lambda_` learners; `nodes[learner_id]` is the node that a learner is on.
-
-    Raises ConfigError where there is no run to resample; DataError where that run's log
-    cannot be read, or lacks what is needed of it.
-    """
+    """Return the compute of `lambda_` learners on `nodes`. Raises ConfigError: no run to resample; DataError: no usable log."""
     if len(nodes) != lambda_:
         raise ProtocolError(f"{len(nodes)} nodes of learners: expected lambda = {lambda_}")
     return Compute(_draws(options, lambda_), [virtual.slow_nodes.get(node, 1.0) for node in nodes], virtual, seed)
@@ -114,7 +107,7 @@ def _heavy_tail(options: HeavyTailComputeOptions) -> Draw:
         seconds = body(generator, size)
         uniform = 1.0 - generator.random(size)  # never 0
         late = np.flatnonzero(uniform <= options.tail_probability)
-        # Among the late ones uniform / tail_probability is uniform again, and gives the Pareto delay by its inverse.
+        # For late mini-batches, uniform / tail_probability is uniform again; the inverse gives the Pareto delay.
         extra = options.tail_scale_s * (options.tail_probability / uniform[late]) ** (1 / options.tail_index)
         seconds[late] += np.minimum(extra, options.tail_most_s)
         return seconds
@@ -127,11 +120,10 @@ def _resampled(measured: Seconds) -> Draw:
 
 
 def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
-    """Compute seconds in the log of a run: of all its learners together, or of each one that `lambda_` learners draw from.
+    """Return compute seconds in a run's log: of all learners (pooled), or of each.
 
-    Those of shard 0, which every mini-batch is pushed to, without the injected delay_s. The first mini-batch of a learner
-    pays for the warming up of libraries and memory, and is left out where the learner has others. Where several mini-batches made
-    one push (downpour, own steps, accumulation), each counts as an equal part of it.
+    Shard 0 has every push. The injected delay_s is left out, as is a learner's first mini-batch, which warms up libraries and
+    memory, if others exist. Several mini-batches per push (downpour, own steps, accumulation) count as equal parts.
     """
     require(bool(options.run), "compute.run", options.run, "the directory of a run, to draw its compute seconds from")
     run = Run(options.run)
@@ -158,12 +150,12 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
 
 
 def _endless(domain: Domain, seed: int, learner_id: int, draw: Draw) -> Iterator[int]:
-    """Chain what `draw` gives, block after block, in nanoseconds; `chain` is twice as fast as `yield from`."""
+    """Chain blocks; `chain` is twice as fast as `yield from`."""
     return chain.from_iterable(_blocks(domain, seed, learner_id, draw))
 
 
 def _blocks(domain: Domain, seed: int, learner_id: int, draw: Draw) -> Iterator[array[int]]:
-    """Arrays of 8 bytes a number, where lists take 40: there may be 100,000 learners."""
+    """Yield arrays of 8 bytes per number (lists: 40), for 100,000 learners."""
     for block in count():
         size = BLOCKS[min(block, len(BLOCKS) - 1)]
         yield array("q", _whole(draw(stream(domain, seed, learner_id, block), size)).tobytes())
@@ -178,7 +170,7 @@ def _times(draw: Draw, factor: float) -> Draw:
 
 
 def _with_pauses(working: Iterator[int], pauses: Iterator[int]) -> Iterator[int]:
-    """Lengthen each mini-batch by the pauses that fall into it; `pauses` gives work until a pause, and its length, in turn."""
+    """Lengthen mini-batches by the pauses in them."""
     left = next(pauses)
     for nanoseconds in working:
         left -= nanoseconds

@@ -1,4 +1,4 @@
-"""Failures of virtual learners: a function of (seed, learner_id) (DESIGN 4, law 5)."""
+"""Failures of virtual learners: a function of (seed, learner_id) (law 5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mpisgd.config.config_virtual import FailureOptions
 
 
 class LearnerFailed(MpisgdError):
-    """A virtual learner's time has come; raised in its compute, it ends that learner and loses the mini-batch under way."""
+    """The end of a virtual learner; its mini-batch under way is lost."""
 
     def __init__(self, learner_id: int, now_ns: int) -> None:
         super().__init__(f"learner {learner_id} failed at {now_ns / 1e9:g} s of virtual time")
@@ -17,14 +17,12 @@ class LearnerFailed(MpisgdError):
 
 
 class Failures:
-    """Learners that fail, and when."""
-
     def __init__(self, options: FailureOptions, seed: int) -> None:
         self._options = options
         self._seed = seed
 
     def nanosecond_of(self, learner_id: int) -> int | None:
-        """Virtual nanosecond at which the learner fails, the earlier of the given one and the drawn one; None = never."""
+        """Return the virtual nanosecond of failure, the earlier of given and drawn; None = never."""
         seconds = []
         if learner_id in self._options.at_s:
             seconds.append(self._options.at_s[learner_id])

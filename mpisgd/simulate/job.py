@@ -1,4 +1,4 @@
-"""One virtual job: the ranks that `job/run/` would run on real nodes, on virtual ones."""
+"""A virtual job: the ranks of `job/run/`, on virtual nodes."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
 
 
 def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
-    """Run a job on a virtual cluster, from set-up to DONE; its directory is that of a real run.
+    """Run a job on a virtual cluster, from set-up to DONE; its directory is as a real run's.
 
-    Raises ConfigError, DataError before anything is written; DeadlockError and whatever a rank raises.
+    Raises ConfigError, DataError before any write; DeadlockError, and any rank's errors.
     """
     return Job(config, brought).run()
 
 
 class Job:
-    """A virtual job: its roles, and the world that they live in.
+    """A virtual job: its roles, and their world.
 
     Args:
-        evaluated: whether snapshots are evaluated, or only pulled: that takes no virtual time.
-        kept: whether the run is to be looked at later: only then is asked of which commits it is.
+        evaluated: whether snapshots are evaluated, which takes no virtual time.
+        kept: whether the run is for later: only then look up its commits.
     """
 
     def __init__(self, config: Config, brought: Brought, *, evaluated: bool = True, kept: bool = True) -> None:
@@ -65,7 +65,6 @@ class Job:
         self.path = self.setup.path
 
     def run(self) -> Outcome:
-        """All ranks, then the common end."""
         with ExitStack() as held:
             held.callback(directory.claim(self.path, overwrite=self.config.overwrite).release)
             return self._run()
@@ -84,7 +83,7 @@ class Job:
             self._say(f"mpisgd: warning: {wasted}")
         with without_gc():
             accounts = self._train()
-            world.wires.clear()  # whatever was made for a rank goes with it: the collector need not look for that
+            world.wires.clear()  # frees all that was made for ranks, without the collector
         outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
         buffers.forget(self.path, 0)
         log = Run(self.path) if config.log.enabled else None
@@ -96,7 +95,6 @@ class Job:
         return outcome
 
     def _train(self) -> dict[int, np.ndarray]:
-        """All ranks; their accounts."""
         setup, world, accounts = self.setup, self.world, dict[int, np.ndarray]()
         with ExitStack() as stack, kept():
             cluster = Cluster(self.roles.describe)
@@ -111,7 +109,7 @@ class Job:
         return accounts
 
     def _main_of(self, built: Built, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
-        """A function of Python's own: called, it takes no room on the stack of C, which each switch of ranks copies."""
+        """Return a Python function: its call needs no room on C's stack, which each switch of ranks copies."""
         wire = self.world.wires[built.rank]
 
         def main() -> None:
@@ -127,7 +125,6 @@ class Job:
         return main
 
     def environment(self) -> dict[str, object]:
-        """The table [environment] of its config.toml."""
         facts = self.world.facts
         return environment(self.setup, self.brought, mpi="none: a virtual cluster", commits=self.kept, virtual=True, **facts)
 

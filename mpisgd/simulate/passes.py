@@ -1,13 +1,11 @@
-"""The forward and the backward pass of a virtual learner, layer by layer, in virtual time.
+"""A virtual learner's forward and backward pass, layer by layer, in virtual time.
 
-A mini-batch takes as long as its cost model says, each layer its share as it was measured (`virtual.forward_s`, `backward_s`).
-Without measurements a third is forward, two thirds backward, for the backward pass has two products of matrices where the forward
-pass has one; in each pass every layer takes the same. The layers are reached in the order of the vector, and left in the reverse;
-of a layer in several slices all are.
+Layers take measured shares of a mini-batch (`virtual.forward_s`, `backward_s`). Without measurements, one third is forward, two
+thirds backward (two matrix products instead of one), equal over layers. Layers are reached in vector order and left in reverse,
+with all slices that they touch.
 
-Where there are tensors, the gradient is computed at once, when its first slice is left: virtual ranks are greenlets and share one
-model, so they must not wait for each other in the middle of an autograd pass. The numbers are the same: a gradient depends on the
-weights of all slices, whenever they came. So what hooks do on a real rank, a plain loop does here.
+With tensors, the gradient is computed when its first slice leaves: virtual ranks are greenlets that share a model, and must not
+wait for each other in an autograd pass. The numbers are the same, whenever slices' weights came.
 """
 
 from __future__ import annotations
@@ -23,20 +21,17 @@ from mpisgd.vectors.flat import Layer
 
 
 class Works(Protocol):
-    """A rank, on whose clock nanoseconds pass."""
-
     def work(self, nanoseconds: int) -> None: ...
 
 
 class Shares(NamedTuple):
-    """Shares of a mini-batch's seconds that each layer takes, forward and backward; whole numbers of any unit."""
+    """Layers' shares of a mini-batch, whole numbers of any unit."""
 
     forward: Sequence[int]
     backward: Sequence[int]
 
     @classmethod
     def of(cls, options: VirtualOptions, layers: Sequence[Layer]) -> Shares:
-        """Raises ConfigError where other layers than these were measured."""
         if not options.forward_s:
             return cls([1] * len(layers), [2] * len(layers))
         names = [layer.name for layer in layers]
@@ -47,17 +42,14 @@ class Shares(NamedTuple):
 
 
 class Passes(Computes):
-    """A learner's forward and backward passes, layer by layer.
+    """A learner's passes, layer by layer.
 
     Args:
-        gradient: computes, and rounds, in no virtual time.
-        rank: the learner's.
-        next_ns: how many its next mini-batch takes.
-        firsts: the number of the first layer of each slice, or bucket.
-        shares: of the layers.
-        exchange: told which slice, or bucket, is needed, and which is left.
-        held: no slice is left before the last backward pass has ended.
-        count: mini-batches that are one gradient.
+        gradient: computes in no virtual time.
+        next_ns: cost of the next mini-batch.
+        firsts: first layer of each slice, or bucket.
+        held: slices leave after the last backward pass.
+        count: mini-batches per gradient.
     """
 
     def __init__(
@@ -80,15 +72,14 @@ class Passes(Computes):
         self._exchange = exchange
         self._firsts = list(firsts)
         self._reached = list(accumulate(shares.forward, initial=0))
-        """Share of a mini-batch that is over when the forward pass comes to each layer, and to its end."""
+        """Share of a mini-batch before the forward pass reaches each layer, and its end."""
         whole = self._reached[-1] + sum(shares.backward)
         self._left = [whole - each for each in accumulate(shares.backward, initial=0)]
-        """Share that is over when the backward pass leaves each layer; the last: when it begins."""
+        """Share before the backward pass leaves each layer; last, its begin."""
         self._held = held
         self._count = count
 
     def compute(self, seq: int) -> float:
-        """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""
         gradient, exchange, firsts = self._gradient, self._exchange, self._firsts
         ns, done = self._next_ns(), 0
         for shard, first in enumerate(firsts):
@@ -111,7 +102,7 @@ class Passes(Computes):
         return loss
 
     def _work(self, ns: int, start: int, end: int) -> int:
-        """Let pass what lies between, of a mini-batch of so many nanoseconds in all; returns `end`."""
+        """Pass the time from `start` to `end`, shares of `ns`; return `end`."""
         whole = self._left[0]
         self._rank.work(ns * end // whole - ns * start // whole)
         return end

@@ -1,9 +1,8 @@
-"""The gradient of one piece of a virtual group whose ranks are all at work on the same layer, in virtual time.
+"""The gradient of a virtual group's piece, in virtual time; all pieces work on the same layer.
 
-A piece costs its share of the parameters of what a mini-batch costs its rank: a third of it forward, two thirds backward, in equal
-parts between the calls that join the pieces; in each of these, sizes travel. Where there are tensors, the gradient of all pieces is
-computed at once, when the last of them begins: virtual ranks share one model, and must not wait for each other in an autograd pass.
-Until then no other has come through the call by which all are joined; and what each had pushed before was taken.
+A piece costs its parameters' share of its rank's mini-batch: a third forward, two thirds backward, in equal parts between the
+calls, which exchange sizes. With tensors, the whole gradient is computed when the last piece begins, as virtual ranks share one
+model (`passes.py`): no piece has then passed the joining call, and earlier pushes were taken.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from mpisgd.vectors.memory import Memory, SizedVector
 
 
 class Step(NamedTuple):
-    """What a piece does in a micro-batch until its next call, and that call; None: there is no other.
+    """A piece's work until its next call, and that call; None = the end.
 
     Attributes:
-        share: of its nanoseconds of a micro-batch.
+        share: of a micro-batch's nanoseconds.
     """
 
     share: float
@@ -34,7 +33,7 @@ class Step(NamedTuple):
 
 
 def program_of(dealt: Sequence[Dealt]) -> list[Step]:
-    """The steps of a piece, of which it is known what it gave in each call of a micro-batch."""
+    """Return a piece's steps from its calls of a micro-batch."""
     forward, backward = ([each for each in dealt if each.back is back] for back in (False, True))
     program = []
     for calls, part in ((forward, 1 / 3), (backward, 2 / 3)):
@@ -45,7 +44,7 @@ def program_of(dealt: Sequence[Dealt]) -> list[Step]:
 
 
 class WholeGroup:
-    """What the pieces of a group have in common: who has begun, and the gradient of all; None = there are no tensors."""
+    """State of a group's pieces: the number begun, and the whole gradient, if tensors exist."""
 
     def __init__(self, whole: Travels | None, places: int) -> None:
         self._whole = whole
@@ -60,14 +59,12 @@ class WholeGroup:
 
 
 class PieceSeconds(Travels):
-    """One piece of a group.
+    """A piece of a group.
 
     Args:
-        rank: on whose clock nanoseconds pass.
-        ranks: of the group, in the order of pieces.
-        next_ns: how many this piece takes of the next mini-batch.
-        program: of a micro-batch.
-        clips: the group, where its gradient is clipped, for which each tells the norm of its part.
+        next_ns: cost of this piece in the next mini-batch.
+        program: steps of a micro-batch.
+        clips: the group, for a clipped gradient: each piece tells its norm.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class PieceSeconds(Travels):
 
 
 class _Sizes:
-    """Parts that are sizes alone (`links.Carrier`)."""
+    """Parts without values (`links.Carrier`)."""
 
     def describe(self, part: SizedVector) -> tuple[tuple[int, ...], SizedVector]:
         return (part.nbytes, *([0] * (2 + 2 * MOST_DIMENSIONS))), part

@@ -1,4 +1,4 @@
-"""Stand-ins for weights, gradients and updates where only sizes travel, so that the same loops run without tensors."""
+"""Stand-ins for weights, gradients and updates: sizes alone, for the same loops without tensors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class SizedUpdate(Updates):
-    """Stand-in for `update.SliceUpdate` without weights: counts, and lets the shard's service time pass.
+    """Stand-in for `update.SliceUpdate`: counts, and passes the shard's service time.
 
     Args:
-        size: elements of the slice.
-        push_format: how gradients are received.
-        rank: the shard's, on whose clock nanoseconds pass.
-        service_ns: what one gradient, and one update, cost.
-        weighting: what weights multiply.
+        service_ns: cost of one gradient, and of one update.
     """
 
     inbox: Any = None
@@ -73,7 +69,7 @@ class SizedUpdate(Updates):
         return self.inbox
 
     def take_back(self, room: Any) -> None:
-        """A size is a size."""
+        """Do nothing."""
 
     def make_room(self, gradients: int) -> Any:
         return self.inbox.times(gradients)
@@ -102,7 +98,7 @@ class SizedUpdate(Updates):
 
 
 class StreamedSizedUpdate(SizedUpdate):
-    """Stand-in for `StreamedUpdate`: each chunk takes its part of the time when it has come (`inflow.py`)."""
+    """Stand-in for `StreamedUpdate`: each chunk takes its time on arrival (`inflow.py`)."""
 
     cached = False
 
@@ -136,7 +132,7 @@ class StreamedSizedUpdate(SizedUpdate):
         self._made = 0 if self.gradients else self.chunks_count
         now_ns = self._rank.now
         step = super().step()
-        self._rank.now = now_ns  # it takes time chunk by chunk
+        self._rank.now = now_ns  # time passes chunk by chunk
         return step
 
     def chunks(self) -> Iterator[Any]:
@@ -151,12 +147,10 @@ class StreamedSizedUpdate(SizedUpdate):
 
 
 class SizedGradient(Travels):
-    """Stand-in for `gradient.Gradient` without a model: mini-batches have no loss.
+    """Stand-in for `gradient.Gradient`: no model, no loss.
 
     Args:
-        mu: samples of a mini-batch.
-        rank: the learner's, on whose clock nanoseconds pass.
-        next_ns: how many its next mini-batch takes; None: they pass elsewhere.
+        next_ns: cost of the next mini-batch; None = time passes elsewhere.
     """
 
     def __init__(self, memory: Memory, mu: int, rank: VirtualRank, next_ns: Callable[[], int] | None) -> None:
@@ -166,7 +160,6 @@ class SizedGradient(Travels):
         self._next_ns = next_ns
 
     def compute(self, seq: int) -> float:
-        """Returns 0.0 for a loss: there is none."""
         if self._next_ns is not None:
             self._rank.work(self._next_ns())
         return 0.0

@@ -1,8 +1,7 @@
-"""The passes of one stage of a virtual group, in virtual time; what goes from stage to stage is sizes.
+"""The passes of a stage of a virtual group, in virtual time; sizes travel between stages.
 
-A stage costs its share of the parameters of what a mini-batch costs its rank, in equal parts for the micro-batches: a third
-forward, two thirds backward. Where there are tensors, the gradient of all stages is computed at once, when the last stage has its
-last activation: virtual ranks share one model, and must not wait for each other in the middle of an autograd pass (`passes.py`).
+A stage costs its parameters' share of its rank's mini-batch, in equal parts per micro-batch: a third forward, two thirds backward.
+With tensors, the whole gradient is computed at the last stage's last activation, as virtual ranks share one model (`passes.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from mpisgd.vectors.memory import Memory, SizedVector
 
 
 class StageSeconds:
-    """The passes of a stage (`pipeline.stage.Passes`).
+    """A stage's passes (`pipeline.stage.Passes`).
 
     Args:
-        rank: on whose clock nanoseconds pass.
-        next_ns: how many this stage takes of the next mini-batch.
-        crossing: bytes of a micro-batch that come from the stage before, and go to the next.
-        whole: of the last stage: computes the gradient of all, in no virtual time; None where there are no tensors.
+        next_ns: cost of this stage in the next mini-batch.
+        crossing: bytes of a micro-batch from the stage before, and to the next.
+        whole: of the last stage: the whole gradient; None without tensors.
     """
 
     def __init__(
@@ -50,13 +48,13 @@ class StageSeconds:
         self._seq = self._ns = 0
 
     def prepare(self, seq: int) -> None:
-        """Virtual learners, who wait in virtual time, gain nothing."""
+        """Do nothing."""
 
     def begin(self, seq: int) -> None:
-        """A stage that fails is noticed some time later, where its learner may leave; else that ends the job."""
+        """Begin a mini-batch. A failure shows some time later, if its learner may leave; else it ends the job."""
         if self.leaves:
             return
-        check, self._rank.check = self._rank.check, None  # what is given up is so between passes: a neighbour waits for each
+        check, self._rank.check = self._rank.check, None  # give up only between passes: a neighbour waits for each
         try:
             self._seq, self._ns = seq, self._next_ns()
             self._rank.check = check
@@ -78,20 +76,20 @@ class StageSeconds:
         return self._before
 
     def norm(self) -> float:
-        """`whole` clips, and looks whether gradients are finite."""
+        """Return 0: `whole` clips."""
         return 0.0
 
     def clip(self, norm: float) -> None:
-        """As above."""
+        """Do nothing."""
 
     def told(self, loss: float) -> float:
         return loss
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
-        """In virtual time the rank does."""
+        """Do nothing: in virtual time, the rank interrupts."""
 
     def _work(self, start: int, end: int) -> None:
-        """Some parts of a mini-batch, which has three for each micro-batch."""
+        """Pass parts of a mini-batch, three per micro-batch."""
         parts = 3 * self._micro_batches
         self._rank.work(self._ns * end // parts - self._ns * start // parts)
 

@@ -1,4 +1,4 @@
-"""Gradients and updates with tensors, which take their virtual time; `sized.py` has those without."""
+"""Gradients and updates with tensors, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpisgd.vectors.memory import Memory
 
 
 class TimedUpdate(SliceUpdate):
-    """A virtual shard's update; `service_ns`: what one gradient, and one update, cost."""
+    """A virtual shard's update; `service_ns`: cost of a gradient, and of an update."""
 
     def __init__(self, wire: VirtualWire, service_ns: tuple[int, int], *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -31,11 +31,11 @@ class TimedUpdate(SliceUpdate):
 
 
 class TimedStreamedUpdate(TimedUpdate, StreamedUpdate):
-    """The same of one whose gradients come chunk by chunk; its time passes before the first."""
+    """A `TimedUpdate` in chunks; its time passes before the first chunk."""
 
 
 class BatchedGradient(Travels):
-    """A virtual learner's gradient, computed together with those of all learners that are computing at that virtual time."""
+    """A virtual learner's gradient, computed with those of all learners computing at the same virtual time."""
 
     def __init__(self, memory: Memory, wire: VirtualWire, batch: Batch, learner_id: int) -> None:
         self.memory = memory
@@ -45,7 +45,7 @@ class BatchedGradient(Travels):
         self._learner_id = learner_id
 
     def begin(self, seq: int) -> None:
-        """The others that compute now register theirs before this one's virtual time is over."""
+        """Join the batch; other learners join before this mini-batch's virtual time is over."""
         self._batch.add(self._learner_id, seq, *self.memory.tensors)
 
     def compute(self, seq: int) -> float:
@@ -55,7 +55,7 @@ class BatchedGradient(Travels):
 
 
 class Timed(Travels):
-    """A virtual learner's gradient, which is computed when its virtual time is over."""
+    """A virtual learner's gradient, computed at the end of its virtual time."""
 
     def __init__(self, gradient: Travels, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
         self.memory, self.scaled = gradient.memory, gradient.scaled
@@ -65,7 +65,6 @@ class Timed(Travels):
         self._next_ns = next_ns
 
     def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
         self._gradient.begin(seq)
         self._wire.work(self._next_ns())
         loss, self.samples = self._gradient.compute(seq), self._gradient.samples

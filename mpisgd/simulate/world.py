@@ -1,4 +1,4 @@
-"""The two virtual worlds: with tensors, or without, where only sizes travel; and what everything costs there in virtual time."""
+"""The two virtual worlds, with tensors or with sizes alone, and their costs."""
 
 from __future__ import annotations
 
@@ -50,19 +50,13 @@ _NS = 10**9
 
 
 class VirtualWorld(World):
-    """What the two have in common.
-
-    `nodes`: the node of each rank. Raises ConfigError, DataError where a cost model does not fit the job.
+    """Common part of both worlds; `nodes`: the node of each rank.
 
     Attributes:
-        wires: of all ranks; filled before a role is built.
-        meta, parameters, bounds: of the data, and of the model and its slices.
-        layers: of the model.
-        slices: those of each slice; [] where they are cut evenly.
-        stages: of the model, where learners are groups; `crossing` has the bytes that go from each to the next, or `dealt` those
-            that pieces give to each other.
+        wires: of all ranks; filled before roles are built.
+        stages: of a group's model, with bytes between stages in `crossing`, or between pieces in `dealt`.
         facts: for config.toml.
-        told: of how gradients are computed, for the first line; "" or ", ..."
+        told: how gradients are computed, for the first line; "" or ", ..."
     """
 
     meta: Meta
@@ -107,13 +101,13 @@ class VirtualWorld(World):
         )
 
     def sum_cost(self, rank: int, places: int) -> Callable[[], None]:
-        """The gradients of the others are read as fast as they would be sent on a node."""
+        """Return the cost of a team's sum: others' gradients are read at the node's bandwidth."""
         nbytes, bandwidth = 4 * self.parameters, self.config.network.local_bandwidth
         wire, ns = self.wires[rank], round(nbytes / places * (places - 1) / bandwidth * _NS)
         return lambda: wire.work(ns)
 
     def _service_ns(self, shard: int) -> tuple[int, int]:
-        """What it costs a shard to check a gradient and add it to the sum; and to make an update."""
+        """Return a shard's cost of a gradient, and of an update."""
         service, (start, end) = self.config.service, self.bounds[shard]
         nbytes = 4 * (end - start)
         gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
@@ -125,11 +119,11 @@ class VirtualWorld(World):
         return lambda: wire.work(gradient_ns), lambda: wire.work(update_ns)
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
-        """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
+        """Return `_next_ns`, or None where time passes by layers."""
         return self._next_ns(rank) if self.config.exchange != "layerwise" else None
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
-        """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
+        """Return a function of the next mini-batch's cost, which raises LearnerFailed."""
         number, wire = self.roles.stream(rank), self.wires[rank]
         cost = self._compute.nanoseconds(self.roles.number(rank)).__next__
         fails_ns = self._failures.nanosecond_of(number)
@@ -146,7 +140,7 @@ class VirtualWorld(World):
         return cost_until_failure
 
     def _stage(self, rank: int, team: Group, memory: Memory, whole: Callable[[], Travels | None]) -> Travels:
-        """A rank's stage, or piece, of a group, in the memory of all of it; `whole` computes the gradient of all of it there."""
+        """Return a rank's stage, or piece, within its group's memory; `whole` computes the group's gradient there."""
         assert self.stages is not None
         learner_id, stage = self.roles.index(rank), self.roles.stage(rank)
         group, (start, end) = self.roles.groups[learner_id], self.stages.bounds[stage]
@@ -169,7 +163,7 @@ class VirtualWorld(World):
         return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating, clips=clips)
 
     def part_with(self, built: Built, failure: LearnerFailed) -> None:
-        """A learner that has failed says goodbye, some time later, in the name of who would notice; or that ends the job."""
+        """Let a failed learner leave after `notice_s`, with a goodbye on its behalf; or end the job."""
         if built.leaves_by is None or self.config.failures.then == "stop":
             raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
         built.wire.clock.interrupt_by(None)
@@ -178,10 +172,7 @@ class VirtualWorld(World):
 
 
 class TensorWorld(VirtualWorld):
-    """Every virtual learner computes a real gradient, on this machine: with one model and one copy of the data for all of them.
-
-    Raises ConfigError, DataError where the model cannot be trained.
-    """
+    """Real gradients on this machine: one model and one copy of the data for all virtual learners."""
 
     tensors: Tensors
 
@@ -205,7 +196,6 @@ class TensorWorld(VirtualWorld):
         self.stages = tensors.stages
         self.crossing, self.dealt = crossing_nbytes(tensors.model, tensors.gradient(0)), tensors.dealt
         self._of_groups: dict[int, Memory] = {}
-        """By learner_id: what all ranks of its group compute in."""
         self._batch = _batch(config, tensors, data)
         if device != "cpu":
             self.told = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
@@ -231,7 +221,6 @@ class TensorWorld(VirtualWorld):
 
 
 def _device(config: Config) -> str:
-    """Choose the device that gradients are computed on. Raises ConfigError where there is no GPU."""
     if config.device == "cpu":
         return "cpu"
     if not torch.cuda.is_available():
@@ -240,10 +229,7 @@ def _device(config: Config) -> str:
 
 
 def _batch(config: Config, tensors: Tensors, data: DataSet) -> Batch | None:
-    """Make the batch of many learners' gradients, where that is asked for, and on a GPU where the model allows it; else None.
-
-    Raises ConfigError where it is asked for, and cannot be.
-    """
+    """Return the batch of gradients: where asked for, or on a GPU where the model allows. Raises ConfigError."""
     wanted = replace(config, virtual=dataclasses.replace(config.virtual, batched=True))
     if not config.virtual.batched and (config.device == "cpu" or compatibility.refused(wanted, virtual=True)):
         return None
@@ -258,7 +244,7 @@ def _batch(config: Config, tensors: Tensors, data: DataSet) -> Batch | None:
 
 
 class SizedWorld(VirtualWorld):
-    """Only sizes travel, for timing and staleness at any scale: computing takes its time, and no more."""
+    """Sizes alone, for timing and staleness at any scale."""
 
     tensors = None
 
@@ -274,11 +260,11 @@ class SizedWorld(VirtualWorld):
             self.bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
         if config.in_groups and model is not None:
             self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
-        # of a model of which only the size is known, each slice is one layer
+        # where only the model's size is known, each slice is one layer
         self.layers = measured or [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
         if model is not None:
             self.layers = model.layers
-            parts.segments_of(config, model)  # refused alike where they match nothing
+            parts.segments_of(config, model)  # refuse patterns without a match, as a real run does
         Shares.of(options, self.layers)
         self.facts = parts.facts_of_model(config, self.layers, self.bounds, "no gradients were computed")
         vector = SizedVector(self.parameters)
@@ -309,17 +295,14 @@ class SizedWorld(VirtualWorld):
 
 
 def _crossing(config: Config, brought: Brought, roles: Roles) -> tuple[list[int], Sequence[Sequence[Dealt]]]:
-    """Bytes that go from each stage of the model to the next, or between pieces, found by one micro-batch.
-
-    Raises ConfigError, DataError.
-    """
+    """Return the bytes between stages, or pieces, from one micro-batch."""
     tensors = Tensors.load(replace(config, init_from=""), brought, parts.load_data(config, brought), roles.streams)
     model = tensors.model
     return crossing_nbytes(model, tensors.gradient(0)), dealt_between(model, tensors.gradient(0))
 
 
 def _model(config: Config, brought: Brought) -> FlatModel:
-    """The model whose parameters are counted, which must be built for that, for its own data."""
+    """Build the model, to count its parameters."""
     try:
         config = replace(config, init_from="")
         return parts.build_model(config, parts.meta_of(parts.load_data(config, brought), config), brought)
