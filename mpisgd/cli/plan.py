@@ -8,14 +8,14 @@ from typing import Any
 
 import tyro
 
-from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_OK
 
 
 @dataclass(frozen=True)
 class Options:
     """Predict from the logs of runs, real or virtual: seconds per update and the best number of backup learners; staleness and
-    throughput of n-softsync; how many shards pay; of a run of sandblaster, the size of portions. Costs are the first
-    run's; the others tell how many updates a target takes. Written as CSV, Markdown and PNG, with what was assumed."""
+    throughput of n-softsync; how many shards pay. Costs are the first run's; the others tell how many updates a target takes.
+    Written as CSV, Markdown and PNG, with what was assumed."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """The runs' directories; several of hardsync or backup, with different N, tell updates to the target as a function of N."""
@@ -50,30 +50,12 @@ class Options:
 
 def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd plan")
-    from mpisgd.plan import Wishes, plan, plan_portions
-    from mpisgd.records.log.reader import Run
+    from mpisgd.plan import Wishes, plan
     from mpisgd.report.look import Look, applied
 
-    if options.runs and (first := Run(options.runs[0])).is_batch:
-        _check_batch(options)
-        with applied(Look()):
-            plan_portions(first, options.out)
-        return EXIT_OK
     network = {name: getattr(options, name) for name in ("bandwidth", "node_bandwidth", "latency_s")}
     wishes: dict[str, Any] = {each.name: getattr(options, each.name) for each in fields(Wishes) if each.name != "network"}
     wishes["network"] = {name: value for name, value in network.items() if value is not None}
     with applied(Look()):
         plan(options.runs, options.out, Wishes(**wishes))
     return EXIT_OK
-
-
-def _check_batch(options: Options) -> None:
-    """Raises ConfigError for what a run of sandblaster is not asked."""
-    meant = {"runs": options.runs[:1], "out": options.out}
-    for each in fields(Options):
-        value, expected = getattr(options, each.name), meant.get(each.name, each.default)
-        if value != expected:
-            said = f"--{each.name.replace('_', '-')} {value}" if each.name != "runs" else f"{len(value)} runs"
-            raise ConfigError(
-                f"{said}: {options.runs[0]} is a run of sandblaster, of which alone the size of its portions is planned"
-            )

@@ -8,6 +8,5 @@ It runs whole jobs, and so needs the loops.
 
 from mpisgd.plan.costs.fit import fit
 from mpisgd.plan.planner import Wishes, plan
-from mpisgd.plan.portions import plan_portions
 
-__all__ = ["Wishes", "fit", "plan", "plan_portions"]
+__all__ = ["Wishes", "fit", "plan"]

@@ -301,6 +301,17 @@ def test_one_learner_has_nothing_to_choose(tmp_path: Path) -> None:
     assert (made.backup.best.b, list(made.softsync.by_n)) == (0, [1])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_drawn")
+def test_a_run_of_dealt_data_is_planned_like_others(tmp_path: Path) -> None:
+    dealt, drawn = (
+        virtual_run(tmp_path / sampling, SoftsyncOptions(n=2), learners=3, pushes=300, sampling=sampling)
+        for sampling in ("dealt", "epoch")
+    )
+    made = plan([dealt.path], None, Wishes(pushes=100, learners=3), Console(quiet=True))
+    assert made.collecting.mean == pytest.approx(collect.collecting(fit(drawn), 100).mean, rel=0.05)
+
+
 def test_refusals(small: Run, exact: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "fitted", lambda *_, **__: exact)
     with pytest.raises(ConfigError, match="0 runs given"):

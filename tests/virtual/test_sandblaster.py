@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mpisgd.analysis import about
-from mpisgd.base.errors import DivergenceError, PeerError
+from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
+from mpisgd.cli import plan
 from mpisgd.config import Config, config_file
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.job import parts
@@ -301,3 +302,9 @@ def test_it_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
     losses, _ = by_torch(config)
     assert Run(tmp_path / "run").updates["mean_loss"][:3].tolist() == losses[:3]
     assert losses[0] < 1.5
+
+
+def test_the_size_of_portions_is_not_planned(tmp_path: Path) -> None:
+    simulate(job(tmp_path / "run", protocol={"iterations": 1}))
+    with pytest.raises(ConfigError, match=r"is a run of sandblaster, .* mu, is chosen by hand; expected first a run of another"):
+        plan.main([str(tmp_path / "run")])

@@ -86,14 +86,19 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
     is simulated: both only if `trusting`.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's, it had no shards of their own, its learners were teams or groups, or it exchanged
-    layers one by one.
+    configuration is none of this version's, it optimised a batch, it had no shards of their own, its learners were teams or groups,
+    or it exchanged layers one by one.
     """
     check_pushes(run)
     if not trusting:
         named = config_file.from_mapping(run.config)
         uncalled = {field: spec for field, spec in trust.names_of(named).items() if field not in _CALLED}
         trust.check(run.path, named, uncalled)
+    if run.is_batch:
+        raise ConfigError(
+            f"{run.path} is a run of sandblaster, where portions of a batch are dealt: their size, mu, is chosen by hand; expected"
+            " first a run of another protocol"
+        )
     if about.doubled(run):
         raise ConfigError(
             f"{run.path} is a run of {about.protocol_name(run)}, where learners double as shards; expected first a run with"
