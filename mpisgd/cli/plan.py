@@ -8,7 +8,8 @@ from typing import Any
 
 import tyro
 
-from mpisgd.base.errors import EXIT_OK
+from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.config import hints
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,6 @@ class Options:
     """Gradient noise scale in samples, in place of the log's; inf: as many samples whatever N is."""
     learners: int | None = None
     """Most learners for which shards are planned; default: four times the run's."""
-    group_size: int = 1
-    """Most ranks of a learner (a group, each with a stage of the model) for which seconds of a mini-batch are planned; the model is
-    made."""
     ranks_per_node: int | None = None
     """Ranks on each node; default: the run's."""
     bandwidth: float | None = None
@@ -49,6 +47,9 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
+    found = hints.foreign(argv, {item.name for item in fields(Options)}, hints.PLAN)
+    if found is not None:
+        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
     options = tyro.cli(Options, args=argv, prog="mpisgd plan")
     from mpisgd.plan import Wishes, plan
     from mpisgd.report.look import Look, applied

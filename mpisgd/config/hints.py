@@ -126,6 +126,11 @@ _SUBMIT: Mapping[str, str] = {
 #: The same for `mpisgd submit`.
 SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
 
+#: Options of `mpisgd plan` that are gone.
+PLAN: Mapping[str, str] = {
+    "group_size": "it is gone; choose `group_size` and `micro_batches` of a run by hand, and try them by mpisgd simulate",
+}
+
 _COMMANDS: Mapping[str, str] = {
     "mpisgd run -n RANKS job.toml": "fit start launch learn exec mpirun mpiexec",
     "mpisgd run -n RANKS --resume RUN": "resume continue restart",

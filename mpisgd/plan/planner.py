@@ -14,9 +14,9 @@ from mpisgd.analysis import about, arrivals
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.analysis.training import make_target
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, config_file, replace, trust
+from mpisgd.config import Config, replace
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.plan import backup, collect, groups, local_steps, shards, softsync
+from mpisgd.plan import backup, collect, local_steps, shards, softsync
 from mpisgd.plan.backup import Choices
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.costs.fit import Fit, check_pushes, fitted
@@ -41,14 +41,13 @@ class Wishes:
     """Wishes for a plan; None where the logs say it.
 
     `learners`: the most learners to look at (default: four times the run's). `network`: fields of `NetworkOptions` that another
-    cluster has. `group_size`: the most ranks of a learner. `pushes`: of each virtual run; more are slower and more precise.
+    cluster has. `pushes`: of each virtual run; more are slower and more precise.
     """
 
     target_error: float | None = None
     target_loss: float | None = None
     noise_samples: float | None = None
     learners: int | None = None
-    group_size: int = 1
     ranks_per_node: int | None = None
     network: dict[str, Any] = dataclasses.field(default_factory=dict)
     pushes: int = PUSHES
@@ -99,12 +98,9 @@ def plan(
         check_pushes(run)
     converging = convergence(runs, target, wishes.noise_samples)
     first = runs[0]
-    if wishes.group_size > 1 and not wishes.trust:
-        trust.check(first.path, config_file.from_mapping(first.config), {})
     with console.status("fitting the costs of the log"):
         fit = fitted(first, from_log=wishes.from_log, trusting=wishes.trust)
     config = _elsewhere(fit.config, wishes)
-    groups.check(config, wishes.group_size)
     with console.status("predicting seconds per update"):
         collecting = collect.collecting(config, wishes.pushes)
     choices = backup.choices(collecting, converging)
@@ -114,15 +110,12 @@ def plan(
         points = shards.points(config, wishes.learners or 4 * first.lambda_, wishes.pushes)
     with console.status("predicting throughput over own steps"):
         exchanges = local_steps.choices(config, wishes.pushes)
-    with console.status("predicting seconds over ranks of a learner"):
-        in_groups = groups.choices(config, wishes.group_size, wishes.pushes)
     assumptions = (*fit.assumptions, *_assumptions(config, choices, wishes))
     misfit = _misfit(fit)
     advice = (
         *((misfit,) if misfit else ()),
         *_advice(first, choices, asynchrony, points),
         *local_steps.advice(exchanges),
-        *groups.advice(in_groups),
         *_of_slow_links(first, config, wishes.pushes),
     )
     tables = (
@@ -132,7 +125,6 @@ def plan(
         softsync.table(asynchrony, first.lambda_),
         shards.table(points, config.mini_batches_per_push * config.mu),
         *([local_steps.table(exchanges)] if exchanges else []),
-        *([groups.table(in_groups)] if in_groups else []),
         Table("assumptions", "Assumptions", columns_of("what is assumed"), tuple((one,) for one in assumptions)),
     )
     drawings = _draw(first, collecting, choices, asynchrony, points)

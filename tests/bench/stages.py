@@ -2,7 +2,7 @@
 
 Both jobs have the same model, mini-batch, data and protocol, and are launched in turn. The two stages compute alike and have few
 parameters: what is measured is the pipeline. One rank passes the whole mini-batch at once, which is what suits it best; beside that
-stands one rank that passes it in as many parts. Beside what stages take stands what `plan` predicts from the log of one rank.
+stands one rank that passes it in as many parts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.pipeline.pieces import StagePasses
 from mpisgd.pipeline.travelling import Rooms
-from mpisgd.plan import groups
-from mpisgd.plan.costs.fit import fit
 from mpisgd.records.log.reader import Run
 from mpisgd.vectors.memory import Memory
 
@@ -47,8 +45,6 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
 #: Floats of a message: 0.25, 1, 4 and 16 MiB.
 FLOATS = (2**16, 2**18, 2**20, 2**22)
 _ROUNDS = 40
-_PLANNED = 200
-"""Pushes of a predicted run."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -68,23 +64,13 @@ def model(classes: int) -> nn.Module:
 def measure(repetitions: int) -> list[dict[str, Any]]:
     """Images/s of each job, and a message's ratio for each size. Raises ConfigError where a launch fails."""
     rates: dict[str, list[float]] = {name: [] for name in JOBS}
-    predicted: dict[int, list[float]] = {}
     for _ in range(repetitions):
         for name, changes in JOBS.items():
             with tempfile.TemporaryDirectory() as directory:
-                run = _run(Path(directory) / "run", changes)
-                rates[name].append(_images_per_s(run))
-                if name == "one":
-                    for choice in groups.choices(fit(run), 2, _PLANNED):
-                        if choice.group_size == 2:
-                            predicted.setdefault(choice.micro_batches, []).append(MU / choice.seconds)
+                rates[name].append(_images_per_s(_run(Path(directory) / "run", changes)))
     rows: list[dict[str, Any]] = [
         {"job": name, "images_per_s": spread(found), "over_one": over(found, rates["one"])} for name, found in rates.items()
     ]
-    for row in rows:
-        changes = JOBS[row["job"]]
-        if "group_size" in changes and "pipeline" not in changes:
-            row["predicted"] = spread(predicted[changes.get("micro_batches", 1)])
     done = _launched([*mpirun(2), sys.executable, "-m", "tests.bench.stages", str(repetitions)])
     messages: list[dict[str, Any]] = json.loads(done.splitlines()[-1])
     return rows + messages
@@ -92,11 +78,10 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the rows for printing."""
-    lines = [f"{'job':>15}   {'images/s':30} {'over one rank on one core':26} predicted images/s"]
+    lines = [f"{'job':>15}   {'images/s':30} over one rank on one core"]
     for row in rows:
         if "job" in row:
-            plan = told(row["predicted"], 1) if "predicted" in row else ""
-            lines.append(f"{row['job']:>15}   {told(row['images_per_s'], 1):30} {told(row['over_one']):26} {plan}".rstrip())
+            lines.append(f"{row['job']:>15}   {told(row['images_per_s'], 1):30} {told(row['over_one'])}")
     lines.append(f"{'KiB':>15}   {'microseconds':30} {'of MPI’s send and receive':30} over these")
     return lines + [
         f"{row['nbytes'] / 2**10:15.0f}   {told(row['message_us'], 1):30} {told(row['mpi_us'], 1):30} {told(row['over_mpi'])}"

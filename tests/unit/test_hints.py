@@ -91,7 +91,7 @@ def test_what_is_named_as_the_mend_exists() -> None:
     for component, value in vars(Config()).items():
         kinds = KINDS.get(component, {"": type(value)}).values() if dataclasses.is_dataclass(value) else ()
         known |= {f"{component}.{item.name}" for kind in kinds for item in dataclasses.fields(kind)}
-    for text in hints.OPTIONS.values():
+    for text in (*hints.OPTIONS.values(), *hints.PLAN.values()):
         assert set(text.split("`")[1::2]) <= known, text
 
 
