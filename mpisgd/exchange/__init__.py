@@ -1,1 +1,1 @@
-"""Push and pull over any communicator: the learner's end, the shard's end, by slices, by layers or by collectives."""
+"""Push and pull over any communicator."""

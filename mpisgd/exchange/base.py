@@ -1,4 +1,4 @@
-"""What a learner's loop asks of the wire, whichever way gradients and weights are exchanged."""
+"""Interface of a learner's loop to every way of exchange."""
 
 from __future__ import annotations
 
@@ -11,84 +11,83 @@ from mpisgd.vectors.skipped import NOTHING, Runs
 
 @dataclass(slots=True)
 class Report:
-    """What a learner tells of the gradient that it pushes."""
+    """A learner's report on a push."""
 
     seq: int
     samples: int
     loss: float
     compute_ns: int
     delay_ns: int
-    """How late it is on purpose."""
+    """Deliberate delay."""
     rounded: float = 0.0
-    """What was rounded off (`rounding.py`)."""
+    """Rounding error (`rounding.py`)."""
     neighbour_ns: int = 0
-    """In which it waited for the ranks of its group, and which are not in `compute_ns`."""
+    """Wait for ranks of its group, outside `compute_ns`."""
     scale: float = 1.0
-    """By what its loss was multiplied (`scaling.py`)."""
+    """Factor of the loss (`scaling.py`)."""
     skipped: Runs = field(default_factory=lambda: NOTHING)
-    """Elements that it has no gradient of (`vectors/skipped.py`)."""
+    """Elements without a gradient (`vectors/skipped.py`)."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of the shards to a pull: the clock of each slice, or that there are no more weights."""
+    """Answers of all shards to a pull."""
 
     clocks: tuple[int, ...]
     stop: int
-    """An `Ending`; nothing but NONE means that there are weights."""
+    """An `Ending`; weights come only with NONE."""
     rejected: bool
-    """Whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again."""
+    """Whether any shard rejected the last push: compute its mini-batch again."""
     snapshots: int = 0
-    """How many snapshots shard 0 had taken, or was about to take, at its clock."""
+    """Snapshots of shard 0, taken or due at its clock."""
 
 
 class Interrupted(Exception):
-    """The gradient that this learner is computing is not wanted: an update was made without it, or the run is over."""
+    """Unwanted computation: an update was made without this gradient, or the run is over."""
 
 
 class Left(Exception):
-    """This learner is to leave while others go on: a rank of its group is no more."""
+    """Departure of a learner after the loss of a rank in its group."""
 
 
 class Exchange(Protocol):
-    """Whole vectors (`channel.py`, `both_ways/`), layer by layer (`layerwise.py`), or by collectives (`allreduce.py`)."""
+    """Whole vectors (`channel.py`, `both_ways/`), layers (`layerwise.py`), or collectives (`allreduce.py`)."""
 
     @property
     def duplex(self) -> bool:
-        """Whether the gradient leaves with the next pull, which calls `meanwhile` when it has."""
+        """Whether the next pull sends the gradient, and calls `meanwhile` once its memory is free."""
         return False
 
     @property
     def exchanging_ns(self) -> int:
-        """Nanoseconds of this mini-batch in which it waited for weights, or parts of its gradient began to leave, while it was
-        computed; no part of what computing took."""
+        """Nanoseconds of exchange during the computation, not counted in it."""
         return 0
 
     def now_ns(self) -> int:
-        """Nanoseconds since the start of the run."""
+        """Return nanoseconds since the run's start."""
 
     def sleep(self, seconds: float) -> None:
-        """Be late on purpose."""
+        """Delay this learner on purpose."""
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Wait for weights of at least this clock; `meanwhile` is called once they are asked for."""
+        """Wait for weights at clock `min_clock` or later; call `meanwhile` after the request."""
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Send the gradient, computed from the weights that were pulled last; `meanwhile` is called while it leaves."""
+        """Send the gradient of the last pulled weights; call `meanwhile` during the send."""
 
     def goodbye(self, *, ending: int) -> None:
-        """Say that nothing more comes, and why."""
+        """Tell the end of all messages, and why."""
 
-    # Where nobody tells a learner that its gradient comes too late:
+    # Defaults for protocols without notices of late gradients:
 
     def interrupt_by_notices(self) -> None:
-        """Let a notice end a mini-batch that is being computed (`Protocol.aborts`); `check` raises Interrupted for it."""
+        """Let a notice end the current mini-batch: `check` then raises Interrupted."""
         return
 
     def check(self) -> None:
-        """Raises Interrupted where the gradient that is being computed is not wanted."""
+        """Raise Interrupted where the current gradient is unwanted."""
         return
 
     def gave_up(self, seq: int) -> None:
-        """Say that a mini-batch was given up."""
+        """Tell of a given-up mini-batch."""
         return

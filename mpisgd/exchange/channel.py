@@ -1,20 +1,16 @@
-"""Push, pull and stop over a communicator: tags, headers, buffers, and who may block on whom (DESIGN 4, law 1).
-
-Here is the learner's end; the shard's is in `shard_channel.py`.
+"""Push, pull and stop: the learner's end. The shard's end is `shard_channel.py`.
 
                  learner                                    shard
-    push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
+    push         PUSH header, GRADIENT slice          ->    takes pushes in turn
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
-                 <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending: no weights follow
-                                                            (in one, where they are rounded: `deltas.py`)
-    interrupt    INTERRUPT header                      ->    comes to an end, whoever heard the signal
-    notice       may post NOTICE                      <-   tells a learner that still computes: an update was made
-    goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it
+                 <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending, without weights
+                                                            (rounded weights travel whole: `deltas.py`)
+    interrupt    INTERRUPT header                      ->   ends the run, whichever rank heard the signal
+    notice       may post NOTICE                      <-    tells a computing learner of an update
+    goodbye      GOODBYE header                       ->    forgets the learner; drains after all goodbyes
 
-No deadlock by construction. A learner pushes to all shards at once, in no order that could cross another's, and has finished
-before it pulls. A shard never waits for one particular learner to *receive*: it sends only answers, whose receives the learner
-posted before it asked. So a shard always gets back to its probe, and every send of a learner ends. The evaluator pulls
-snapshots in the same way (`evaluator_channel.py`).
+No deadlock (law 1, `no-deadlock.md`): a learner finishes its pushes, to all shards at once, before a pull. A shard sends only
+answers, to receives posted before the question, and so always returns to its probe.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
 from mpisgd.vectors.skipped import NOTHING, Runs, within
 
-# What every gradient needs, without a look into the enumeration:
+# Plain integers for every gradient: a look into the enumeration costs time.
 _PUSH: int = Tag.PUSH
 _PULL: int = Tag.PULL
 _ANSWER: int = Tag.ANSWER
@@ -48,21 +44,20 @@ _REJECT: int = Kind.REJECT
 
 
 def bodies_of(runs: Runs) -> tuple[Any, ...]:
-    """Make the bodies of a push that say which runs it skips; mostly there are none."""
+    """Return the skipped runs as bodies of a push; usually none."""
     return (runs.ravel(),) if len(runs) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """A learner's memory as its shards see it.
+    """A learner's memory, divided among its shards.
 
     Attributes:
-        weights: (parameters,) float32 host memory that pulled slices are received into.
-        gradients: (parameters,) float32 host memory that pushed slices are sent from; or words of `push_format.py`.
-        bounds: the slice of each shard, `flat.slice_bounds`.
-        cuts: each shard's slice in `gradients`, where that is not `bounds`.
-        held: of `weights`, where what is pulled is rounded (`deltas.py`).
-        in_pieces: whether both cross to other nodes so (`comm/pieces.py`); what is rounded is pulled whole.
+        weights: (parameters,) float32 host memory for pulled slices.
+        gradients: (parameters,) float32 host memory of pushed slices; or words of `push_format.py`.
+        cuts: bounds in `gradients`, where different.
+        held: h of `weights`, where pulls are rounded (`deltas.py`).
+        in_pieces: whether both reach other nodes in pieces (`comm/pieces.py`); rounded weights do not.
     """
 
     weights: np.ndarray
@@ -74,16 +69,11 @@ class Slices:
 
 
 class LearnerChannel:
-    """A learner's end: pushes slices of its gradient to all shards, pulls slices of the weights from all shards.
-
-    Args:
-        consistent: pull until all slices have one clock.
-        interruptible: the shards may tell this learner that its gradient comes too late.
-    """
+    """A learner's end; `interruptible` by notices of late gradients."""
 
     duplex = False
     pulls_within = False
-    """Whether weights come while a mini-batch is computed, after `pull`."""
+    """Whether weights come during the computation, after `pull`."""
     exchanging_ns = 0
 
     def __init__(
@@ -111,7 +101,7 @@ class LearnerChannel:
         self._weights = [tuple(each) for each in rooms]
         self._gradients = [gradients[start:end] for start, end in slices.cuts or bounds]
         self._pushed: list[tuple[Any, ...]] = [(each,) for each in self._gradients]
-        """The bodies of a push to each shard."""
+        """Bodies of a push to each shard."""
         if slices.in_pieces:
             self._cut_for(shard for shard, rank in enumerate(self._ranks) if is_far(wire, rank))
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
@@ -119,20 +109,17 @@ class LearnerChannel:
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
         self._numbers = list(range(roles.first_shard, roles.first_shard + len(bounds)))
-        """What its shards call themselves."""
+        """Shard numbers stated in answers."""
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
         self._wait_ns = self._pull_ns = 0
-        """From the last request until the first answer began, and from there until the weights of all shards were in place; 0 where
-        they have been used for a push."""
+        """Wait for the first answer, then transfer until all weights are in place; 0 after a push."""
         self.push_ns = 0
-        """What the last push took."""
         self._rejected = False
         self._snapshots = 0
-        """As shard 0 has told last."""
         self._portion = self._offered = NO_PORTION
         self.draw: Callable[[int], None] | None = None
-        """Is told which portion is next, where portions are dealt."""
+        """Listener to the next portion."""
         self._signal_told = False
 
     def _cut_for(self, shards: Iterable[int]) -> None:
@@ -143,19 +130,17 @@ class LearnerChannel:
 
     @property
     def pushed(self) -> list[int]:
-        """Pushes to each shard."""
         return [self._pushes for _ in self._shards]
 
     @property
     def newest_clock(self) -> int:
-        """Newest clock of the weights that have come; -1 before the first."""
+        """Newest clock received; -1 before the first."""
         return max(self._clocks)
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Send the gradient to every shard, each slice with the clock of the weights it was computed from.
+        """Send each slice with the clock of its weights.
 
-        The headers also tell how long the pull before this mini-batch, and the push before that, took; `push_ns` is the time until
-        the gradient has left and `meanwhile`, which may read it, has ended.
+        The header reports the durations of the previous pull and push.
         """
         wire = self._wire
         start_ns = self.now_ns()
@@ -168,10 +153,10 @@ class LearnerChannel:
         self.push_ns = self.now_ns() - start_ns
 
     def _send(self, report: Report) -> list[Any]:
-        """Begin to send the slices, each behind its header; returns what `finish` waits for."""
+        """Begin to send; return the transfers."""
         wire, ranks, transfers = self._wire, self._ranks, []
         self._pushes += 1
-        for shard, bodies in enumerate(self._pushed):  # here and below, as a comprehension is a call of its own
+        for shard, bodies in enumerate(self._pushed):  # no comprehension, here and below: it would cost a call
             runs = within(report.skipped, *self._bounds[shard]) if len(report.skipped) else NOTHING
             if len(runs):
                 bodies = (runs.ravel(), *bodies)  # noqa: PLW2901
@@ -179,8 +164,7 @@ class LearnerChannel:
         return transfers
 
     def _told(self, shard: int, report: Report, runs: Runs = NOTHING) -> PushFields:
-        """The header of a push to one shard; as long as the weights are those that it was computed from. `runs`: of its slice,
-        skipped."""
+        """Return a push header, valid until newer weights arrive."""
         return (
             self._learner_id,
             self._clocks[shard],
@@ -202,11 +186,7 @@ class LearnerChannel:
         )
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Receive the weights of every shard, each of a clock of at least `min_clock`; call `meanwhile` once they are asked for.
-
-        Where the protocol promises one clock over all shards, the lagging shards are asked again until all agree; a slower
-        shard is never waited for by another shard (law 2).
-        """
+        """Receive all weights; a consistent protocol asks lagging shards again, and no shard waits for another (law 2)."""
         wire, shards = self._wire, self._shards
         if wire.signal > 0:
             self._tell_of_signal()
@@ -221,14 +201,13 @@ class LearnerChannel:
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
             stop, _ = self._take_answers(lagging, self._begin_ask(lagging, newest), newest)
         self._wait_ns, self._pull_ns = began_ns - start_ns, self.now_ns() - began_ns
-        if self._offered != NO_PORTION and not (stop or self._rejected):  # what is computed again is of the same portion
+        if self._offered != NO_PORTION and not (stop or self._rejected):  # a repeated mini-batch keeps its portion
             self._portion = self._offered
             if self.draw is not None:
                 self.draw(self._portion)
         return Answers(tuple(self._clocks), stop, self._rejected, self._snapshots)
 
     def _tell_of_signal(self) -> None:
-        """A signal has told this rank to come to an end: all shards are told, once."""
         if self._signal_told:
             return
         self._signal_told = True
@@ -237,7 +216,7 @@ class LearnerChannel:
             wire.finish(wire.start(rank, Tag.INTERRUPT, (wire.signal,)))
 
     def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
-        """Ask some shards for weights, the receives of their answers posted; returns the answers to come."""
+        """Post receives, then ask; return the pending answers."""
         wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
         if self._interruptible:
@@ -248,18 +227,18 @@ class LearnerChannel:
         return asked
 
     def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
-        """Wait for the answers, in turn; returns the ending that they tell, and the nanosecond at which the first began."""
+        """Return the answers' ending, and the nanosecond of the first."""
         wire, held = self._wire, self._held
         stop, began_ns = _GOES_ON, 0
-        for shard, answer in zip(shards, asked):  # noqa: B905 - which costs half as much
+        for shard, answer in zip(shards, asked):  # noqa: B905 - half the cost of strict
             sender, clock, stopped, verdict, notices, portion, snapshots, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
             if sender != self._numbers[shard] or stopped or clock < min_clock or nbytes != self._weights_nbytes[shard]:
                 self._check(shard, sender, clock, stopped, nbytes, min_clock)
             wire.finish(answer)
-            while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with
+            while self._noticed[shard] < notices:  # sent before the answer, for a finished mini-batch
                 self._take_notice(shard)
-            if stopped:  # where they differ, the run is over: others will come to that, too
+            if stopped:  # shards may differ: the run is over, and the others will say so, too
                 stop = min(stop, stopped) if stop else stopped
             else:
                 self._clocks[shard] = clock
@@ -274,10 +253,7 @@ class LearnerChannel:
         return stop, began_ns
 
     def _check(self, shard: int, sender: int, clock: int, stopped: int, nbytes: int, min_clock: int) -> None:
-        """An answer that is not the usual one: that has an ending, or a delta once there is something that it goes on from.
-
-        Raises PeerError where it cannot be.
-        """
+        """Raise PeerError for an impossible answer; an ending is possible, and a delta after the first weights."""
         expected = 0 if stopped else self._weights_nbytes[shard]
         if self._held is not None and self._clocks[shard] >= 0 and not stopped and self._held.takes(shard, nbytes):
             expected = nbytes
@@ -289,13 +265,13 @@ class LearnerChannel:
             )
 
     def _post_notices(self, shards: list[int]) -> None:
-        """Two receives for each shard: it sends at most one notice for each answer, and that of the last may be under way."""
+        """Keep two receives per shard posted: an answer allows a single notice, and the previous may be under way."""
         for shard in shards:
             while len(self._notices[shard]) < 2:
                 self._notices[shard].append(self._wire.post(self._ranks[shard], Tag.NOTICE))
 
     def _take_notice(self, shard: int) -> int:
-        """The clock that a shard has told; waits for it."""
+        """Return the clock of a shard's next notice."""
         if not self._notices or not self._notices[shard]:
             raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than it can have sent")
         posted = self._notices[shard].popleft()
@@ -305,10 +281,9 @@ class LearnerChannel:
         return fields[1]
 
     def check(self) -> None:
-        """Raises Interrupted where a shard has told of an update made without the gradient that is being computed.
+        """Raise Interrupted after a notice of an update without the current gradient.
 
-        After the goodbye it says nothing any more: the model goes on being used, for evaluation, and a notice may still come from a
-        shard that made its last update later than the one that said stop.
+        Do nothing after the goodbye: evaluation uses the model, and a shard behind the stop may yet send a notice.
         """
         if not self._interruptible:
             return
@@ -318,23 +293,21 @@ class LearnerChannel:
                     raise Interrupted
 
     def interrupt_by_notices(self) -> None:
-        """Look for notices while this learner sleeps (and, in virtual time, computes)."""
+        """Look for notices during sleep (and, in virtual time, computing)."""
         self._wire.clock.interrupt_by(self.check)
 
     def gave_up(self, seq: int) -> None:
-        """Tell every shard that a mini-batch was given up."""
         wire = self._wire
         for rank in self._ranks:
             wire.finish(wire.start(rank, Tag.GAVE_UP, (self._learner_id, seq)))
 
     def withdraw(self) -> None:
-        """Once all ranks have met at the end: take back the receives of notices that were never sent."""
+        """Withdraw receives of unsent notices, once all ranks have met at the end."""
         for notices in self._notices:
             while notices:
                 notices.popleft().withdraw()
 
     def goodbye(self, *, ending: int) -> None:
-        """Tell every shard that nothing more comes, why, and how many pushes it must have received."""
         wire, fields = self._wire, (self._learner_id, self._pushes, ending)
         self._interruptible = False
         for rank in self._ranks:

@@ -1,23 +1,19 @@
-"""Weights that are pulled as bfloat16: by how much they differ from what the learner holds, rounded (error feedback).
+"""Pulled weights as bfloat16: the rounded difference from the learner's weights, with error feedback.
 
-A learner holds h, float32, and computes from that; its shard knows h, and sends the way from there to its weights w:
+A learner computes from h, float32. Its shard knows h, and sends the difference from its weights w:
 
     d = bfloat16(w - h), to nearest even        h = h + d, at both ends alike
 
-What was rounded off is still in w - h, and so in the next d: an element of h is at most 1/256 of its last way from w, so that small
-updates are seen, where bfloat16(w) would lose those below 1/256 of w. Shards sum, step, save and evaluate w, in float32.
+The rounding error, at most 1/256 of the last change of h, stays in w - h: small updates survive, where bfloat16(w) loses updates
+below 1/256 of w. Shards sum, step, save and evaluate w, in float32.
 
-    first pull     all of h = w, in float32; so it is in each attempt of a run
-    Common         where learners compute on one clock over all shards, all hold the same at a clock c: h(c) = h(c-1) + d(c), made
-                   with each update. Who holds h(c-1) is sent d(c), who has missed a clock all of h(c). A shard keeps one more slice
-    Each           else what a learner holds is its own: it depends on the clocks that it was given. A shard keeps a slice for each
+    first pull     all of h = w, in float32; likewise in each attempt of a run
+    Common         learners on the same clock of all shards hold the same h(c) = h(c-1) + d(c); after a missed clock all of h(c)
+                   travels. A shard keeps another slice
+    Each           otherwise h depends on the clocks given to a learner. A shard keeps a slice per learner
 
-A learner that hangs, and is done without, is sent nothing until it asks again; by then it has had all that was sent before, so its
-shard knows what it holds.
-
-A learner's pushes name the clocks that it was given. Common's h is a function of the clock alone, so the log need not tell of a
-learner that asked again, without a push, as shards lagged. With Each no pull is without a push, but the last. So replay has the
-bits of every run.
+A hanging learner has had all earlier answers before its next request: its shard still knows h. Replay has the bits of every run:
+pushes name the clocks given. Pulls without a push occur only with Common, where h depends on the clock alone, and at the end.
 """
 
 from __future__ import annotations
@@ -35,12 +31,14 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.memory import SizedVector, host_vector, host_view
 
 _CHUNK = 2**17
-"""Elements that are gone over at once, so that they stay in the cache (`rounding.py`): torch widens all of a delta, then adds it.
-11 M take 5 ms, and at once 23."""
+"""Elements per pass, to stay in the cache (`rounding.py`): torch widens a delta before adding.
+
+11 M elements take 5 ms, in a single pass 23.
+"""
 
 
 def advance(held: Tensor, weights: Tensor, delta: Tensor) -> None:
-    """Let `delta`, (slice,) int16, be the bits of the way from `held` to `weights`, (slice,) float32, and go it."""
+    """Add the rounded `weights` - `held`, (slice,) float32, to `held`; write its bits to `delta`, (slice,) int16."""
     for at in range(0, len(delta), _CHUNK):
         part = slice(at, at + _CHUNK)
         rounded = delta[part].view(torch.bfloat16)
@@ -49,55 +47,54 @@ def advance(held: Tensor, weights: Tensor, delta: Tensor) -> None:
 
 
 def add_delta(held: Tensor, delta: Tensor) -> None:
-    """Go the way whose bits are `delta`, (slice,) int16, from `held`, (slice,) float32; in place."""
+    """Add bfloat16 bits `delta`, (slice,) int16, to `held`, (slice,) float32."""
     for at in range(0, len(delta), _CHUNK):
         part = slice(at, at + _CHUNK)
         held[part].add_(delta[part].view(torch.bfloat16))
 
 
 class Deltas(ABC):
-    """A shard's end: what learners hold of its slice. `weights`, (slice,) float32, on the host, or a `SizedVector`."""
+    """A shard's end: h of its slice for all learners. `weights`: (slice,) float32 on the host, or a `SizedVector`."""
 
     def __init__(self, weights: Any) -> None:
         self._delta: Any = weights.in_half() if isinstance(weights, SizedVector) else torch.zeros(len(weights), dtype=torch.int16)
 
-    def begin(self, weights: Any) -> None:  # noqa: B027 - where all hold the same, it must be known what
-        """These are the first weights; nobody holds any."""
+    def begin(self, weights: Any) -> None:  # noqa: B027 - only `Common` has to know h from the start
+        """Begin with these weights; no learner holds any."""
 
     def follow(self, weights: Any) -> None:  # noqa: B027 - as above
-        """An update has made these."""
+        """Follow an update to these weights."""
 
     def in_chunks(self) -> Common | None:
-        """Itself, where all hold the same: what is sent can be made chunk by chunk, with the update."""
+        """Return self where d can be made chunk by chunk, with the update: all learners hold the same h."""
         return None
 
     @abstractmethod
     def kept(self, weights: Any) -> Any:
-        """What must be known of a clock whose weights these are, to tell later what learners hold that were given it."""
+        """Return a record of a clock's weights, for `given`."""
 
     @abstractmethod
     def given(self, learner_id: int, kept: Any) -> Any:
-        """A learner is given that clock: what it holds then."""
+        """Give a learner the recorded clock; return the resulting h."""
 
     @abstractmethod
     def answers(self, learner_ids: Sequence[int], weights: Any, clock: int) -> Iterator[tuple[list[int], Any]]:
-        """What is sent to learners that are given these weights, of this clock; all that was sent before must have left.
+        """Yield learners with their body, the bits of d or all of h, as int16.
 
-        Yields learners, and the body that goes to them: the bits of d, or all of h, as int16; must have left before the next. But
-        where answers leave at once, only what was sent to the same learner must have.
+        All earlier bodies must have left; where answers leave at once, only those to the same learner.
         """
 
     @abstractmethod
     def gone(self, learner_id: int) -> None:
-        """A learner holds nothing any more."""
+        """Forget a learner's h."""
 
     def renew(self) -> None:
-        """Go on in other memory: from the old one something may yet be sent, to a learner that hangs."""
+        """Move to new memory: a send to a hanging learner may still read the old."""
         self._delta = _copied(self._delta)
 
 
 class Common(Deltas):
-    """All hold the same at a clock; h(c) is `held`."""
+    """The same h for all learners; `held` is h(c)."""
 
     held: Any
 
@@ -105,7 +102,6 @@ class Common(Deltas):
         super().__init__(weights)
         self._clocks: dict[int, int] = {}
         self._followed = 0
-        """Elements of the update that is being made."""
 
     def begin(self, weights: Any) -> None:
         self.held = _copied(weights)
@@ -119,16 +115,16 @@ class Common(Deltas):
         return self
 
     def open(self) -> None:
-        """An update is about to be made, chunk by chunk; what was sent before must have left."""
+        """Begin an update in chunks; earlier bodies must have left."""
         self._followed = 0
 
     def give(self, learner_ids: Sequence[int], clock: int) -> Any:
-        """Learners that hold h(clock - 1) are given h(clock): the bits of d, which are still being made."""
+        """Give h(clock) to holders of h(clock - 1); return the bits of d, still being made."""
         self._clocks.update(dict.fromkeys(learner_ids, clock))
         return _words(self._delta)
 
     def follow_chunk(self, weights: Any, chunk: Any) -> Any:
-        """The next chunk of an update's weights is made: the bits of d for it."""
+        """Return the bits of d for the next chunk of weights."""
         if isinstance(chunk, SizedVector):
             return chunk.in_half()
         part = slice(self._followed, self._followed + chunk.size)
@@ -160,9 +156,9 @@ class Common(Deltas):
 
 
 class Each(Deltas):
-    """What a learner holds is its own.
+    """A separate h for each learner.
 
-    `at_once`: answers leave while others are made (`duplex.py`), each from memory of its own: half a slice more for each learner.
+    `at_once`: answers leave while others are made (`duplex.py`), from separate memory: half a slice more per learner.
     """
 
     def __init__(self, weights: Any, *, at_once: bool = False) -> None:
@@ -182,7 +178,6 @@ class Each(Deltas):
         return held
 
     def _way_to(self, learner_id: int) -> Any:
-        """Where the bits of a learner's d are made."""
         if self._ways is None:
             return self._delta
         if learner_id not in self._ways:
@@ -199,29 +194,27 @@ class Each(Deltas):
         self._held.pop(learner_id, None)
 
     def renew(self) -> None:
-        if self._ways is not None:  # each answer leaves from memory of its own
+        if self._ways is not None:  # answers have separate memory
             return
         super().renew()
         self._held = {learner_id: _copied(held) for learner_id, held in self._held.items()}
 
 
 def of_run(config: Config, protocol: Protocol, weights: Any) -> Deltas | None:
-    """What learners hold of a shard's slice, as `Deltas` takes that; None where weights are pulled as they are."""
     if config.pull_format == "float32":
         return None
     return Common(weights) if protocol.consistent else Each(weights, at_once=config.both_ways or config.receive == "gathered")
 
 
 class Held:
-    """A learner's end: what it holds of each slice, and where what comes of it is received.
+    """A learner's end: h of each slice.
 
     Args:
-        weights: (parameters,) float32 host memory, which it computes from; or, where only sizes travel, a `SizedVector`.
-        bounds: the slice of each shard.
-        apart: `weights` are moved between two pulls, by own steps: what it holds is kept beside them.
+        weights: (parameters,) float32 host memory, or a `SizedVector`.
+        apart: keep h beside `weights`, moved by own steps between two pulls.
 
     Attributes:
-        rooms: the memory for the answer of each shard, (2 slice,) int16: for all of h, or for d in its first half.
+        rooms: memory for each shard's answer, (2 slice,) int16: all of h, or d in the first half.
     """
 
     def __init__(self, weights: Any, bounds: Sequence[tuple[int, int]], *, apart: bool) -> None:
@@ -236,11 +229,10 @@ class Held:
         self._apart = apart
 
     def takes(self, shard: int, nbytes: int) -> bool:
-        """Whether an answer that is not the first may be of this size."""
+        """Return whether an answer after the first may have this size."""
         return nbytes in (self._nbytes[shard], self._nbytes[shard] // 2)
 
     def take(self, shard: int, nbytes: int) -> None:
-        """An answer of so many bytes is in its room: the weights are what is held now."""
         room = self.rooms[shard]
         if isinstance(room, SizedVector):
             return
@@ -258,5 +250,5 @@ def _copied(weights: Any) -> Any:
 
 
 def _words(vector: Any) -> Any:
-    """A vector as it is sent."""
+    """Return a vector as int16 host words."""
     return host_view(vector.view(torch.int16)) if isinstance(vector, Tensor) else vector

@@ -1,4 +1,4 @@
-"""The evaluator's end: it pulls snapshots from all shards, one after the other, while they train (`evaluator.py`)."""
+"""The evaluator's end: pulls snapshots from all shards during training (`evaluator.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpisgd.records.checkpoint.snapshots import Taken
 
 
 class Snapshot(NamedTuple):
-    """Weights of all shards were received, each slice of its shard's clock; samples and seconds are shard 0's."""
+    """A snapshot from all shards, each slice at its own clock; samples and seconds are shard 0's."""
 
     number: int
     clocks: tuple[int, ...]
@@ -25,27 +25,24 @@ class Snapshot(NamedTuple):
 
 
 class Here(Protocol):
-    """The shard on the evaluator's own rank: no message passes between them."""
+    """The shard on the evaluator's own rank, reached without messages."""
 
     def snapshot(self, number: int) -> Taken:
-        """Serve others until this snapshot is there, or will never be: then it has empty vectors."""
+        """Serve other ranks until this snapshot exists; return empty vectors if never."""
 
     def interrupt(self, signal: int) -> None:
-        """A signal has come to this rank."""
+        """Take a signal to this rank."""
 
     def end_evaluation(self) -> None:
-        """Nothing more is evaluated."""
+        """End the evaluation."""
 
 
 class EvaluatorChannel:
-    """The evaluator's end: pulls snapshots, one after the other.
+    """The evaluator's end.
 
     Args:
-        weights: (parameters,) float32 host memory that theta is received into.
-        averaged: the same for thetabar, or None where the run keeps none.
-        bounds: the slice of each shard.
-        here: the shard on this rank, if it has one.
-        to_first: say goodbye to shard 0 alone, which passes it on.
+        weights, averaged: (parameters,) float32 host memory for theta, and for thetabar if any.
+        to_first: say goodbye to shard 0 alone, for passing on.
     """
 
     def __init__(
@@ -73,12 +70,10 @@ class EvaluatorChannel:
         return self._wire.clock.now_ns() * 1e-9
 
     def pull(self, number: int, shards: Sequence[int] = (), vectors: Sequence[np.ndarray] = (), start: int = 0) -> Snapshot | None:
-        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.
+        """Wait until every shard has snapshot `number` (or FINAL); return None where the run ended before.
 
-        Of some shards alone, where these are given: `vectors`, which begin at element `start`, in place of weights and average.
-        Samples and seconds are those of the first of them.
-
-        All are asked at once: where learners double as shards, each answers between two mini-batches only.
+        With `shards`, pull from these alone, into `vectors` from element `start` on. Samples and seconds are the first shard's. All
+        are asked at once: a learner doubling as a shard answers only between two mini-batches.
         """
         wire = self._wire
         self._tell_of_signal()
@@ -99,12 +94,12 @@ class EvaluatorChannel:
         return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
 
     def check(self) -> None:
-        """Raises Interrupted where a signal has told this rank to come to an end."""
+        """Raise Interrupted after a signal to this rank."""
         if self._wire.signal > 0:
             raise Interrupted
 
     def _tell_of_signal(self) -> None:
-        """Tell all shards of a signal that only this rank may have heard, once."""
+        """Tell all shards, once, of a signal perhaps unheard elsewhere."""
         if self._wire.signal > 0 and not self._signal_told:
             self._signal_told = True
             self._tell(self._ranks, Tag.INTERRUPT, self._wire.signal)
@@ -112,7 +107,7 @@ class EvaluatorChannel:
                 self._here.interrupt(self._wire.signal)
 
     def end_training(self, snapshot: int) -> None:
-        """With the next pull, tell all shards that enough has been seen at this snapshot: training is to end."""
+        """End training, with the next pull: this snapshot is good enough."""
         self._enough = 1 + snapshot
 
     def _tell(self, ranks: Sequence[int], tag: int, *words: int) -> None:
@@ -122,7 +117,6 @@ class EvaluatorChannel:
                 wire.finish(wire.start(rank, tag, words))
 
     def _ask(self, number: int, shard: int, vectors: Sequence[np.ndarray], origin: int) -> Any:
-        """Ask a shard; None where it is on this rank."""
         if self._ranks[shard] == self._wire.rank:
             return None
         slices, words = self._slices(shard, vectors, origin), (number, self._enough)

@@ -1,18 +1,12 @@
-"""A shard that receives the gradients of all learners at the same time, so that one slow link holds up nobody else.
+"""A shard receiving all learners' gradients at once: a slow link holds up no other learner.
 
-    header of a push      memory is lent for its gradient, and a receive begun; the shard goes on with other messages
-    the gradient is whole it counts as come, in this order: staleness, turns and the log are as if its header had come now
-    answers leave         weights may change: where some have not left yet, the new ones are made in a copy (`renew_weights`)
+    push header         begins a receive into lent memory; the shard goes on with other messages
+    complete gradient   counts as a push from now on, for staleness, turns and the log
+    leaving answers     do not stop updates: new weights are made in a copy (`renew_weights`)
 
-What a learner says after its push is heard after it: pulls, too. Where no memory is left for one more gradient
-(`Rooms.room_to_park`), the next is taken as it comes, while all others wait, as in `shard_channel.py`.
-
-A copy of the weights is made only for answers that are still under way when the next update is made, and at most `COPIES` such
-sets of answers are: then the shard waits for the oldest. So memory is bounded, by one vector for each learner and `COPIES` slices.
-
-No deadlock, by the argument of `channel.py`. A shard waits for a message or a gradient, whichever comes first, of anybody; it waits
-for one learner only where there is no memory, for a gradient that has begun to leave, or for answers, whose receives were posted
-before it was asked for them: by learners that wait inside MPI, which moves what was begun.
+A learner's later messages wait behind its push. Without memory (`Rooms.room_to_park`) the shard takes a push whole, as in
+`shard_channel.py`. At most `COPIES` sets of answers leave from older weights; then the shard waits for the oldest. So memory is
+bounded. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -29,12 +23,10 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.vectors.computing import Rooms
 
 COPIES = 2
-"""Sets of answers that may be under way, each from weights of its own, beside those from the weights as they are."""
+"""Most sets of answers under way from older weights."""
 
 
 class _Begun(NamedTuple):
-    """A push whose header has come, and the memory that its gradient is received into."""
-
     push: Push
     room: Any
 
@@ -46,17 +38,16 @@ class GatheringShardChannel(ShardChannel):
         super().__init__(wire, roles, shard, duplex=True)
         self._rooms = rooms
         self._room: Any = None
-        """Lent for the push that has come last; None: its gradient was taken as it came."""
+        """Memory lent for the last push; None: its gradient was taken at once."""
         self._begun: list[_Begun] = []
-        """In the order of their headers, as `_coming`."""
+        """Begun pushes in the order of headers, as `_coming`."""
         self._begun_by: defaultdict[int, int] = defaultdict(int)
-        """How many of them are of each learner."""
         self._behind: defaultdict[int, list[Message]] = defaultdict(list)
-        """What each learner has said behind pushes that are still coming."""
+        """Messages of each learner behind its begun pushes."""
         self._heard: deque[Message] = deque()
-        """What was behind them, until all of its learner's were whole."""
+        """Messages released since all pushes before are complete."""
         self._older: list[list[Any]] = []
-        """Answers under way from weights that were changed since."""
+        """Answers under way from older weights."""
 
     def receive(
         self,
@@ -65,7 +56,7 @@ class GatheringShardChannel(ShardChannel):
         until_s: float = math.inf,
         patterns: tuple[Pattern, ...] | None = None,
     ) -> Message | None:
-        """As ever; a push is returned when its gradient is whole, and is what `rooms` took back last."""
+        """Return the next message; a push once its gradient is complete, in the room taken back last."""
         while True:
             if self._heard:
                 return self._heard.popleft()
@@ -82,13 +73,12 @@ class GatheringShardChannel(ShardChannel):
                 return said
 
     def receive_pull(self) -> Message | None:
-        """A pull that has come of a learner whose push has, too."""
         while (message := super().receive_pull()) is not None and self._put_behind(message):
             pass
         return message
 
     def _take_body(self, push: Push, gradient: Any) -> bool:
-        """Begin to receive it; where there is no memory, take it, unless one of the same learner is to come before."""
+        """Begin to receive a gradient; without memory take it whole, unless an earlier push of its learner is under way."""
         self._room = None
         if not (self._rooms.room_to_park or self._is_coming(push.learner_id)):
             return super()._take_body(push, gradient)
@@ -99,7 +89,7 @@ class GatheringShardChannel(ShardChannel):
         return True
 
     def _come(self) -> Message | None:
-        """The first push whose gradient is whole; those of one learner come in their order."""
+        """Return the first complete push, in order for each learner, or None."""
         earlier = set[int]()
         for at, (push, room) in enumerate(self._begun):
             if push.learner_id not in earlier and self._coming[at].is_whole():
@@ -119,7 +109,7 @@ class GatheringShardChannel(ShardChannel):
         return None
 
     def _put_behind(self, message: Message) -> bool:
-        """Whether a message must wait for a push that its sender has begun before."""
+        """Put a message behind its sender's begun pushes; return False without any."""
         if isinstance(message, Pull | Goodbye | GaveUp):
             whose = message.learner_id
         elif isinstance(message, SnapshotPull):
@@ -135,7 +125,7 @@ class GatheringShardChannel(ShardChannel):
         return self._begun_by[learner_id] > 0
 
     def finish_answers(self) -> bool:
-        """Whether all answers have left. Else those that have not go on, from weights that must stay as they are."""
+        """Return whether all answers have left; the rest go on, from weights not to be changed."""
         self._older = [left for older in self._older if (left := _left(older))]
         left = _left(self._under_way)
         self._under_way.clear()
@@ -159,5 +149,4 @@ class GatheringShardChannel(ShardChannel):
 
 
 def _left(answers: list[Any]) -> list[Any]:
-    """Those that have not left yet."""
     return [answer for answer in answers if not answer.has_left()]

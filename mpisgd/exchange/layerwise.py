@@ -1,24 +1,16 @@
-"""Pushes and pulls layer by layer: a learner's end where each slice is exchanged as the passes over its layers come to it.
+"""Pushes and pulls layer by layer, as the passes reach each slice's layers.
 
-    pipelined    weights are pulled whole, on one clock; each slice of the gradient is pushed as the backward pass leaves it, and
-                 travels behind the rest of that pass [Chen16 A.3]
-    ahead        and the next weights of each slice are asked for as soon as its gradient begins to leave: so a slice of the top
-                 layers is summed, updated and on its way back while the backward pass computes those below. For hardsync, where a
-                 pull waits for the update that has the learner's own push: asked earlier, it is given the same weights
-    layerwise    each slice of the weights is pulled, too, as the forward pass reaches it: so every shard's timestamp is its own,
-                 and the top layers, which are read last and pushed first, are the least stale [Chen16 2, Table 1]
+    pipelined    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it [Chen16 A.3]
+    ahead        a slice's next weights are also requested when its gradient begins to leave: the top layers are updated during the
+                 backward pass of lower layers. For hardsync, where any pull waits for the update with the learner's own push
+    layerwise    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the top layers, read
+                 last and pushed first, are the least stale [Chen16 2, Table 1]
 
-Where gradients may be rejected, weights are pulled whole, too, of one clock or not: which mini-batch is next must be known before
-its first layer. Where a gradient is clipped or dropped as a whole, all of its slices are pushed at the end of the backward pass.
+Where gradients may be rejected, weights are pulled whole, even at different clocks: the next mini-batch must be known before its
+first layer. Weights requested ahead arrive in separate memory: a backward pass may still read finished weights, if used again
+behind `detach`.
 
-Weights that are asked for ahead come into memory of their own, and are copied when all are there: a backward pass may yet read
-weights whose gradient is done, as where they are used a second time behind `detach`.
-
-To the learner's loop these are channels as any: what it asks for has mostly been done, within `compute`. Between the first slice of
-a mini-batch that is pushed and the last it waits for no pull, and the loop finishes all of them before it waits for one: so each
-mini-batch comes to all shards or to none. Nothing is new of deadlocks (law 1): the receives of what is asked for ahead are posted,
-and a shard keeps a pull until the update, which waits for the push ahead of it. A learner that is told to stop, in a forward pass,
-has pushed nothing of that mini-batch.
+No pull is waited for between a mini-batch's first and last push: all shards get it, or none. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -39,10 +31,10 @@ from mpisgd.vectors.skipped import Runs, within
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
-    """A learner's end that pushes each slice when it is left; the rest is as in `LearnerChannel`.
+    """A learner's end pushing each slice when the backward pass leaves it.
 
-    What a push tells of seconds is its own slice's: computing from its weights to its gradient, and how long it was delayed on
-    purpose until then. `push_ns` is what the learner spent on its last push, not what was hidden behind its backward pass.
+    A push reports seconds of its own slice: computing from its weights to its gradient, and delay until then. `push_ns` excludes
+    time hidden behind the backward pass.
     """
 
     def __init__(
@@ -54,9 +46,9 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._sent: list[Any] = []
         self._began_ns = 0
         self._idle_ns = 0
-        """Nanoseconds of this mini-batch spent on anything but computing."""
+        """Nanoseconds of this mini-batch outside computing."""
         self._needed_ns = [0 for _ in self._shards]
-        """Computing in this mini-batch until the weights of each slice were needed."""
+        """Computing in this mini-batch before each slice's weights were needed."""
         self._delay_s = 0.0
         self._pushing_ns = 0
 
@@ -64,7 +56,6 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         return self._begin(super().pull(min_clock, meanwhile))
 
     def _begin(self, answers: Answers) -> Answers:
-        """A mini-batch begins."""
         self._began_ns = self.now_ns()
         self._idle_ns = self._pushing_ns = 0
         self._delay_s = 0.0
@@ -74,10 +65,9 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         return self.now_ns() - self._began_ns - self._idle_ns
 
     def need(self, shard: int) -> None:
-        """Its weights are in place."""
+        """Do nothing: the weights are in place."""
 
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
-        """Begin to push a slice; it moves while the pass goes on, and `push` finishes it."""
         clock = self._wire.clock
         clock.hold()
         self._delay(seq)
@@ -94,7 +84,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._sent.append(self._wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report, runs), *bodies))
 
     def _delay(self, seq: int) -> None:
-        """Be as late as this mini-batch is to be, by what it has computed so far."""
+        """Delay this mini-batch as due for the computing so far."""
         delay_s = self._delays.of(seq, self._computed_ns() * 1e-9)
         if delay_s > self._delay_s:
             start_ns = self.now_ns()
@@ -107,7 +97,6 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._pushing_ns += ns
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait until the slices that were left have been sent; beginning to send them counts in `push_ns`, too."""
         wire = self._wire
         wire.clock.hold()
         start_ns = self.now_ns()
@@ -122,7 +111,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
 
 
 class AheadChannel(PipelinedChannel):
-    """A learner's end; `next_clock` is the protocol's, `memory` that in which it computes."""
+    """A learner's end with early requests, for the protocol's `next_clock`."""
 
     def __init__(
         self,
@@ -138,13 +127,13 @@ class AheadChannel(PipelinedChannel):
     ) -> None:
         self._next_clock = next_clock
         self._copied: list[tuple[Any, Any]] = []
-        """For each shard, the slice that is computed from, and where it comes; none where what comes is rounded, and lies apart."""
+        """Slices to compute from, and slices of arrival; none for rounded weights."""
         if slices.held is None:
             come = memory.another().weights
             self._copied = [(memory.weights[start:end], come[start:end]) for start, end in slices.bounds]
             slices = replace(slices, weights=come)
         self._asked: dict[int, Any] = {}
-        """What was asked for of each shard, and has not been taken."""
+        """Early requests by shard."""
         super().__init__(wire, roles, learner_id, slices, delays, consistent=consistent)
 
     def _begin_push(self, shard: int, report: Report) -> None:
@@ -152,7 +141,6 @@ class AheadChannel(PipelinedChannel):
         (self._asked[shard],) = super()._begin_ask([shard], self._next_clock(self._clocks[shard]))
 
     def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
-        """Put the weights in their place, too, which counts in the pull's seconds."""
         told = super()._take_answers(shards, asked, min_clock)
         if self._copied and not told[0]:
             for shard in shards:
@@ -160,7 +148,7 @@ class AheadChannel(PipelinedChannel):
         return told
 
     def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
-        """What was asked for ahead, the first time that it is looked for; else as ever."""
+        """Return the early requests at first use, else ask now."""
         if not self._asked:
             return super()._begin_ask(shards, min_clock)
         asked = [self._asked[shard] for shard in shards]
@@ -169,14 +157,14 @@ class AheadChannel(PipelinedChannel):
 
 
 class LayerwiseChannel(PipelinedChannel):
-    """A learner's end that also pulls each slice when it is needed."""
+    """A learner's end also pulling each slice when needed."""
 
     pulls_within = True
     _min_clock = 0
     _stopped: int = Ending.NONE
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Nothing yet, but that the run is over where a shard has said so. The clocks are the last that are known, -1 for none."""
+        """Begin a mini-batch without weights; return the last known clocks, -1 for none, and a shard's stop."""
         if self._wire.signal > 0:
             self._tell_of_signal()
         self._min_clock = min_clock
@@ -186,10 +174,7 @@ class LayerwiseChannel(PipelinedChannel):
         return self._begin(Answers(tuple(self._clocks), self._stopped, False, self._snapshots))
 
     def need(self, shard: int) -> None:
-        """Wait for the weights of a slice, whatever their clock; the pull's seconds grow.
-
-        Raises Interrupted where the shard says that the run is over.
-        """
+        """Wait for a slice's weights, whatever other slices' clocks. Raises Interrupted: the shard says stop."""
         start_ns = self.now_ns()
         self._needed_ns[shard] = start_ns - self._began_ns - self._idle_ns
         asked = self._begin_ask([shard], self._min_clock)
@@ -202,4 +187,4 @@ class LayerwiseChannel(PipelinedChannel):
         self._pull_ns += end_ns - began_ns
 
     def gave_up(self, seq: int) -> None:
-        """Do nothing: it was the shards who said so."""
+        """Do nothing: the shards said so."""

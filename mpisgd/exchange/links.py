@@ -1,9 +1,8 @@
-"""What the link of each node carries, by where shards and learners are: the least seconds of an exchange.
+"""Load of each node's link by the placement of shards and learners: the least seconds of an exchange.
 
-In a round each learner pushes one gradient to all shards, and pulls the weights from all of them. What is exchanged within a node
-does not come to its link; each other byte leaves one node and enters another. A link is as busy as its busier direction. So one
-shard on a node of its own, and lambda learners elsewhere: lambda vectors. S shards, one on each of S nodes, with k learners beside
-each: 2 k (S - 1) / S vectors, as a ring would [Zhang16 2.3].
+In a round each learner pushes and pulls a whole vector. Traffic within a node is free; each other byte leaves a node and enters
+another, and the busier direction counts. A shard alone on a node: lambda vectors. S shards on S nodes, k learners beside each: 2 k
+(S - 1) / S vectors, as in a ring [Zhang16 2.3].
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ from mpisgd.exchange.roles import Roles, of_job
 GIGABIT = 125e6
 """Bytes per second."""
 _WASTE = 1.5
-"""So many times what could be is worth a word."""
+"""Ratio to the least possible load from which a warning is due."""
 STREAMED_NBYTES = 4 * 2**21
-"""Of a slice, four chunks (`vectors/chunks.py`); of smaller ones little is under way both ways at once."""
+"""Least bytes of a slice to stream, four chunks (`vectors/chunks.py`); smaller slices overlap little."""
 
 
 def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
-    """Bytes of one push and of one pull of so many parameters."""
     push, pull = footprint.of_exchange(vars(config))
     return parameters * push, parameters * pull
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What a node has, and the bytes on its link in a round: sent, received, and those that one learner there pushes and pulls."""
+    """Ranks of a node, and bytes on its link per round."""
 
     learners: int
     shards: int
@@ -45,14 +43,7 @@ class Carried:
 def carried(
     learner_hosts: Sequence[str], shard_hosts: Sequence[str], sizes: Sequence[float], push: float, pull: float
 ) -> dict[str, Carried]:
-    """What the link of each node carries in one round.
-
-    Args:
-        learner_hosts: the host of each learner.
-        shard_hosts: the host of each shard.
-        sizes: the share of the parameters that each shard owns, in sum 1.
-        push, pull: bytes of a whole push, and of a whole pull.
-    """
+    """Return the load of each node's link per round; `sizes`: share of the parameters of each shard, in sum 1."""
     learners, shards, held = Counter(learner_hosts), Counter(shard_hosts), defaultdict[str, float](float)
     for host, size in zip(shard_hosts, sizes, strict=True):
         held[host] += size
@@ -73,20 +64,15 @@ def carried(
 def busiest(
     learner_hosts: Sequence[str], shard_hosts: Sequence[str], sizes: Sequence[float], push: float, pull: float
 ) -> tuple[str, float]:
-    """The node with the busiest link, and bytes of its busier direction in one round; ("", 0.0) where nothing comes to a link."""
+    """Return the node with the busiest link, and bytes of its busier direction; ("", 0.0) without traffic."""
     found = carried(learner_hosts, shard_hosts, sizes, push, pull)
     host, nbytes = max(((host, max(each.sent, each.received)) for host, each in found.items()), key=lambda each: each[1])
     return (host, nbytes) if nbytes > 0 else ("", 0.0)
 
 
 def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tuple[int, int]]) -> tuple[str, str]:
-    """What is said of the links at the start of a run: a part of its first line, and a warning; each may be "".
-
-    Args:
-        hosts: of each rank.
-        bounds: the slice of each shard.
-    """
-    if config.in_groups:  # whose ranks exchange with the shards of their stage alone
+    """Return a part of the run's first line about links, and a warning; each may be empty."""
+    if config.in_groups:  # ranks exchange with the shards of their stage alone
         return "", ""
     parameters = bounds[-1][1]
     host, nbytes = _of_roles(config, roles, hosts, [end - start for start, end in bounds])
@@ -108,7 +94,6 @@ def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tu
 
 
 def _may_stream(config: Config, bounds: Sequence[tuple[int, int]]) -> bool:
-    """Whether large slices travel whole, and could in chunks, both ways at once."""
     if config.exchange != "whole" or not config.protocol.streams:
         return False
     if 4 * max(end - start for start, end in bounds) < STREAMED_NBYTES:
@@ -123,7 +108,7 @@ def _of_roles(config: Config, roles: Roles, hosts: Sequence[str], sizes: Sequenc
 
 
 def _best(config: Config, hosts: Sequence[str]) -> Roles | None:
-    """The roles with one shard on each node; None where they leave no learner, or learners are shards anyway."""
+    """Return roles with a shard on each node; None without learners left, or where learners are shards anyway."""
     if config.protocol.collective:
         return None
     try:

@@ -1,4 +1,4 @@
-"""World rank -> role: which ranks are shards, which are learners, which is the evaluator, and on which nodes (DESIGN 1, 2)."""
+"""Roles of world ranks, and their nodes (DESIGN 1, 2)."""
 
 from __future__ import annotations
 
@@ -25,29 +25,27 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class Roles:
-    """The ranks of each role. `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` that of learner l.
+    """Ranks by role: `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` of learner l.
 
-    Where learners double as shards, both are the same ranks. Where gradients are aggregated on their node (`aggregate.py`), a
-    learner is a team of ranks, and its rank that of the team's leader, the lowest; the others are members. Where the model is cut
-    into stages, a learner is a group of ranks, and its rank that of its first stage; what each of them sees is `seen_by`.
+    Learners doubling as shards have the same ranks. A learner may be a team of ranks, aggregated on its node (`aggregate.py`), or a
+    group of ranks, each with a stage of the model; its rank is the lowest, or the first stage's.
     """
 
     shard_ranks: tuple[int, ...]
     learner_ranks: tuple[int, ...]
     evaluator_rank: int
-    """The dedicated evaluator. Without one, the rank of learner 0, which evaluates after its own goodbye; where learners may be
-    lost, that of shard 0."""
+    """Dedicated evaluator; else learner 0, after its own goodbye, or shard 0 where learners may be lost."""
     teams: tuple[tuple[int, ...], ...] = ()
-    """`teams[l]` are the ranks that compute for learner l, in rank order; by default each learner is alone."""
+    """Ranks computing for each learner, in rank order; by default a single rank."""
     groups: tuple[tuple[int, ...], ...] = ()
-    """`groups[l][k]` is the rank that has stage k of the model for learner l; none where ranks have whole models."""
+    """`groups[l][k]`: rank with stage k for learner l; empty where ranks have whole models."""
     first_shard: int = 0
-    """The number of the first of these shards: in what a stage sees, it need not be 0."""
+    """Number of the first of these shards; not always 0 in a stage's view."""
 
     coordinator_rank: int = -1
-    """The coordinator of a batch optimisation; -1 = there is none."""
+    """Coordinator of a batch optimisation; -1 = none."""
     tolerant: bool = False
-    """Learners, and the evaluator, may be lost: shard 0 evaluates where no other rank does."""
+    """Learners and the evaluator may be lost: shard 0 evaluates where no other rank does."""
 
     def __post_init__(self) -> None:
         if not self.teams:
@@ -55,43 +53,36 @@ class Roles:
 
     @property
     def lambda_(self) -> int:
-        """Learners, as shards, protocols and the log count them: teams, where gradients are aggregated."""
+        """Learners as counted by shards, protocols and the log: a team is a single learner."""
         return len(self.learner_ranks)
 
     @cached_property
     def computing_ranks(self) -> tuple[int, ...]:
-        """All ranks that compute gradients, in rank order."""
         return tuple(sorted(rank for together in self.groups or self.teams for rank in together))
 
     @property
     def vital_ranks(self) -> tuple[int, ...]:
-        """Without these there is no job."""
+        """Ranks vital to the job."""
         return (*self.shard_ranks, self.coordinator_rank) if self.coordinator_rank >= 0 else self.shard_ranks
 
     @property
     def streams(self) -> int:
-        """How many streams mini-batches are dealt into: one for each rank that computes, or for each group."""
+        """Number of streams of mini-batches: by computing rank, or by group."""
         return len(self.groups or self.computing_ranks)
 
     def stream(self, rank: int) -> int:
-        """The stream that `rank` takes its mini-batches from."""
         return self.index(rank) if self.groups else self.number(rank)
 
     def stage(self, rank: int) -> int:
-        """The stage of the model that a rank of a group has."""
         return self.groups[self.index(rank)].index(rank)
 
     def seen_by(self, stage: int, shards: range, *, jointly: bool = False) -> Roles:
-        """The roles as one stage sees them: its own shards, and of each learner the rank that has this stage.
-
-        `jointly`: the ranks of learner 0 evaluate together, each its own stage.
-        """
+        """Return a stage's view of the roles; `jointly`: the ranks of learner 0 evaluate together."""
         own, ranks = self.shard_ranks[shards.start : shards.stop], tuple(group[stage] for group in self.groups)
         return Roles(own, ranks, ranks[0] if jointly else self.evaluator_rank, first_shard=shards.start)
 
     def number(self, rank: int) -> int:
-        """The place of `rank` among those that compute: its stream of mini-batches, delays and costs. Its learner_id, unless in
-        a team; in a group, its costs alone."""
+        """Return a rank's place among computing ranks: its stream of mini-batches, delays and costs; in a group, costs alone."""
         return self._numbers[rank]
 
     @cached_property
@@ -100,7 +91,6 @@ class Roles:
 
     @cached_property
     def _places(self) -> dict[int, tuple[Role, int]]:
-        """What `of` and `index` say: there may be 100,000 ranks to look for."""
         places = {rank: (Role.MEMBER, learner_id) for learner_id, team in enumerate(self.teams) for rank in team}
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, rank in enumerate(self.learner_ranks)}
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, group in enumerate(self.groups) for rank in group}
@@ -113,11 +103,11 @@ class Roles:
         return self.evaluator_rank not in (*self.learner_ranks, *self.shard_ranks)
 
     def may_evaluate(self, rank: int) -> bool:
-        """Whether a rank evaluates, or may come to it."""
+        """Return whether a rank evaluates, or may have to."""
         return rank == self.evaluator_rank or (self.tolerant and rank == self.shard_ranks[0])
 
     def made_tolerant(self) -> Roles:
-        """The roles in a fault-tolerant run: shard 0, without which there is no job, evaluates where no rank is given to that."""
+        """Return the roles in a fault-tolerant run: shard 0, vital to the job, evaluates without a dedicated evaluator."""
         evaluator_rank = self.evaluator_rank if self.dedicated_evaluator else self.shard_ranks[0]
         return dataclasses.replace(self, evaluator_rank=evaluator_rank, tolerant=True)
 
@@ -125,16 +115,11 @@ class Roles:
         return self._places.get(rank, (Role.EVALUATOR, 0))[0]
 
     def index(self, rank: int) -> int:
-        """The shard number or learner_id of `rank`, of a member that of its team; 0 for the evaluator."""
+        """Return a rank's shard number or learner_id (a member's: its team's); 0 for the evaluator."""
         return self._places.get(rank, (Role.EVALUATOR, 0))[1]
 
     def turn_at_gpus(self, rank: int, hosts: Sequence[str], *, learners: bool, shards: bool) -> int:
-        """The place of `rank` among those of its host that take its GPUs in turn: `learners` and the evaluator, and then `shards`.
-
-        Args:
-            hosts: of each rank.
-            learners, shards: whether they take any.
-        """
+        """Return a rank's turn at its host's GPUs: `learners` and the evaluator come first, then `shards`, if these take any."""
         evaluator = {self.evaluator_rank}.difference(self.shard_ranks)
         computing = sorted({*self.computing_ranks, *evaluator}) if learners else []
         others = [each for each in self.shard_ranks if each not in computing]
@@ -142,7 +127,7 @@ class Roles:
         return [each for each in (*computing, *serving) if hosts[each] == hosts[rank]].index(rank)
 
     def describe(self, rank: int) -> str:
-        """For messages: `"learner 3"`, `"member 1 of learner 3"` (which is member 0 itself)."""
+        """Return a rank's name for messages, such as `"member 1 of learner 3"` (learner 3 itself is member 0)."""
         role, index = self.of(rank), self.index(rank)
         if role is Role.MEMBER:
             return f"member {self.teams[index].index(rank)} of learner {index}"
@@ -152,17 +137,12 @@ class Roles:
 
 
 def world_size(config: Config, learners: int) -> int:
-    """Number of ranks of a job of so many learners."""
     shards = 0 if config.protocol.collective else config.shards
     return shards + int(config.protocol.batch) + learners * config.group_size + int(config.evaluator)
 
 
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
-    """The roles of the ranks of a job; `hosts` are their host names.
-
-    Raises ConfigError: too few ranks; ranks that do not divide into groups; fewer shards than stages; shards asked for where
-    learners double as shards; shared memory of several nodes.
-    """
+    """Return the roles of a job's ranks, by their host names. Raises ConfigError: a misfit of ranks and options."""
     if not config.protocol.collective:
         roles = assign(
             len(hosts),
@@ -179,13 +159,13 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     nodes = len({hosts[rank] for rank in roles.learner_ranks})
     if config.aggregation == "node" and nodes > 1:
         raise ConfigError(f"aggregation = 'node': allreduce shares memory of one node, found learners on {nodes}; leave it out")
-    if config.shards not in (1, roles.lambda_):  # as many is what a run writes into its own config.toml
+    if config.shards not in (1, roles.lambda_):  # a run writes lambda_ into its own config.toml
         raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
     return roles
 
 
 def double(world_size: int, *, evaluator: bool) -> Roles:
-    """Every rank is a learner and a shard; the last is the evaluator, where one is given to it.
+    """Make every rank a learner and a shard, except for an evaluator.
 
     Raises ConfigError: fewer ranks than 1 learner (+ 1 evaluator).
     """
@@ -208,19 +188,10 @@ def assign(
 ) -> Roles:
     """Give every rank its role.
 
-    packed: shards are the first ranks. spread: one shard on each node in turn, so that their network links add up
-    [Zhang16 2.3]. The coordinator is the first rank that is no shard, the evaluator the last; learners
-    are the rest, in rank order.
+    packed: shards are the first ranks. spread: each node in turn gets a shard, to add up their links [Zhang16 2.3]. The first rank
+    left is the coordinator, the last the evaluator; learners are the rest, in rank order.
 
-    Args:
-        world_size: number of ranks.
-        shards: number of shards, >= 1.
-        evaluator, coordinator: whether a rank is given to evaluation, and to a batch optimisation.
-        placement: see above.
-        hosts: host name of each rank, length `world_size`.
-
-    Raises:
-        ConfigError: fewer ranks than shards (+ 1 coordinator) + 1 learner (+ 1 evaluator).
+    Raises ConfigError: too few ranks.
     """
     needed = shards + int(coordinator) + 1 + int(evaluator)
     if world_size < needed:
@@ -242,9 +213,9 @@ def assign(
 
 
 def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
-    """Join the learners of each host into teams of at most `most` ranks, as even as can be; 0 = one team.
+    """Join each host's learners into teams of at most `most` ranks, as even as possible; 0 = a single team.
 
-    Learners are numbered by the ranks of their leaders.
+    Learners are numbered by their leaders' ranks.
     """
     nodes: dict[str, list[int]] = {}
     for rank in roles.learner_ranks:
@@ -254,10 +225,9 @@ def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
 
 
 def in_groups(roles: Roles, size: int, hosts: Sequence[str]) -> Roles:
-    """Join learners into groups of `size` ranks, one for each stage: as many as can be on one node, in rank order, and then
-    of those that are left. Learners are numbered by the ranks of their first stages.
+    """Join learners into groups of `size` ranks: first within nodes, in rank order, then from the ranks left.
 
-    Raises ConfigError: ranks that do not divide into groups; fewer shards than stages.
+    Raises ConfigError: a misfit of ranks or shards.
     """
     shards, ranks = len(roles.shard_ranks), roles.learner_ranks
     if shards < size:
@@ -278,12 +248,11 @@ def in_groups(roles: Roles, size: int, hosts: Sequence[str]) -> Roles:
 
 
 def _cut_off(ranks: list[int], size: int) -> list[tuple[int, ...]]:
-    """Groups of so many ranks, and none of the rest."""
     return [tuple(ranks[start : start + size]) for start in range(0, len(ranks) - size + 1, size)]
 
 
 def _cut(ranks: list[int], most: int) -> list[tuple[int, ...]]:
-    """The fewest teams of at most `most` ranks; the first ones are one rank larger."""
+    """Return the fewest teams of at most `most` ranks; the first have an extra rank."""
     count = -(-len(ranks) // most)
     base, larger = divmod(len(ranks), count)
     ends = [base * (at + 1) + min(at + 1, larger) for at in range(count)]
@@ -291,7 +260,7 @@ def _cut(ranks: list[int], most: int) -> list[tuple[int, ...]]:
 
 
 def _spread(shards: int, hosts: Sequence[str]) -> tuple[int, ...]:
-    """The first rank of every node, then the second of every node, and so on, until there are enough."""
+    """Return the first rank of every node, then the second of every node, until there are enough."""
     nodes: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         nodes.setdefault(host, []).append(rank)

@@ -1,11 +1,8 @@
-"""A shard's end whose bodies cross to other nodes in pieces: where both directions are full, no question may wait behind a body.
+"""A shard's end with bodies in pieces between nodes (`comm/pieces.py`).
 
-A whole gradient asks whether its receive is posted, and the answer to that waits behind the weights that leave on the same
-connection: two nodes that use both directions of 1 Gbit/s so need 0.45 s for what takes 0.38 in pieces (`comm/pieces.py`). What
-comes before its turn is kept by MPI: at most a slice for each learner, which has one push under way. Where that would be more than
-`MOST_KEPT` vectors, gradients and weights travel whole.
-
-Weights that are rounded leave in one, as nobody knows before how many bytes they take.
+MPI's question for a whole gradient's receive waits behind weights on the same connection: 0.45 s between two nodes at 1 Gbit/s both
+ways, in pieces 0.38. MPI keeps early pieces, at most a slice per learner; beyond `MOST_KEPT` vectors bodies travel whole. So do
+rounded weights, of unknown size.
 """
 
 from __future__ import annotations
@@ -21,17 +18,14 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.vectors.chunks import chunks_of
 
 MOST_KEPT = 4
-"""Vectors of the model's size."""
+"""Limit on kept pieces, in vectors of the model's size."""
 
 
 def fits(roles: Roles) -> bool:
-    """Whether a shard has so few learners that bodies may travel in pieces."""
     return len(roles.learner_ranks) <= MOST_KEPT * len(roles.shard_ranks)
 
 
 class _InPieces(Opened):
-    """An answer, each of whose chunks is several bodies."""
-
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
 
@@ -44,13 +38,13 @@ class _InPieces(Opened):
 
 
 class PiecewiseShardChannel(ShardChannel):
-    """A shard's end; before the first answer, `cut` is called."""
+    """A shard's end; call `cut` before the first answer."""
 
     _pieces_count = 0
-    """Of an answer to another node; 0: it is not cut."""
+    """Pieces of an answer to another node; 0: uncut."""
 
     def cut(self, weights: Buffer) -> None:
-        """Weights like these are pulled in pieces."""
+        """Answer other nodes in pieces of weights like these."""
         self._pieces_count = len(pieces.bodies(chunks_of(weights)))
 
     def _bodies(self, push: Push, vector: Any) -> tuple[Any, ...]:
@@ -64,7 +58,7 @@ class PiecewiseShardChannel(ShardChannel):
         near, far = list[int](), list[int]()
         for learner_id in learner_ids:
             (far if self._is_cut(self.rank_of(learner_id)) else near).append(learner_id)
-        if near:  # of whose weights a copy may be made
+        if near:  # the weights may be copied
             super().start_answers(near, weights, clock, verdicts)
         self.open_answers(far, weights, clock, verdicts)
         self.add_chunk(weights)
@@ -79,4 +73,4 @@ class PiecewiseShardChannel(ShardChannel):
 
 
 class PiecewiseGatheringShardChannel(GatheringShardChannel, PiecewiseShardChannel):
-    """The same, of a shard that gathers gradients."""
+    """The same with gathered gradients."""

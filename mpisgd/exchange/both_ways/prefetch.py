@@ -1,17 +1,12 @@
-"""Push and pull while the next gradient is computed: the learner waits only for what takes longer than that.
+"""Push and pull during the next computation: the learner waits only for transfers longer than computing.
 
     computes     under way meanwhile
        0         weights for 1
        1         weights for 2, gradient 0
        2         weights for 3, gradient 1
 
-A learner computes in memory of its own. What is pushed is copied from there, and what was pulled is copied into it, so that both
-may be under way. Weights are asked for before the gradient leaves that was computed one mini-batch before them, so that links carry
-both at once: they are two rounds older than with `whole`. Staleness is logged as it is.
-
-No deadlock: a learner has one push and one pull under way, and the receives of the pull are posted. It waits for them alone, before
-it begins the next. A shard serves as for `duplex.py`; the learner that it waits for may be computing, and MPI moves what was begun
-meanwhile (`Communicator.let_move`), or at the latest when it has computed.
+Weights are requested before the previous gradient leaves, to load links both ways: weights are two rounds older than with `whole`.
+MPI moves begun transfers during computing (`Communicator.let_move`), or at the latest afterwards. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -31,10 +26,7 @@ from mpisgd.vectors.skipped import within
 
 
 class PrefetchChannel(LearnerChannel):
-    """A learner's end, for protocols whose pulls need not wait for the learner's own push; it computes in `memory`.
-
-    `rounded`: weights come as bfloat16 (`deltas.py`); `in_pieces`: what `Slices` says.
-    """
+    """A learner's end computing in `memory`; pulls must not wait for its own push."""
 
     duplex = True
 
@@ -55,15 +47,15 @@ class PrefetchChannel(LearnerChannel):
         super().__init__(wire, roles, learner_id, slices, consistent=False)
         self._asked: list[Any] = []
         self._least = 0
-        """What the weights that are asked for must have as their clock, at least."""
+        """Least clock of the requested weights."""
         self._noted: list[tuple[PushFields, tuple[Any, ...]]] = []
-        """What shards are to be told of the gradient that is to leave next, and the runs that it skips."""
+        """Headers and skipped runs of the next gradient to leave."""
         self._leaving: list[Any] = []
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait until the gradient before has left, and copy this one, which leaves with the next pull.
+        """Copy the gradient for the next pull, once the previous has left.
 
-        Raises ProtocolError where no pull follows each push.
+        Raises ProtocolError: a second push without a pull.
         """
         if meanwhile is not None:
             raise ProtocolError("exchange = 'prefetch': two pushes without a pull between them")
@@ -78,7 +70,7 @@ class PrefetchChannel(LearnerChannel):
         self.push_ns = self.now_ns() - start_ns
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Take the weights that were asked for one mini-batch ago, ask for the next, and begin to send what was pushed."""
+        """Take weights requested a mini-batch ago, request the next, begin to send the last push."""
         wire = self._wire
         if self._asked:
             if wire.signal > 0:
@@ -101,13 +93,11 @@ class PrefetchChannel(LearnerChannel):
         return answers
 
     def _send_noted(self, noted: list[tuple[PushFields, tuple[Any, ...]]]) -> list[Any]:
-        """Begin to send what was copied, as shards are to be told of it."""
         self._pushes += 1
         sent = zip(self._ranks, noted, self._pushed, strict=True)
         return [self._wire.start(rank, Tag.PUSH, told, *runs, *bodies) for rank, (told, runs), bodies in sent]
 
     def goodbye(self, *, ending: int) -> None:
-        """Say goodbye when all that is under way has come to its end."""
         self._wire.clock.hold()
         if self._asked:
             self._take_answers(self._shards, self._asked, self._least)
@@ -115,7 +105,6 @@ class PrefetchChannel(LearnerChannel):
         super().goodbye(ending=ending)
 
     def _see_out(self) -> None:
-        """Wait until what was pushed last has left."""
         for transfer in self._leaving:
             self._wire.finish(transfer)
         self._leaving = []

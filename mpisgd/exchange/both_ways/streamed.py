@@ -1,22 +1,14 @@
-"""Push and pull in chunks, both ways at once, for protocols whose weights wait for the gradients: a shard that is on a node of its
-own takes gradients and sends weights at the same time, where with `whole` it does one after the other.
+"""Push and pull in chunks, both ways at once, for protocols where weights wait for gradients.
 
                  learner                                    shard
     pull         posts ANSWER and its PARTs; PULL      ->   keeps the request
-    push         PUSH header, then all PARTs begun     ->   posts receives for the first few PARTs (`vectors/inflow.py`)
-                                                            when the headers of all that it wants are here, chunk by chunk:
-                 <- ANSWER header, PARTs as they are made   waits for it of each, sums, updates, sends, posts the next
+    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/inflow.py`)
+                                                            after all wanted headers, chunk by chunk:
+                 <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
-To the loops nothing changes: `push` notes what is to leave, and `pull` is over when that has left and the weights are there. The
-order of sums is that of `whole`, and so are the bits.
-
-Gradients may travel as bfloat16, in the same chunks. Weights that do are made of the whole update (`deltas.py`): gradients come in
-chunks all the same, and each answer leaves in one.
-
-No deadlock. A learner begins all that it sends before it waits for anything, and the receives of what it waits for are posted. A
-shard waits for chunks only of learners whose headers it has: those have begun to send them, and wait inside MPI, which moves what
-was begun. A learner that is told that the run is over may not be left with a gradient under way, as nobody knows whether its sum
-will be finished: a shard receives that whole before it says so, or, where the gradient comes after that word, at once.
+The order of sums, and so the bits, are as with `whole`. Rounded weights need the whole update (`deltas.py`) and leave whole. A
+stopped learner must have no gradient under way: the shard receives it whole before saying stop, or at once if it comes later. No
+deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -40,8 +32,6 @@ from mpisgd.vectors.skipped import within
 
 
 class StreamedChannel(DuplexChannel):
-    """A learner's end."""
-
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
         super().__init__(wire, roles, learner_id, slices, consistent=consistent)
         self._pieces = [list(cuts(nbytes)) for nbytes in self._weights_nbytes]
@@ -49,7 +39,6 @@ class StreamedChannel(DuplexChannel):
         self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
 
     def _send(self, report: Report) -> list[Any]:
-        """Begin to send the slices, chunk by chunk, those of all shards in turn."""
         start, ranks = self._wire.start, self._ranks
         self._pushes += 1
         sent = []
@@ -86,13 +75,11 @@ class StreamedChannel(DuplexChannel):
         return told
 
 
-#: What a shard takes as it comes: not parts, which are received in their turn.
+#: Tags taken on arrival; parts are received in their turn.
 _HEADERS = tuple((None, tag) for tag in (Tag.PULL, Tag.PUSH, Tag.GOODBYE, Tag.SNAPSHOT_PULL, Tag.INTERRUPT))
 
 
 class _Parts(Stream):
-    """The chunks that a rank sends."""
-
     def __init__(self, wire: Communicator, rank: int) -> None:
         self._wire = wire
         self._rank = rank
@@ -110,7 +97,7 @@ class _Parts(Stream):
 class StreamedShardChannel(ShardChannel):
     """A shard's end; gradients are received into an `Inflow`.
 
-    `rounded`: weights travel as bfloat16, and therefore in one.
+    `rounded`: weights travel as bfloat16, thus whole.
     """
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, rounded: bool = False) -> None:
@@ -121,10 +108,7 @@ class StreamedShardChannel(ShardChannel):
         self._stopped = set[int]()
 
     def _take_body(self, push: Push, gradient: Any) -> bool:
-        """Take the runs that a push skips, its first part; chunks of the gradient come when they are asked for.
-
-        By their tag: the learner's pull may not have been taken yet, though it was sent before the push.
-        """
+        """Receive a push's skipped runs, its first part, by tag: the learner's earlier pull may not be taken yet."""
         if push.skipped:
             part = self._wire.post(self.rank_of(push.learner_id), Tag.PART, push.runs.reshape(-1))
             self._wire.header(part)
@@ -138,8 +122,10 @@ class StreamedShardChannel(ShardChannel):
         until_s: float = math.inf,
         patterns: tuple[Pattern, ...] | None = None,
     ) -> Message | None:
-        """As ever. Raises PeerError, besides, for a push whose header cannot be: its chunks would wait for ever, and so would all
-        others for the gradient."""
+        """Return the next message; begin to receive a push's chunks.
+
+        Raises PeerError: an impossible push header, as its chunks would wait for ever.
+        """
         gradient.see_out()
         message = super().receive(gradient, learner_id, until_s, patterns)
         if isinstance(message, Refused) and message.push:
@@ -152,7 +138,6 @@ class StreamedShardChannel(ShardChannel):
         return message
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """As ever; a slice that is not made chunk by chunk is one part."""
         if self._rounded:
             super().start_answers(learner_ids, weights, clock, verdicts)
             return
@@ -177,7 +162,6 @@ class StreamedShardChannel(ShardChannel):
         self._chunks.clear()
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
-        """Receive what is under way of this learner, then answer its pull: there are no more weights."""
         self._stopped.add(learner_id)
         if learner_id in self._incoming:
             inflow, incoming = self._incoming.pop(learner_id)

@@ -1,1 +1,1 @@
-"""Both ends in one, where learners double as shards: collectives over messages, or memory that a node shares."""
+"""Both ends of learners doubling as shards: collectives over messages or shared memory."""

@@ -1,20 +1,13 @@
-"""An allreduce whose gradients leave, and weights come, bucket by bucket, behind the backward and the forward pass.
+"""Allreduce by buckets: gradients leave behind the backward pass, weights come behind the forward pass.
 
-    calculate   the gradient; each bucket of it (`vectors/buckets.py`) goes to the rank that owns its slice as soon as it is there,
-                and those of the own slice are put in their place when all others have left
-    tell        the headers of all, when the passes are over
-    wait        for the buckets of others that are still under way
-    update      of the own slice, as ever, and all-gather: what has been made leaves, chunk by chunk, as what is held where weights
-                are rounded (`held.py`)
-    go on       to the next mini-batch: its forward pass waits for the weights of each bucket where it first uses them
+    calculate   each complete bucket (`vectors/buckets.py`) goes to the owner of its slice, own buckets into place at last
+    tell        all headers, after the passes
+    wait        for buckets still under way
+    update      the own slice; weights, or d where rounded (`held.py`), leave in chunks when made
+    go on       to the next mini-batch: its forward pass waits for each bucket's weights at first use
 
-Slices stay contiguous, one for each rank, as without buckets: so the order of sums, the log, checkpoints and replay are the same.
-What is an all-to-all elsewhere is here a message for each bucket, to one rank. Weights are gathered when the passes are over, which
-read them, and while the next begin, lower layers first, which are made first.
-
-No deadlock: the receives of a rank's own buckets are posted before it computes, and those of weights before the first of them is
-made; none waits for a message of the same round, and all have come before headers of the next are told. MPI moves them while passes
-are computed (`Communicator.let_move`), or at the latest when all is.
+Slices stay contiguous, so sums, log, checkpoints and replay are as without buckets. MPI moves transfers during the passes
+(`Communicator.let_move`), or at the latest afterwards. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -31,7 +24,7 @@ from mpisgd.vectors.skipped import Runs
 
 
 class BucketChannel(TeamChannel, Exchanges):
-    """A `TeamChannel` that is told of each bucket, in place of a slice, by its number in `buckets`."""
+    """A `TeamChannel` told of buckets in place of slices."""
 
     rounds_in_chunks = True
 
@@ -40,21 +33,18 @@ class BucketChannel(TeamChannel, Exchanges):
         self._buckets = buckets
         self._begun: Any = None
         self._made_count = 0
-        """Elements of the new weights of this rank's slice."""
         self._in_parts = False
-        """Whether weights come bucket by bucket, and may yet be under way."""
+        """Whether weights come in buckets, and may be under way."""
         self._needed_ns = 0
-        """Of a mini-batch, in which it waited for weights: the part of `exchanging_ns` that is not the push's."""
+        """Waits for weights: the part of `exchanging_ns` outside the push."""
         self.exchanging_ns = 0
 
     def begin(self) -> None:
-        """From now on the others' buckets may come."""
         self.exchanging_ns = self._needed_ns = 0
         self._begun = self._team.begin_parts(self._gradients, self._received, self._buckets)
         self._let_move()
 
     def need(self, shard: int) -> None:
-        """Wait for the weights of a bucket; the pull's seconds grow."""
         if not self._in_parts:
             return
         start_ns = self.now_ns()
@@ -70,7 +60,6 @@ class BucketChannel(TeamChannel, Exchanges):
         self._pull_ns += ns
 
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
-        """A bucket goes to its owner."""
         start_ns = self.now_ns()
         self._wire.clock.hold()
         self._team.leave(self._begun, shard)
@@ -82,7 +71,6 @@ class BucketChannel(TeamChannel, Exchanges):
             self._wire.clock.let_move()
 
     def exchange(self, report: Report) -> list[Push]:
-        """What began to leave while the gradient was computed counts in the push's seconds, as does what they could not hide."""
         self._wire.clock.hold()
         pushes = super().exchange(report)
         self._push_ns += self.exchanging_ns - self._needed_ns
@@ -90,7 +78,6 @@ class BucketChannel(TeamChannel, Exchanges):
         return pushes
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Where all of what is held travels, it does so as without buckets."""
         if self._held is not None:
             super().start_answers(learner_ids, weights, clock, verdicts)
             return
@@ -99,7 +86,6 @@ class BucketChannel(TeamChannel, Exchanges):
         self.close_answers()
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """The new weights are being made, chunk by chunk."""
         super().open_answers(learner_ids, weights, clock, verdicts)
         self._shared_ns, self._made_count = self.now_ns(), 0
         held, team, buckets = self._held, self._team, self._buckets
@@ -107,7 +93,6 @@ class BucketChannel(TeamChannel, Exchanges):
         self._in_parts = True
 
     def add_chunk(self, chunk: Any) -> None:
-        """One of them leaves, where learners go on."""
         if self._made is not None:
             self._made_count += chunk.size
             self._team.share_up_to(self._sharing, self._made, self._made_count)
@@ -116,7 +101,7 @@ class BucketChannel(TeamChannel, Exchanges):
         self._made = None
 
     def pull(self, meanwhile: Callable[[], None]) -> int:
-        """As without buckets, where all weights travel at once; else they may yet be under way. The gradient may change."""
+        """Return the clock; weights in buckets may still be under way."""
 
         def left() -> None:
             self._see_out()
@@ -139,7 +124,6 @@ class BucketChannel(TeamChannel, Exchanges):
             self._team.see_out(self._begun)
 
     def _see_out_weights(self) -> None:
-        """Nothing of them is under way: they may change."""
         if not self._in_parts:
             return
         self._in_parts = False
@@ -153,4 +137,4 @@ class BucketChannel(TeamChannel, Exchanges):
 
 
 def _nothing() -> None:
-    """The gradient has left long ago."""
+    """Do nothing: the gradient left long ago."""

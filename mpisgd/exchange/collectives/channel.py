@@ -1,4 +1,4 @@
-"""Both ends in one, where learners double as shards: gradients and weights move by collectives (`allreduce.py`)."""
+"""Both ends of learners doubling as shards, by collectives (`allreduce.py`)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,14 @@ from mpisgd.vectors.skipped import Runs, within
 
 
 class TeamChannel(ShardChannel):
-    """Both ends in one: gradients are exchanged, and weights shared, by collectives over all learners (`allreduce.py`).
+    """Both ends of a rank.
 
-    To the shard, it is a channel: the shard answers the pulls of all learners at once, which begins an all-gather; the learner
-    waits for it in `pull`. The order is the same everywhere, and nobody waits for anything else between: so there is no deadlock.
+    The shard answers all pulls at once, by an all-gather; the learner waits in `pull`. All ranks keep the same order, without other
+    waits: no deadlock.
 
     Args:
-        bounds: of this shard's slice.
-        team: all learners.
-        memory: of the learner, on the host.
-        received: the gradients of all learners for the slice of this shard, one behind the other, as they travel; None where they
-            lie in memory that all share.
-        held: of the weights, where what is gathered is rounded.
+        received: gradients of all learners for this slice, as they travel; None in shared memory.
+        held: the learner's h, where weights are rounded.
     """
 
     exchanging_ns = 0
@@ -49,9 +45,9 @@ class TeamChannel(ShardChannel):
         held: Gathered | None = None,
     ) -> None:
         super().__init__(wire, roles, learner_id)
-        wire.deaf = True  # nobody may come to an end alone: `exchange` tells all
+        wire.deaf = True  # no rank may end alone: `exchange` tells all
         self.signal = 0
-        """The number of the signal that all have been told of, in one and the same round; 0 = none."""
+        """Signal told to all ranks in the same round; 0 = none."""
         self._team = team
         self._bounds = bounds
         self._weights = memory.weights
@@ -64,17 +60,14 @@ class TeamChannel(ShardChannel):
         self._exchanged_ns = self._shared_ns = 0
         self._push_ns = self._wait_ns = self._pull_ns = 0
         self.watched = roles.dedicated_evaluator
-        """Whether an evaluator asks for snapshots while the run goes on."""
         self.now_ns = wire.clock.now_ns
         self.sleep = wire.clock.sleep
 
     def exchange(self, report: Report) -> list[Push]:
-        """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
+        """Exchange slices of all gradients, into `received`; return the headers in the order of learner_id.
 
-        Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before; so its
-        seconds hold the wait for the slowest learner, which elsewhere a learner spends in its pull.
-
-        Raises PeerError where a header is another learner's, or of a model of another size.
+        A push arrives with all headers, before any slice. Its seconds include the wait for the slowest learner, elsewhere part of
+        the pull. Raises PeerError: a header with a wrong learner_id or gradient size.
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns, 0)
@@ -99,7 +92,7 @@ class TeamChannel(ShardChannel):
         return pushes
 
     def _tell_skipped(self, own: Runs, pushes: list[Push]) -> None:
-        """Where any learner skips elements, all tell theirs, run by run; each push has those of this shard's slice."""
+        """Exchange skipped runs; each push keeps the runs of this slice."""
         told = [
             self._team.tell(Tag.SKIPPED, tuple(own[number].tolist()) if number < len(own) else (0, 0))
             for number in range(max(push.skipped for push in pushes))
@@ -109,25 +102,22 @@ class TeamChannel(ShardChannel):
             push.runs = within(np.array(runs, np.int64), *self._bounds)
 
     def _move(self) -> None:
-        """All slices go to their owners."""
         self._team.exchange(self._gradients, self._received)
 
     def begin(self) -> None:
-        """Do what there is to do before a mini-batch is computed."""
+        """Prepare for a mini-batch."""
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Begin to share the new weights of this shard with all learners."""
         self._clock = clock
         self._shared_ns = self.now_ns()
         held, team = self._held, self._team
         self._sharing = team.share(weights, self._weights) if held is None else held.share(team, weights)
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """All of them will be shared at once, when they are made."""
         self._clock, self._made = clock, weights
 
     def add_chunk(self, chunk: Buffer) -> None:
-        """Do nothing: one chunk is not shared alone."""
+        """Do nothing: weights are shared whole."""
 
     def close_answers(self) -> None:
         if self._made is not None:
@@ -135,11 +125,11 @@ class TeamChannel(ShardChannel):
             self._made = None
 
     def finish_answers(self) -> bool:
-        """`pull` waits for them."""
+        """Return True: `pull` waits."""
         return True
 
     def pull(self, meanwhile: Callable[[], None]) -> int:
-        """Wait until the weights of all shards are in place; returns their clock. `meanwhile`, the gradients may change."""
+        """Wait for all weights; return their clock. Call `meanwhile` once gradients may change."""
         if self._held is None:
             self._team.finish(self._sharing, meanwhile)
         else:
@@ -149,11 +139,10 @@ class TeamChannel(ShardChannel):
         return self._clock
 
     def tell_norm(self, norm: float) -> list[float]:
-        """Tell all the norm of this shard's slice; returns those of all slices, in their order."""
         return [told for (told,) in self._team.tell(Tag.NORM, (norm,))]
 
     def snapshot_pull(self) -> SnapshotPull | None:
-        """Take what the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
+        """Return the evaluator's request, if any; note a signal, for `exchange` to tell all."""
         patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
         taken = self._wire.take(patterns, self.now_ns())
         if taken is not None and taken[1] == Tag.INTERRUPT:
@@ -162,10 +151,9 @@ class TeamChannel(ShardChannel):
         return None if taken is None else SnapshotPull(*taken[2])
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
-        """Every learner knows it from its own shard."""
+        """Do nothing: every learner has a shard."""
 
     def goodbyes(self, pushed: int, ending: int) -> list[Goodbye]:
-        """Tell every shard how many pushes it must have received from this learner; what all learners tell this one."""
         told = self._team.tell(Tag.GOODBYE, (self._shard, pushed, ending))
         self._team.disband()
         return [Goodbye(*fields) for fields in told]

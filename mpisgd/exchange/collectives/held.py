@@ -1,7 +1,6 @@
-"""Weights that are gathered from all shards as bfloat16: the learner's end of `deltas.Common`, for all slices in one vector.
+"""Gathered weights as bfloat16: the learner's end of `deltas.Common`, for all slices.
 
-At the start all of h travels, in float32, and then the bits of d alone: a learner is given every clock. Where gradients leave in
-buckets, d leaves, and is taken in, part by part, while the rest is made.
+First all of h travels, then only the bits of d: a learner gets every clock. With buckets, d arrives while the rest is made.
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ from mpisgd.vectors.memory import SizedVector
 
 
 class Gathered:
-    """What a learner holds.
-
-    Args:
-        weights: (parameters,) float32 host memory, which it computes from; or, where only sizes travel, a `SizedVector`.
-        slice_nbytes: of its own shard's slice.
-    """
+    """A learner's h; `weights`: (parameters,) float32 host memory, or a `SizedVector`."""
 
     def __init__(self, weights: Any, slice_nbytes: int) -> None:
         self._weights = weights
@@ -32,23 +26,20 @@ class Gathered:
         self._whole = True
 
     def share(self, team: Team, own: Any) -> Any:
-        """Begin to gather; `own` is what `Deltas.answers` gives: the bits of d, or all of h, as int16."""
+        """Begin to gather; `own`: the bits of d, or all of h, as int16."""
         self._whole = own.nbytes == self._slice_nbytes
         if self._whole and not isinstance(own, SizedVector):
             own = own.view(np.float32)
         return team.share(own, self._weights if self._whole else self._deltas)
 
     def open(self, team: Team, parts: Sequence[Part]) -> Any:
-        """Begin to gather the bits of d, while they are made."""
         self._whole = False
         return team.open_shares(self._deltas, parts)
 
     def arrive(self, team: Team, shared: Any, number: int) -> None:
-        """Wait until the weights of a part of what `open` began are what is held now."""
         team.arrive(shared, number, self._take)
 
     def finish(self, team: Team, shared: Any, meanwhile: Callable[[], None]) -> None:
-        """Wait until the weights are what is held now."""
         team.finish(shared, meanwhile, None if self._whole else self._take)
 
     def _take(self, part: slice) -> None:

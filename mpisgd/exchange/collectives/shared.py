@@ -1,12 +1,12 @@
-"""An allreduce in memory that the ranks of one node share: no slice is sent, or copied [Chen16 5, 6].
+"""Allreduce in memory shared by the ranks of a node: no slice is sent or copied [Chen16 5, 6].
 
                 each rank
-    calculate   the gradient at the weights, which lie there once for all, into a slot of its own
-    meet        all slots are full, and all headers are told
-    update      its slice: the sum over all slots, in the order of learner_id, and the weights where they lie
-    meet        the weights of all slices are new; the slots may be written again
+    calculate   the gradient at the shared weights, into its own slot
+    meet        all slots are full, all headers told
+    update      its slice, in place: the sum over all slots in the order of learner_id
+    meet        all slices are new; slots may be written again
 
-To `channel.TeamChannel` it is a team like one that sends (`communicator.Team`), with the same bits.
+The bits are those of a sending team (`communicator.Team`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,10 @@ _WORD = 8
 
 
 class SharedTeam(Team):
-    """All learners, each with its gradient, which lies in the shared memory, and its shard's update, which moves there.
+    """All learners, with gradients and updates in shared memory.
 
-    Args:
-        shared: by all of them, in the order of learner_id.
-        gradient, update: of this rank; over (parameters,) and (slice,) float32, or what stands for them where only sizes travel.
-        bounds: the slice of each.
-
-    Raises ProtocolError for a gradient in memory of its own.
+    `gradient`, `update`: over (parameters,) and (slice,) float32, or sizes alone. Raises ProtocolError: a gradient outside shared
+    memory.
     """
 
     def __init__(self, shared: SharedMemory, gradient: Travels, update: Updates, bounds: list[tuple[int, int]]) -> None:
@@ -52,7 +48,7 @@ class SharedTeam(Team):
         self._turn = 0
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
-        """The headers of all. Who comes late reads them still when others tell the next ones, but not the ones after."""
+        """Return all headers. Late ranks may read during the next call, not the call after: two buffers alternate."""
         layout, told = LAYOUTS[tag], self._told[self._turn]
         told[self._node.place, : layout.nbytes] = np.frombuffer(layout.pack(fields), np.uint8)
         self._turn = 1 - self._turn
@@ -60,22 +56,21 @@ class SharedTeam(Team):
         return [layout.unpack(bytearray(each[: layout.nbytes]), place) for place, each in enumerate(told)]
 
     def exchange(self, vector: Any, received: Any) -> None:
-        """All have met in `tell`: the slots are full."""
+        """Do nothing: the slots are full since `tell`."""
 
     def share(self, own: Any, vector: Any) -> None:
-        """The new weights lie where all look for them; the first ones are put there, now that all have moved."""
+        """Put the first weights into shared memory, once all ranks have moved; later weights are made there."""
         if not self._settled:
             start, end = self._bounds[self._node.place]
             self._update.live_in(self._gradient.memory.weights[start:end], [slot.gradients[start:end] for slot in self._slots])
             self._settled = True
 
     def finish(self, shared: None, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
-        """Before all have met, others may yet sum what lies in this rank's slot. Nothing is gathered."""
+        """Meet, then call `meanwhile`: others may sum this rank's slot until then."""
         self._node.meet()
         meanwhile()
 
     def disband(self) -> None:
-        """Weights and model move to memory of their own; the shared memory goes."""
         self._update.renew_weights()
         self._gradient.move_out()
         self._node.disband()
@@ -93,9 +88,9 @@ def team_channel(  # noqa: PLR0913 - each by name
     rounded: bool = False,
     buckets: Sequence[Part] = (),
 ) -> TeamChannel:
-    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share.
+    """Return both ends of a learner doubling as a shard.
 
-    `rounded`: weights are gathered as bfloat16; `buckets`: slices leave in these parts.
+    `rounded`: weights are gathered as bfloat16; `buckets`: travelling parts of slices.
     """
     team: Team
     memory, held = gradient.memory, None
