@@ -1,1 +1,1 @@
-"""Learners that are groups of ranks, each with one stage of the model [Dean12 3]: passes, what passes on, and pulls."""
+"""Learners as groups of ranks, a stage of the model each [Dean12 3]."""

@@ -1,4 +1,4 @@
-"""Stages that are even in seconds: what each child of a model takes for a micro-batch, forward and backward, on this machine."""
+"""Stages even in seconds: measured times of a model's children, forward and backward, on this machine."""
 
 from __future__ import annotations
 
@@ -22,30 +22,28 @@ from mpisgd.vectors.cut import units
 from mpisgd.vectors.flat import Layer, cut_between, in_channels_last
 
 _TIMES = 5
-"""So often each child is measured, after a first time."""
+"""Measurements per child, after a warm-up."""
 
 
 def measures_stages(config: Config) -> bool:
-    """Whether stages are to be even in seconds that are not known yet."""
+    """Return whether stages are to be even in seconds not measured yet."""
     return config.in_groups and config.stages.balance == "seconds" and not config.stages.at
 
 
 def with_stages_at(config: Config, names: tuple[str, ...]) -> Config:
-    """The configuration, which says where stages begin."""
     return replace(config, stages=dataclasses.replace(config.stages, at=names))
 
 
 def begun_at(
     config: Config, model: nn.Module, child: Callable[[int], nn.Module], inputs: Any, targets: Any, loss: Loss
 ) -> tuple[str, ...]:
-    """The names of the children that begin the stages after the first, so that the longest stage is as short as can be, and then
-    the others as even.
+    """Return the name of each later stage's first child: the longest stage is shortest, then the others even.
 
-    `child` makes or gives one of them, with its values, which may change; `inputs` and `targets` are a micro-batch. Raises
-    ConfigError where the model cannot be cut, or a child does not take what the one before returned.
+    `child` makes or gives a child with values; `inputs` and `targets` are a micro-batch. Raises ConfigError: an impossible cut, or
+    a child not taking the output before.
     """
     found = units(model, config.group_size)
-    if len(found) <= config.group_size:  # is cut, or refused, in one way
+    if len(found) <= config.group_size:  # at most a single way to cut
         return tuple(each.name for each in found[1:]) if len(found) == config.group_size else ()
     measured = _seconds(config, list(model._modules), child, inputs, lambda output: loss(output, targets))
     edges = [0, *(each.first for each in found[1:]), len(measured)]
@@ -55,7 +53,7 @@ def begun_at(
 
 
 def _least_longest(layers: list[Layer], count: int) -> float:
-    """The size of the largest of so many runs of layers, where they are cut so that it is least."""
+    """Return the least size of the largest of `count` runs of layers."""
     ends = np.cumsum([0, *(layer.size for layer in layers)], dtype=np.float64)
     sizes = np.where(ends > ends[:, None], ends - ends[:, None], np.inf)
     least = np.where(ends > 0, np.inf, 0.0)
@@ -67,7 +65,7 @@ def _least_longest(layers: list[Layer], count: int) -> float:
 def _seconds(
     config: Config, names: list[str], child: Callable[[int], nn.Module], inputs: Any, loss: Callable[[Any], Tensor]
 ) -> list[float]:
-    """Of each child, medians."""
+    """Return each child's median."""
     four = config.memory_format == "channels_last"
     passed, found = nest.mapped(inputs, in_channels_last) if four else inputs, list[float]()
     for at, name in enumerate(names):
@@ -106,7 +104,7 @@ def _backward(reached: Any) -> None:
 
 
 def _entering(_: str, value: Any) -> Any:
-    """What the next child begins with: without what came before, and with a gradient, where it can have one."""
+    """Return the next child's input: detached, with a gradient if possible."""
     if not isinstance(value, Tensor):
         return value
     tensor = value.detach()

@@ -1,16 +1,8 @@
-"""The end of one rank of a group: push and pull of its own stage's slices, and what the group must agree on [Dean12 3].
+"""A rank's end in a group: push and pull of its stage's slices, and agreement of the group [Dean12 3].
 
-The shards of one stage decide without those of another (law 2): one may be finished, or at a later clock, or reject what the other
-takes. So after each pull, the ranks of a group tell each other what they were answered (`Team.tell`), and go on as one learner that
-had pulled all slices by itself: the run is over where any shard says so, a mini-batch is rejected where any rejects it, and where
-one clock is promised, those behind pull again.
-
-No deadlock: a rank that tells waits for its group, whose ranks wait at most for answers of their own shards. Such an answer waits
-for pushes of other learners' ranks of the same stage, of mini-batches before; these come after a backward pass that waits for
-nothing but that learner's own group, at the same mini-batch. So waiting always leads to an earlier mini-batch.
-
-Where gradients may be given up or dropped as a whole, the ranks tell each other once more, before the push: a notice to one of
-them is one to all, and so is a stage's part of a gradient that is not finite. Nobody waits in between for anything but its group.
+Shards of different stages decide independently (law 2). So ranks exchange all answers and go on as a single learner: any shard may
+end the run or reject the mini-batch, and where the same clock is promised, lagging ranks pull again. Where gradients may be given
+up or dropped whole, ranks also agree before the push. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -28,12 +20,11 @@ from mpisgd.exchange.roles import Roles
 
 
 class GroupChannel(LearnerChannel):
-    """A stage's end; `roles` and `slices` are what the stage sees of them.
+    """A stage's end; `roles` and `slices` are the stage's view.
 
     Args:
-        group: the ranks of all stages of this learner.
-        drops: a gradient that is not finite is dropped as a whole.
-        leaves: tells whether this rank's stage is no more, and the learner leaves; None where nobody may.
+        drops: non-finite gradients are dropped whole.
+        leaves: whether this rank's stage is lost, and its learner leaves; None where impossible.
     """
 
     def __init__(  # noqa: PLR0913 - each by name
@@ -58,7 +49,7 @@ class GroupChannel(LearnerChannel):
         self.sleep = self._be_late
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """As a learner that pulls the slices of all stages: `clocks` has the oldest of each stage."""
+        """Pull; `clocks` has the oldest of each stage."""
         start_ns = self.now_ns()
         answers = super().pull(min_clock, meanwhile)
         wait_ns, rejected = self._wait_ns, answers.rejected
@@ -76,10 +67,7 @@ class GroupChannel(LearnerChannel):
         return Answers(oldest, stop, any(rejections))
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """As a learner's push.
-
-        Raises Interrupted where any rank of the group has been told that the gradient comes too late, Left where any is no more.
-        """
+        """Push once the group agrees. Raises Interrupted: any rank had notice of a late gradient; Left: any stage is lost."""
         if self._agrees_on_push:
             told = self._group.tell(Tag.WANTED, (int(self._given_up), int(self._leaves()), report.loss))
             self._given_up = False
@@ -92,7 +80,7 @@ class GroupChannel(LearnerChannel):
         super().push(report, meanwhile)
 
     def check(self) -> None:
-        """As of any learner; and this rank will say so, when its group agrees."""
+        """Check, and note an interrupt for the group's agreement."""
         try:
             super().check()
         except Interrupted:
@@ -100,7 +88,7 @@ class GroupChannel(LearnerChannel):
             raise
 
     def _be_late(self, seconds: float) -> None:
-        """Sleep, until a notice comes: what becomes of the gradient is said before the push."""
+        """Sleep until a notice; the group agrees on it before the push."""
         with contextlib.suppress(Interrupted):
             self._wire.clock.sleep(seconds)
 

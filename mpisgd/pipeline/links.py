@@ -1,9 +1,7 @@
-"""The calls of a partition, as messages between the ranks of a group (`models/partition.py`).
+"""Calls of a partition as messages between a group's ranks (`models/partition.py`).
 
-No deadlock, and nothing rests on buffers: in each call a rank begins to send all that it gives, takes what the others give, in the
-order of pieces, and then waits until what it sent was taken. Those it gives to are those it takes from. So a rank in its n-th call
-waits for others that come to their n-th call: the one that is behind all others always goes on. Messages of one rank to another
-come in the order of calls; their headers say which call they are of.
+No deadlock, and nothing rests on buffers: in each call a rank begins all sends, receives from the same partners, then waits for its
+sends. So the rank furthest behind always goes on.
 """
 
 from __future__ import annotations
@@ -18,27 +16,20 @@ from mpisgd.vectors.computing import Waited
 
 
 class Carrier(Protocol):
-    """What parts are: tensors, or, in virtual time, sizes."""
+    """Kind of parts: tensors, or sizes in virtual time."""
 
     def describe(self, part: Any) -> tuple[tuple[int, ...], Any]:
-        """What a part is for the header, and its bytes, or None."""
+        """Return a part's description for the header, and its bytes, or None."""
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
-        """Memory for a part that the other end described so, and its bytes, or None."""
+        """Return memory for a described part, and its bytes, or None."""
 
 
 _ALIKE = "all pieces of a model make the same calls in the same order"
 
 
 class WireLinks:
-    """A rank's `Links`, of mini-batch `seq` and its micro-batch `micro`.
-
-    Args:
-        ranks: of the group, in the order of pieces; `wire` is that of one of them.
-
-    Attributes:
-        waited: for the others, in all calls.
-    """
+    """A rank's `Links`, for mini-batch `seq` and micro-batch `micro`; `ranks`: the group's, in the order of pieces."""
 
     def __init__(self, wire: Communicator, ranks: Sequence[int], carrier: Carrier, waited: Waited) -> None:
         self.seq = self.micro = 0
@@ -49,10 +40,10 @@ class WireLinks:
         self.waited = waited
 
     def deal(self, call: int, parts: Sequence[Any], *, back: bool) -> list[Any]:
-        """As `Links.deal`. Raises PeerError where another rank is at another call."""
+        """Exchange parts. Raises PeerError: a rank is at another call."""
         wire, start_ns = self._wire, self._wire.clock.now_ns()
         under_way = []
-        for place in (*range(self._place + 1, len(parts)), *range(self._place)):  # not all begin with the same one
+        for place in (*range(self._place + 1, len(parts)), *range(self._place)):  # ranks begin with different partners
             if parts[place] is not None:
                 described, body = self._carrier.describe(parts[place])
                 fields = (self.seq, self.micro, call, int(back), *described, 0.0)

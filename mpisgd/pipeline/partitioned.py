@@ -1,10 +1,8 @@
-"""The gradient of a model whose pieces are all at work on the same layer: of one, between messages, or of all, in one process.
+"""Gradient of a model with all pieces at work on the same layer: of a piece, between messages, or of all in a process.
 
-The bits are the same: what a piece computes depends on what it is given alone, sums are made in the order of pieces, gradients are
-summed in the order of micro-batches, and what a piece draws is named by (seed, learner_id, seq, piece, micro-batch).
-
-All pieces return the whole output, and compute the loss of it. That of piece 0 is the mini-batch's: the others begin their backward
-pass with zero, so each gradient is counted once, whatever the calls sum.
+The bits are the same: sums follow the order of pieces, gradients the order of micro-batches, and draws are named by (seed,
+learner_id, seq, piece, micro-batch). All pieces compute the loss of the whole output; all but piece 0 begin their backward pass
+with zero, so each gradient counts once.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ from mpisgd.vectors.flat import FlatModel, clip_part, clip_parts, norm_of, norm_
 
 
 class _Passes(InMicroBatches):
-    """What both have in common."""
+    """Common part of both gradients."""
 
     def _pass(self, place: int, module: nn.Module, batch: tuple[Any, Any], seq: int, micro: int) -> Tensor:
-        """A micro-batch through one piece, forward and backward; returns the loss."""
         inputs, targets = (self._part(each, micro) for each in batch)
         self._draw_for(seq, place, micro)
         with self._model.casting():
@@ -52,11 +49,7 @@ class _Passes(InMicroBatches):
 
 
 class PartitionedGradient(_Passes):
-    """A learner's gradient, in one process; `model` has all pieces.
-
-    Attributes:
-        dealt: of each piece, what it gave in the micro-batch computed last (`Together.dealt`).
-    """
+    """A learner's gradient in a single process; `model` has all pieces, `dealt` each piece's last parts (`Together.dealt`)."""
 
     def __init__(self, *arguments: Any, module: Partitioned, bounds: Sequence[tuple[int, int]], **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -65,7 +58,7 @@ class PartitionedGradient(_Passes):
         self.dealt: list[list[Dealt]] = []
 
     def compute(self, seq: int) -> float:
-        """As `Gradient.compute`: the mean gradient of the micro-batches, and their mean loss. Raises ConfigError as `_alike`."""
+        """Compute the mean over micro-batches. Raises ConfigError as `_alike`."""
         self._have(seq)
         if self._apart is not None:
             self._model.weights.copy_(self._apart[0])
@@ -89,7 +82,7 @@ class PartitionedGradient(_Passes):
 
 
 class PartitionGradient(_Passes):
-    """The gradient of one piece of a group, `model`, on the CPU; `links` lead to the others, `clips` as in `Stage`."""
+    """The gradient of a piece of a group, `model`, on the CPU; `clips` as in `Stage`."""
 
     def __init__(
         self, *arguments: Any, links: WireLinks | Rounds, partition: Partition, clips: Group | None = None, **named: Any
@@ -102,7 +95,7 @@ class PartitionGradient(_Passes):
         self._checked = False
 
     def compute(self, seq: int) -> float:
-        """Compute this piece's gradient of mini-batch `seq`, with its group; returns the loss. Raises ConfigError as `_alike`."""
+        """Compute with the group. Raises ConfigError as `_alike`."""
         self._have(seq)
         batch = self._begin(seq)
         self._prepared, self._links.seq = None, seq
@@ -123,14 +116,14 @@ class PartitionGradient(_Passes):
         clip_part(self._model.gradients, norm_of_parts(norm for (norm,) in norms), self._clip_norm)
 
     def _check(self, loss: Tensor) -> None:
-        """Once: of all others, only shapes were known."""
+        """Check the losses once: of other pieces only shapes were known."""
         own = [loss.reshape(1)] * self._partition.places
         _alike([part for part in self._links.deal(-1, own, back=True) if part is not None], self._partition)
         self._checked = True
 
 
 class _Tensors:
-    """Parts that are tensors (`links.Carrier`)."""
+    """Tensor parts (`links.Carrier`)."""
 
     def __init__(self) -> None:
         self.room = Rooms().room
@@ -140,7 +133,7 @@ class _Tensors:
 
 
 def _alike(losses: list[Tensor], partition: Partition) -> None:
-    """Raises ConfigError where pieces have not computed the same loss, or no call joins all of them."""
+    """Raise ConfigError where pieces computed different losses, or no call joins all."""
     first = losses[0].reshape(())
     if not partition.reaches_all:
         raise ConfigError("model: no call of its partition joins all pieces: expected at least one gather or sum in each pass")
@@ -153,7 +146,6 @@ def _alike(losses: list[Tensor], partition: Partition) -> None:
 
 
 def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:
-    """What makes the gradient of a rank that has this whole model: in one piece, or as it is cut."""
     if isinstance(model.module, Partitioned):
         bounds = () if stages is None else stages.bounds
         return functools.partial(PartitionedGradient, module=model.module, bounds=bounds, micro_batches=config.micro_batches)
@@ -161,13 +153,12 @@ def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) ->
 
 
 def links_of(wire: Communicator, ranks: tuple[int, ...]) -> WireLinks:
-    """What leads a rank of a group to the others of these."""
     return WireLinks(wire, ranks, _Tensors(), Waited())
 
 
 @contextmanager
 def joined(module: nn.Module, partition: Partition, links: Links) -> Iterator[None]:
-    """Meanwhile a call of this piece is a pass of all, forward alone, by these links."""
+    """Join each call of this piece to a forward pass of all pieces, within the context."""
     begins = module.register_forward_pre_hook(lambda *_: partition.begin(links))
     ends = module.register_forward_hook(lambda *_: partition.end())
     try:
@@ -186,10 +177,7 @@ def make_gradient(
     *others: Any,
     number: int,
 ) -> PartitionGradient:
-    """Make the gradient of one piece, which `model` is; `others`: loss, split, sampling; `number` as in `stages.make_gradient`.
-
-    `group`: None where nothing is clipped.
-    """
+    """Make the gradient of a piece; `others`: loss, split, sampling; `number` as in `stages.make_gradient`."""
     return PartitionGradient(
         *(model, *others, model.memory),
         seed=config.seed,

@@ -1,9 +1,8 @@
-"""The gradient of a mini-batch in pieces: in micro-batches, one after the other, and stage by stage, where the model is cut.
+"""Gradient of a mini-batch in micro-batches, and stage by stage where the model is cut.
 
-`Pieces` computes all of them in one process: what a group's ranks compute together, for replay and for virtual groups; and what one
-rank computes in micro-batches. `StagePasses` computes one stage of a group, between messages (`stage.py`). The bits are
-the same: gradients are summed in the order of micro-batches, each stage has an autograd graph of its own, tensors keep their
-strides on the wire, and what a stage draws is named by (seed, learner_id, seq, stage, micro-batch).
+`Pieces` computes all in a process, for replay and virtual groups; `StagePasses` a stage, between messages (`stage.py`). The bits
+are the same: gradients are summed in the order of micro-batches, each stage has its own autograd graph, tensors keep their strides
+on the wire, and draws are named by (seed, learner_id, seq, stage, micro-batch).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _MISFIT = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 class InMicroBatches(Gradient):
-    """What both have in common."""
+    """Common part of both gradients."""
 
     together = True
 
@@ -43,7 +42,7 @@ class InMicroBatches(Gradient):
         self._micro_batches = micro_batches
 
     def _part(self, batch: Any, micro: int) -> Any:
-        """A micro-batch of a mini-batch, or of its inputs or targets. Raises ConfigError where it cannot be cut."""
+        """Return a micro-batch. Raises ConfigError: impossible to cut."""
         parts, samples = self._micro_batches, self.samples
         if parts == 1:
             return batch
@@ -57,7 +56,7 @@ class InMicroBatches(Gradient):
         return nest.mapped(batch, cut)
 
     def _draw_for(self, seq: int, stage: int, micro: int) -> None:
-        """What a stage draws for a micro-batch depends on the names alone; of the first, where there is no other, as ever."""
+        """Seed a stage's draws by names; stage 0 in micro-batch 0 draws like a whole model."""
         seed_all(seeds_of(Domain.DROPOUT, self._seed, self._learner_id, seq, (micro << 32) + stage))
 
     def _scaled(self, loss: Tensor) -> Tensor:
@@ -65,12 +64,9 @@ class InMicroBatches(Gradient):
 
 
 class Pieces(InMicroBatches):
-    """A learner's gradient, in one process; `stages` are those of `model`, one after the other, or the model alone.
+    """A learner's gradient in a single process; `stages` may be the whole `model`, without `bounds`.
 
-    `bounds`: the part of the flat vector that each stage has; none of the model alone.
-
-    Attributes:
-        crossed: bytes that went from each stage to the next in the micro-batch computed last.
+    `crossed`: bytes over each border in the last micro-batch.
     """
 
     def __init__(self, *arguments: Any, stages: Sequence[nn.Module], bounds: Sequence[tuple[int, int]] = (), **named: Any) -> None:
@@ -79,15 +75,14 @@ class Pieces(InMicroBatches):
         self._bounds = bounds
         self.crossed = [0 for _ in stages[1:]]
         self._borders: list[tuple[Any, Any]] = []
-        """Of each border in the micro-batch under way: what one stage passed on, and what the next began with."""
+        """By border: output of a stage, input of the next."""
 
     def output(self, seq: int) -> tuple[Any, Any]:
-        """As `Gradient.output`, of the first micro-batch. Raises ConfigError where a stage does not fit the one before."""
+        """Return the first micro-batch's output. Raises ConfigError: a misfit of stages."""
         inputs, targets = self._begin(seq)
         return self._through(self._part(inputs, 0), seq, 0), moved(self._part(targets, 0), self._model.weights.device)
 
     def compute(self, seq: int) -> float:
-        """As `Gradient.compute`: the mean gradient of the micro-batches, and their mean loss."""
         self._have(seq)
         if self._apart is not None:
             self._model.weights.copy_(self._apart[0], non_blocking=True)
@@ -127,7 +122,7 @@ class Pieces(InMicroBatches):
 
 
 class StagePasses(InMicroBatches):
-    """The passes of one stage (`stage.Passes`); `model` is that stage, number `stage` of `stages`, on the CPU."""
+    """Passes of a stage, `model`, on the CPU (`stage.Passes`)."""
 
     leaves = False
 
@@ -139,7 +134,7 @@ class StagePasses(InMicroBatches):
         self._targets: Any = None
         self._seq = 0
         self._kept: dict[int, tuple[Any, Any]] = {}
-        """Of each micro-batch that has not been passed backward: what the stage was given, and what came of it."""
+        """Input and output of each micro-batch not yet passed back."""
         self._losses: list[Tensor] = []
         self._rooms = Rooms()
 
@@ -152,7 +147,7 @@ class StagePasses(InMicroBatches):
             super().read_ahead()
 
     def prepare(self, seq: int) -> None:
-        """Only the first stage needs inputs, and the last one targets: these are functions of the names, and nothing is sent."""
+        """Prepare inputs for the first stage, targets for the last; both follow from names, without messages."""
         if self._first or self._last:
             super().prepare(seq)
         else:
@@ -168,7 +163,7 @@ class StagePasses(InMicroBatches):
         self._kept.clear()
 
     def pass_on(self, micro: int, received: Any) -> Any:
-        """Returns None from the last stage, which computes the loss."""
+        """Return the output; None from the last stage, which computes the loss."""
         inputs = self._part(self._inputs, micro) if self._first else _mapped(_entered, received)
         self._draw_for(self._seq, self._stage, micro)
         with self._model.casting():
@@ -185,7 +180,7 @@ class StagePasses(InMicroBatches):
         return None if self._last else output
 
     def pass_back(self, micro: int, received: Any) -> Any:
-        """Returns None from the first stage."""
+        """Return the input's gradients; None from the first stage."""
         inputs, output = self._kept.pop(micro)
         if self._last:
             self._scaled(output).backward()  # type: ignore[no-untyped-call]
@@ -208,7 +203,6 @@ class StagePasses(InMicroBatches):
         return len(passed) if isinstance(passed, tuple) else 0, _tensors(passed)
 
     def describe(self, passed: Any) -> tuple[tuple[int, ...], Any]:
-        """As `Passes.describe`. Raises ConfigError for what cannot travel."""
         return travelling.describe(passed, f"stage {self._stage}")
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
@@ -216,7 +210,7 @@ class StagePasses(InMicroBatches):
 
 
 def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:
-    """The output of a stage. Raises ConfigError where it does not fit the one before."""
+    """Return a stage's output. Raises ConfigError: a misfit."""
     try:
         return module(passed)
     except _MISFIT as error:
@@ -231,10 +225,7 @@ def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:
 
 
 def output_shapes(stages: Sequence[nn.Module], inputs: Any) -> Any:
-    """What comes of a batch in stages that are on torch's device "meta", without values.
-
-    Raises ConfigError where a stage does not fit the one before.
-    """
+    """Return the stages' output on torch's device "meta". Raises ConfigError: a misfit."""
     passed = nest.mapped(inputs, lambda _, value: value.to("meta"))
     with torch.no_grad():
         for stage, module in enumerate(stages):
@@ -244,7 +235,7 @@ def output_shapes(stages: Sequence[nn.Module], inputs: Any) -> Any:
 
 
 def crossing(output: Any, stage: int) -> Any:
-    """What goes from a stage to the next: a tensor, or a tuple of them. Raises ConfigError for anything else."""
+    """Return the output as a tensor or a tuple. Raises ConfigError for anything else."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, tuple | list) and output and all(isinstance(each, Tensor) for each in output):
@@ -253,7 +244,7 @@ def crossing(output: Any, stage: int) -> Any:
 
 
 def _entered(received: Tensor) -> Tensor:
-    """What a stage computes from: a copy, for it may change it in place, that keeps its gradient as it comes, strides and all."""
+    """Return a copy, free to be changed in place, with its gradient kept as it comes, strides and all."""
     if not received.requires_grad:
         return received
     copy: Tensor = travelled(received.detach()).requires_grad_().clone()
@@ -262,14 +253,13 @@ def _entered(received: Tensor) -> Tensor:
 
 
 def _pass_back(output: Any, received: Any) -> None:
-    """The backward pass of a stage, from gradients of its output: None, of a tensor that had no part in the loss."""
+    """Pass back gradients of the output; None for a tensor without part in the loss."""
     wanted = [(each, grad) for each, grad in zip(_tensors(output), _tensors(received), strict=True) if grad is not None]
     if wanted:
         torch.autograd.backward([each for each, _ in wanted], [grad for _, grad in wanted])
 
 
 def _gradients_of(given: Any) -> Any:
-    """Of the tensors that a stage began with."""
     return _mapped(lambda tensor: tensor.grad, given)
 
 
@@ -282,7 +272,6 @@ def _tensors(passed: Any) -> tuple[Any, ...]:
 
 
 def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:
-    """What makes the gradient of a rank that has this whole model: in one piece, unless it is cut, or passed in micro-batches."""
     if stages is None and config.micro_batches == 1:
         return Gradient
     pieces = [model.module] if stages is None else stages.modules(model)
@@ -293,7 +282,7 @@ def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) ->
 def make_passes(
     config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling, number: int, stage: int
 ) -> StagePasses:
-    """Make the passes of one stage of a group, of which `model` is that stage alone; `number` as in `stages.make_gradient`."""
+    """Make a stage's passes; `number` as in `stages.make_gradient`."""
     passes = StagePasses(
         *(model, loss, data.train, sampling, model.memory),
         seed=config.seed,

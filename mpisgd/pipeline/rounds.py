@@ -1,7 +1,6 @@
-"""The calls of a partition before there is a wire: ranks that have a piece each see, at the start, whether the pieces fit.
+"""Calls of a partition before there is a wire: ranks check at the start whether their pieces fit.
 
-A call is a round: all ranks of the group say in which call they are, and give their parts. A rank whose pass is over, or has
-failed, says that, and so nobody waits in vain: where one has failed, all are over in the same round.
+A call is a round: all ranks name it and give their parts. A rank at its end, or after a failure, says so: no rank waits in vain.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ T = TypeVar("T")
 
 
 class AllToAll(Protocol):
-    """The ranks of the group, in the order of pieces: MPI's intracommunicator is one."""
+    """The group's ranks in the order of pieces, such as MPI's intracommunicator."""
 
     rank: int
     size: int
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Give the j-th object to rank j; returns what all give to this one."""
+        """Give the j-th object to rank j; return the objects given to this rank."""
 
 
 class _Said(enum.Enum):
@@ -36,11 +35,11 @@ class _Said(enum.Enum):
 
 
 class OthersFailed(Exception):
-    """Another piece has failed, and says so itself."""
+    """Failure of another piece, reported there."""
 
 
 class Rounds:
-    """A rank's `Links`, of any mini-batch; `run` it."""
+    """A rank's `Links`, within `run`."""
 
     seq = micro = 0
 
@@ -50,7 +49,7 @@ class Rounds:
         self._over = False
 
     def run(self, function: Callable[[], T]) -> T | None:
-        """What the function returns, when those of all ranks have come to their ends; None where another's has failed."""
+        """Return the function's result once all ranks have ended; None after another's failure."""
         try:
             result = function()
         except OthersFailed:
@@ -63,7 +62,7 @@ class Rounds:
         return result
 
     def deal(self, call: int, parts: Parts, *, back: bool) -> Parts:
-        """As `Links.deal`. Raises ConfigError where another rank is not at this call, OthersFailed."""
+        """Exchange parts. Raises ConfigError: a rank is at another call."""
         own = self._comm.rank
         given = [None if part is None else part.detach().clone() for part in parts]
         found = self._round([(call, back, part) for part in given])

@@ -1,23 +1,18 @@
-"""The passes of a mini-batch through the stages of a group: activations go up, gradients come down [Dean12 3].
+"""Passes of a mini-batch through a group's stages: activations go up, gradients come down [Dean12 3].
 
-The order is GPipe's (arXiv:1811.06965): the forward passes of all micro-batches, then all backward passes. Or 1F1B's (PipeDream,
-arXiv:1806.03377): each stage passes only as many micro-batches ahead as there are stages behind it, and then one back for each one
-forward; so it keeps the activations of at most K micro-batches. In both, each stage passes forward, and back, in the order of the
-micro-batches: so gradients are summed as in a loop over micro-batches in one process (law 5), to the same bits.
+GPipe's order (arXiv:1811.06965): all forward passes, then all backward passes. 1F1B's (PipeDream, arXiv:1806.03377): as many
+forward passes as later stages, then a backward pass after each forward pass, so a stage keeps activations of at most K
+micro-batches. Gradients are summed in the order of micro-batches (law 5).
 
             stage k                                         stage k + 1
-    forward     ACTIVATION header, tensors          ->      takes it before its own forward pass
-    backward    takes it before its own pass        <-      DELTA header, gradients of those tensors, and the loss
+    forward     ACTIVATION header, tensors          ->      takes them before its forward pass
+    backward    takes them before its own           <-      DELTA header, their gradients, and the loss
 
-No deadlock, and nothing rests on buffers: a stage finishes what it has sent before it sends the next but one, and forward messages
-only go up. The last stage always takes them, so each stage comes to its backward passes, whose messages only go down, in the same
-way. In 1F1B, where both go at once, a stage finishes what it has sent before it sends the next but one of its kind; a pass needs
-nothing but passes of smaller micro-batches, or of the same one, earlier on its way through the stages. Two are under way, so that
-one is there, for its receiver to take, while the next is made.
+No deadlock, and nothing rests on buffers: a pass needs only passes of smaller micro-batches, or earlier passes of its own. Two
+sends of a kind are under way, so that the receiver finds a micro-batch ready.
 
-A mini-batch that a stage's shards want no more (`Protocol.aborts`), or whose stage fails (in virtual time), is given up: whoever
-knows computes no more of it, and what it passes on are headers that say so, one for each micro-batch. So messages are as many as
-ever, whoever is told and when, and before the push the group agrees (`group_channel.py`).
+A given-up mini-batch (`Protocol.aborts`, or a failed stage in virtual time) goes on in headers alone, for each micro-batch: the
+number of messages stays the same. The group agrees before the push (`group_channel.py`).
 """
 
 from __future__ import annotations
@@ -34,67 +29,60 @@ from mpisgd.vectors.flat import norm_of_parts
 from mpisgd.vectors.memory import Memory
 
 _GIVEN_UP = -1
-"""In the place of the count of tensors: the mini-batch is not wanted, and no tensors come."""
+"""Count of tensors in the headers of a given-up mini-batch."""
 _AT_ONCE = 2
-"""Micro-batches of one kind whose messages are under way."""
+"""Micro-batches of a kind with messages under way."""
 _NOTHING = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
 
 
 class Passes(Protocol):
-    """What computes one stage, with tensors (`pieces.StagePasses`), or in virtual time."""
+    """Computation of a stage, with tensors (`pieces.StagePasses`) or in virtual time."""
 
     memory: Memory
     samples: int
     leaves: bool
-    """This stage is no more: what is under way is given up, and its learner leaves."""
+    """Whether this stage is lost: its mini-batch is given up, and its learner leaves."""
 
     @property
     def loss(self) -> float:
-        """Loss of the mini-batch; of the last stage alone, after the last forward pass."""
+        """The last stage's loss, after its last forward pass."""
 
     def prepare(self, seq: int) -> None:
-        """Do what mini-batch `seq` needs before its weights are known."""
+        """Prepare mini-batch `seq` before its weights are known."""
 
     def begin(self, seq: int) -> None:
-        """The weights of mini-batch `seq` are there."""
+        """Begin mini-batch `seq`, with its weights in place."""
 
     def pass_on(self, micro: int, received: Any) -> Any:
-        """Pass a micro-batch; `received` is what the stage before has passed on, or None; returns what goes to the next."""
+        """Pass a micro-batch forward; return the next stage's input."""
 
     def pass_back(self, micro: int, received: Any) -> Any:
-        """The same with gradients of what `pass_on` returned; returns those of what it had received."""
+        """Pass gradients of the output back; return gradients of the input."""
 
     def norm(self) -> float:
-        """L2 norm of this stage's gradient, after the last backward pass."""
+        """Return the L2 norm of this stage's gradient."""
 
     def clip(self, norm: float) -> None:
-        """Clip this stage's gradient, which is a part of one of this norm."""
+        """Clip this stage's part of a gradient of this norm."""
 
     def told(self, loss: float) -> float:
-        """The loss that is to be told: NaN where this stage's gradient makes all of it one to be dropped."""
+        """Return the loss to report: NaN to drop the group's gradient."""
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Call this in passes every now and then; it may raise Interrupted."""
+        """Call `check` during passes; it may raise Interrupted."""
 
     def tensors_of(self, passed: Any) -> tuple[int, Sequence[Any]]:
-        """How many tensors are in a tuple that is passed, 0 for one that is in none; and all of them."""
+        """Return the length of a tuple, 0 for a single tensor, and all tensors."""
 
     def describe(self, tensor: Any) -> tuple[tuple[int, ...], Any]:
-        """What a tensor, or None, is for the header, and its bytes, or None."""
+        """Return the header's description of a tensor, or of None, and its bytes."""
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
-        """Memory for a tensor that the other end described so, and its bytes; (None, None) where there is none."""
+        """Return memory for a described tensor, and its bytes; (None, None) without any."""
 
 
 class Stage(Travels):
-    """A rank's part in the gradient of its group.
-
-    Args:
-        ranks: of the group, in the order of stages; `wire` is that of one of them.
-        micro_batches: that a mini-batch is passed in.
-        alternating: in the order 1F1B.
-        clips: the same ranks, where the gradient is clipped, for which each tells the norm of its part.
-    """
+    """A rank's stage of the group's gradient; `clips`: the same ranks, to exchange norms for clipping."""
 
     def __init__(
         self,
@@ -117,9 +105,8 @@ class Stage(Travels):
         self._micro_batches = micro_batches
         self._alternating = alternating
         self._ahead = min(micro_batches, len(ranks) - 1 - place) if alternating else micro_batches
-        """How many forward passes come before the first backward one needs another."""
+        """Forward passes before the first pair of a forward and a backward pass."""
         self._under_way: dict[int, list[list[Any]]] = {Tag.ACTIVATION: [], Tag.DELTA: []}
-        """Of each kind, the messages of the micro-batches that were sent last."""
         self._clips = clips
         self._seq, self._loss = 0, 0.0
         self._given_up = False
@@ -135,7 +122,6 @@ class Stage(Travels):
         self._passes.interrupt_by(check)
 
     def compute(self, seq: int) -> float:
-        """Compute this stage's gradient of mini-batch `seq`, with its group; returns the loss, which the last stage tells."""
         passes, self._seq, self._given_up = self._passes, seq, False
         passes.begin(seq)
         for micro in range(self._ahead):
@@ -154,7 +140,7 @@ class Stage(Travels):
         return self._loss if self._given_up else passes.told(self._loss)
 
     def _clip(self, group: Group) -> None:
-        """All stages tell, also of what was given up: not all may know."""
+        """Exchange norms and clip, even after giving up: not all stages may know."""
         own, start_ns = self._passes.norm(), self._wire.clock.now_ns()
         norms = group.tell(Tag.NORM, (own,))
         self.waited.ns += self._wire.clock.now_ns() - start_ns
@@ -182,7 +168,7 @@ class Stage(Travels):
         return None
 
     def _give(self, tag: int, dest: int | None, micro: int, passed: Any) -> None:
-        """Begin to send a tensor, or a tuple of them, once what was sent so before the last has been taken."""
+        """Begin to send, once all sends of this kind but the last are taken."""
         if dest is None:
             return
         self._finish(tag, _AT_ONCE - 1)
@@ -199,7 +185,7 @@ class Stage(Travels):
             sent.append(self._wire.start(dest, tag, fields, *(() if body is None else (body,))))
 
     def _finish(self, tag: int, but: int = 0) -> None:
-        """Wait until what was sent has been taken, but that of the last so many micro-batches."""
+        """Wait until sends are taken, except for the last `but` micro-batches."""
         under_way = self._under_way[tag]
         if len(under_way) <= but:
             return
@@ -210,7 +196,6 @@ class Stage(Travels):
         self.waited.ns += self._wire.clock.now_ns() - start_ns
 
     def _take(self, tag: int, source: int | None, micro: int) -> Any:
-        """Take what `_give` sent. Raises PeerError where it is of another mini-batch."""
         if source is None:
             return None
         start_ns, found = self._wire.clock.now_ns(), list[Any]()

@@ -1,4 +1,4 @@
-"""Tensors on the wire between the ranks of a group: what the header says of one, and its bytes."""
+"""Tensors on the wire between a group's ranks: description in the header, and bytes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ _TYPES = (
     torch.bool,
 )
 _UNUSED = 2
-"""References to a buffer that nobody has: the list's, and that of who counts."""
+"""References to an unused buffer: the list's, and the counting call's."""
 _LONG = 1000
-"""So many tensors after the last one of its size, memory is given back."""
+"""Tensors after which memory of an unused size is released."""
 _SHAPES = 256
-"""Descriptions that are kept, of those that are made or read over and over."""
+"""Cached descriptions."""
 _NONE = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
 
 
 def describe(passed: Any, who: str) -> tuple[tuple[int, ...], Any]:
-    """What a tensor, or None, is for the header, and its bytes, or None: of one that is not dense, those of a contiguous copy.
-
-    Raises ConfigError for what cannot travel; `who` passes it on.
-    """
+    """Return a tensor's description for the header, and its bytes, without gaps. Raises ConfigError: impossible to send."""
     if passed is None:
         return _NONE, None
     tensor = passed.detach()
@@ -62,29 +59,27 @@ def _described(dtype: torch.dtype, wanted: bool, sizes: tuple[int, ...], strides
 
 @functools.lru_cache(_SHAPES)
 def _told(described: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]:
-    """Type, sizes, strides and bytes of a tensor."""
     kind, _, dimensions, *rest = described
     sizes, strides = rest[:dimensions], rest[MOST_DIMENSIONS : MOST_DIMENSIONS + dimensions]
     return _TYPES[kind], tuple(sizes), tuple(strides), math.prod(sizes) * _TYPES[kind].itemsize
 
 
 class Rooms:
-    """Memory that tensors are received into, over and over: new pages may cost more than the transfer (on a virtual machine 6 us
-    for 4 KiB, which takes 0.4).
+    """Reused memory for received tensors: new pages may cost more than the transfer.
 
-    A buffer is taken again when nothing refers to it any more: no tensor, and nothing that autograd has kept of one, for a tensor
-    of torch's holds the array in whose memory it lies.
+    On a virtual machine 6 us for 4 KiB, against 0.4. A buffer is free once nothing refers to it, autograd included: a torch tensor
+    holds the array of its memory.
     """
 
     def __init__(self) -> None:
         self._had: dict[int, list[np.ndarray]] = {}
-        """By their bytes; those taken last come last."""
+        """Buffers by size, in the order of last use."""
         self._taken: dict[int, int] = {}
-        """When a buffer of so many bytes was taken last."""
+        """Count at the last use of each size."""
         self._count = 0
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
-        """Memory for a tensor that the other end described so, and its bytes; (None, None) where there is none."""
+        """Return memory for a described tensor, and its bytes; (None, None) without any."""
         if described[2] < 0:
             return None, None
         dtype, sizes, strides, nbytes = _told(described)
@@ -108,12 +103,12 @@ class Rooms:
 
 
 def travelled(tensor: Any) -> Any:
-    """A tensor as it is on the other side: strides are kept, but of one that is not dense."""
+    """Return a tensor as received: with its strides if dense, else contiguous."""
     return tensor if tensor is None or _dense(tensor) else tensor.contiguous()
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether its elements lie one behind the other in memory, in the order of any of its dimensions."""
+    """Return whether elements fill memory without gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
