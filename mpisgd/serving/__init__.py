@@ -1,1 +1,1 @@
-"""What the loop of a shard is made of besides the rules: answers, snapshots, faults, refusals."""
+"""Parts of a shard's loop beside the rules."""

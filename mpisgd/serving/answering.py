@@ -1,4 +1,4 @@
-"""A shard's answers to pulls: weights, whole or chunk by chunk as they are made (`chunks.py`), or that there are no more."""
+"""A shard's answers to pulls: weights, whole or in chunks still being made (`chunks.py`), or an ending."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mpisgd.vectors.computing import Updates
 
 
 class Answering:
-    """Answers as the rules decide.
+    """Answers by decision of the rules.
 
     Attributes:
-        chunked: whether weights are sent while they are made.
-        given: per learner, the clock of the weights that it was given last, and the second.
-        put_off: what has come while an update was being made, and is no pull that could be answered then.
-        on_given: is told of each learner that was given weights.
+        chunked: whether weights are sent while being made.
+        given: clock and second of each learner's last weights.
+        put_off: messages for after the update.
+        on_given: listener to each learner given weights.
     """
 
     def __init__(
@@ -47,29 +47,26 @@ class Answering:
         self.on_given: Callable[[int], None] | None = None
 
     def begin(self) -> None:
-        """The first weights are there."""
         if self._deltas is not None:
             self._deltas.begin(self._update.weights)
 
     def give_first(self, learner_ids: list[int]) -> None:
-        """To all learners at once, where they double as shards: they need not ask."""
+        """Send the first weights to learners doubling as shards, without pulls."""
         weights, clock = self._update.weights, self._rules.clock
         to_all = [(learner_ids, self._update.served)]
         for alike, body in to_all if self._deltas is None else self._deltas.answers(learner_ids, weights, clock):
             self._channel.start_answers(alike, body, clock, {})
 
     def follow(self) -> None:
-        """An update was made. Where that is done chunk by chunk, `make` has the deltas follow each."""
+        """Follow an update; in chunks, `make` does so."""
         if self._deltas is not None and not self.chunked:
             self._deltas.follow(self._update.weights)
 
     def gone(self, learner_id: int) -> None:
-        """A learner is given nothing any more."""
         if self._deltas is not None:
             self._deltas.gone(learner_id)
 
     def answer(self, pull: Pull) -> Do:
-        """What becomes of a pull."""
         learner_id = pull.learner_id
         decided = self._rules.on_pull(learner_id, pull.min_clock)
         if decided is GIVE:
@@ -79,7 +76,6 @@ class Answering:
         return decided
 
     def answer_waiting(self) -> None:
-        """Answer those who wait and whose pulls the rules now allow."""
         if self._rules.waiting and (ready := self._rules.ready()):
             if self._rules.finished or self._rules.interrupted:
                 self._stop(ready)
@@ -110,7 +106,6 @@ class Answering:
         self._finish(learner_ids, now_s)
 
     def _finish(self, learner_ids: list[int], now_s: float) -> None:
-        """The newest weights are on their way to these learners, since that second."""
         if self._finiteness.later:
             self._finiteness.check()
         channel, clock, compensation, on_given = self._channel, self._rules.clock, self._update.compensation, self.on_given
@@ -125,7 +120,7 @@ class Answering:
                 on_given(learner_id)
 
     def leave(self) -> None:
-        """The weights may change: wait until answers have left, or go on elsewhere."""
+        """Let the weights change: wait until answers have left, or go on elsewhere."""
         if not self._channel.finish_answers():
             if self._deltas is None:
                 self._update.renew_weights()
@@ -133,14 +128,10 @@ class Answering:
                 self._deltas.renew()
 
     def end(self) -> None:
-        """Wait until all answers have left."""
         self._channel.see_out_answers()
 
     def make(self) -> tuple[float, float]:
-        """Make the new weights chunk by chunk; who waits for them is sent each as soon as it is made.
-
-        Returns the second at which all were made, and how many their making took.
-        """
+        """Make the new weights in chunks, sent at once to waiting learners; return the last second, and the seconds of making."""
         channel, update, rules, deltas = self._channel, self._update, self._rules, self._in_chunks
         start_s = made_s = channel.now_s()
         making_s, answered = 0.0, list[int]()
@@ -148,8 +139,8 @@ class Answering:
             deltas.open()
         for chunk in update.chunks():
             if deltas is not None:
-                chunk = deltas.follow_chunk(update.weights, chunk)  # noqa: PLW2901 - which is what leaves
-            made_s = channel.now_s()  # before it leaves: a learner that has it goes on at once
+                chunk = deltas.follow_chunk(update.weights, chunk)  # noqa: PLW2901 - d leaves in place of the weights
+            made_s = channel.now_s()  # before the chunk leaves: its learner goes on at once
             making_s += made_s - start_s
             if len(answered) < len(rules.present) and (ready := self._ready_meanwhile()):
                 served = update.served if deltas is None else deltas.give(ready, rules.clock)
@@ -163,7 +154,7 @@ class Answering:
         return made_s, making_s
 
     def _ready_meanwhile(self) -> list[int]:
-        """Who may be answered by now: the learner whose push has made the update, for one, asks while chunks are being made."""
+        """Return learners ready during the update: often the learner of the last push."""
         asked, rules = list[int](), self._rules
         if rules.finished or rules.interrupted:
             return asked

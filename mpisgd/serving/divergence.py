@@ -1,7 +1,7 @@
-"""Whether a run has diverged: something was not finite, or its training loss is far above its start for long. Nothing else.
+"""Divergence of a run: a value was not finite, or the training loss stays far above its start.
 
-A run that learns little, a fine-tune that spoils its network a little, or a network that is stuck at chance (as the demo's
-second run is, at a loss of log 10) has not diverged: what it came to is what its test error says.
+A run learning little, a fine-tune slightly spoiling its network, or a network stuck at chance (the demo's second run, at a loss of
+log 10) has not diverged: its test error tells.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 _FIRST = 8
-"""Mini-batches that the start is."""
+"""Mini-batches of the start."""
 _FAR = 3.0
-"""Rise of the loss that counts as far, in units of the start (below): of a positive loss, to four times what it was."""
+"""Rise of the loss counted as far, in units of the start: a positive loss becomes four times as large."""
 _LONG = 4
-"""Share of the run, its end, that counts as long: one in so many mini-batches."""
+"""Divisor of a run: its last quarter counts as long."""
 
 
 def has_diverged(losses: np.ndarray) -> bool:
-    """Whether training with these losses has diverged.
+    """Return whether training with these losses has diverged.
 
-    Far above its start is a loss of more than the start's median + 3 u. The unit u is the size of that median, or, where it is
-    larger, the range of the start: losses may be negative or near 0, and those of a network that is trained already are mostly
-    tiny, with a large one now and then. For long is: more than half of the last quarter. A start of nothing but zeros has no unit,
-    and nothing is far from it; nor is anything said of fewer than 32 mini-batches.
+    Far above its start is a loss of more than the start's median + 3 u. The unit u is the median's size, or the start's range if
+    larger: losses may be negative, and a trained network's are mostly tiny, now and then large. Long is more than half of the last
+    quarter. Nothing is far from a start of zeros; fewer than 32 mini-batches are not judged. A finite rise within the first 8 may
+    go unseen.
 
-    What blows up within the first 8 mini-batches, and remains finite, may go unseen: as a rule it does not remain so.
-
-    Args:
-        losses: floats, (gradients,): of each mini-batch whose gradient was applied, in the order of the clock.
+    `losses`: (gradients,) floats, of each applied mini-batch in the order of the clock.
     """
     if not np.isfinite(losses).all():
         return True

@@ -1,19 +1,13 @@
-"""What a fault-tolerant shard hears of its learners: they may die, or hang, and the others go on (DESIGN 4, laws 2, 4).
+"""Faults of learners at a fault-tolerant shard: they may die or hang, and others go on (DESIGN 4, laws 2, 4).
 
-A learner that MPI says is dead is *lost*: to the protocol it has departed. One that owes a push or a pull, and of which nothing was
-heard for longer than is patient, is *missed*: to the protocol it has departed too, but when something comes from it, it is back.
-The last learner that is present is missed only where others have left because the run is over: else somebody must be waited for,
-as long as it lives (`hopes.py`).
+    lost      dead, by MPI: departed from the protocol
+    missed    owed a push or a pull beyond the patience: departed until its next message. The last present learner is missed only
+              where others have left because the run is over; else the shard waits (`hopes.py`)
+    torn      a gradient came in part, as its learner died. Another shard may have it whole, or not at all
+    passed    a learner asked this shard for another shard's clock: no gradient of the own clock will come
+    broken    a rank of another stage is lost; the own stage's rank says so in its goodbye
 
-Each shard finds out by itself. A gradient under way when its learner died may so have come to one shard, whole, and not to another,
-or in part (*torn*): each shard does with it what its protocol does with a gradient that came, or did not. Where one shard has gone
-on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
-that no gradient of its own clock will come (*passed*).
-
-Of a group of ranks, each shard knows the one of its own stage. Where another of the group is lost, that one says so in its goodbye,
-and the learner is lost here, too (*broken*).
-
-What follows is decided by the rules (`rules/`), and done by the shard.
+The rules decide (`rules/`), the shard acts.
 """
 
 from __future__ import annotations
@@ -45,12 +39,7 @@ from mpisgd.serving.serves import Serves
 
 
 class Faults:
-    """The presence of one shard's learners.
-
-    Args:
-        patience_s: how long a learner may owe something.
-        name: what this shard is called.
-    """
+    """The presence of a shard's learners; `patience_s`: longest time to owe a message."""
 
     def __init__(self, shard: Serves, channel: TolerantShardChannel, patience_s: float, name: str) -> None:
         self._shard = shard
@@ -58,26 +47,24 @@ class Faults:
         self._channel = channel
         self._name = name
         self._unheeded = set[int]()
-        """Learners whose goodbye was refused: if nothing else comes of them, they count as lost."""
+        """Learners with a refused goodbye: lost if nothing else comes."""
         self._gone = set[int]()
-        """Learners that are lost though they may live: what still comes of them counts for nothing."""
+        """Lost learners, perhaps alive; their messages count for nothing."""
         self._patience_s = patience_s
         self._since_s = [0.0] * len(shard.received)
-        """Per learner, since when it owes a push or a pull; inf = its pull waits."""
+        """Second since when each learner owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
         self._hopes = Hopes(shard.rules, channel, shard.desk)
         self.look_s = math.inf
-        """When to look again who is overdue."""
         shard.faults = self
         shard.answering.on_given = self._given
 
     def begin(self) -> None:
-        """The run begins."""
         self._since_s = [self._channel.now_s()] * len(self._since_s)
         self.look_s = self._since_s[0] + self._patience_s / 4
 
     def hear(self, message: Message) -> bool:
-        """A message has come; whether that is all that is to be done with it."""
+        """Take a message; return whether nothing else is to be done with it."""
         if isinstance(message, FromLearner) and message.learner_id in self._gone:
             return True
         self._hear_from(message)
@@ -100,7 +87,6 @@ class Faults:
         return True
 
     def _hear_from(self, message: Message) -> None:
-        """Where this is a push or a pull, its learner owes something else now."""
         if isinstance(message, Push):
             self._unheeded.discard(message.learner_id)
             self._owes(message.learner_id, message.arrival_ns * 1e-9)
@@ -111,11 +97,10 @@ class Faults:
             self._owes(learner_id, self._channel.now_s())
 
     def _owes(self, learner_id: int, now_s: float, push: bool = False) -> None:
-        """A learner owes a pull from now on, or a push."""
         self._since_s[learner_id], self._owes_push[learner_id] = now_s, push
 
     def note_if_passed(self, learner_id: int, min_clock: int) -> None:
-        """A learner that owes a push asks for a clock that another shard may have come to, and this one has not."""
+        """Note a pull in place of an owed push, for a clock reached only by another shard."""
         rules = self._rules
         if rules.attendance.stuck:
             self.note_who_passes()
@@ -123,7 +108,7 @@ class Faults:
             self._pass(learner_id)
 
     def note_who_passes(self) -> None:
-        """Look again at those who wait: they asked before this shard knew that any is gone, or that nobody will push."""
+        """Check waiting pulls again: they came before a loss or a standstill was known."""
         rules = self._rules
         for learner_id, min_clock in list(rules.waiting.items()):
             if self._owes_push[learner_id] and rules.attendance.passes(learner_id, min_clock, rules.attendance.stuck):
@@ -136,7 +121,6 @@ class Faults:
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
     def _lose(self, rank: int, learner_id: int) -> None:
-        """A rank is dead, or given up."""
         if learner_id >= 0:
             self._end_if_none_is_left(self._note_if_lost(learner_id))
         elif rank == self._channel.evaluator_rank:
@@ -145,12 +129,12 @@ class Faults:
                 self._channel.lose_evaluator()
 
     def _break(self, learner_id: int) -> bool:
-        """Another rank of a learner's group is lost: with that the learner is, of which this rank takes its leave in order."""
+        """Lose a learner after the loss of another rank in its group; this rank leaves in order."""
         self._end_if_none_is_left(self._note_if_lost(learner_id))
         return True
 
     def _note_if_lost(self, learner_id: int) -> bool:
-        """Whether a learner that has not left is lost: the others go on without it."""
+        """Lose a learner, unless it has left; return whether it was lost."""
         if learner_id not in self._rules.present and learner_id not in self._rules.absent:
             return False
         self._note_lost(learner_id, "is lost")
@@ -158,7 +142,7 @@ class Faults:
         return True
 
     def _end_if_none_is_left(self, lost: bool) -> None:
-        """Where the last learner is lost, the run is over, or cannot go on."""
+        """End the run after the last learner's loss. Raises PeerError: no orderly end."""
         rules = self._rules
         if not (lost and rules.attendance.deserted):
             return
@@ -167,19 +151,16 @@ class Faults:
         self._shard.end_if_deserted()
 
     def end_of_commands(self) -> None:
-        """Hear that a coordinator has no more commands (`sandblaster.attendance`)."""
+        """Hear of a coordinator's last command (`sandblaster.attendance`)."""
 
     def look(self, whose: int | None) -> None:
-        """Miss those of whom too little was heard: overdue ones are noticed a quarter of the patience late, at most.
-
-        Where one is waited for in its turn, the others may be blocked behind it.
-        """
+        """Miss overdue learners, at most a quarter of the patience late; `whose`: the only learner waited for."""
         now_s, present = self._channel.now_s(), self._rules.present
         self.look_s = now_s + self._patience_s / 4
         over, last = self._rules.finished or self._rules.interrupted, -1
         for learner_id in sorted(present if whose is None else {whose} & present):
             if over and math.isinf(self._since_s[learner_id]) and learner_id not in self._rules.waiting:
-                self._owes(learner_id, now_s)  # it was told that the run is over, and owes its goodbye
+                self._owes(learner_id, now_s)  # told of the end, it owes its goodbye
             if now_s - self._since_s[learner_id] <= self._patience_s:
                 continue
             if self._may_miss():
@@ -191,10 +172,7 @@ class Faults:
         self._look_for_life(last)
 
     def _look_for_life(self, last: int = -1) -> None:
-        """Where nobody is left who goes on, those who give no sign of life are not waited for; `last`: a learner that is overdue.
-
-        Raises PeerError where the run cannot end so.
-        """
+        """Stop waiting for silent ranks where no other goes on; `last`: an overdue learner. Raises PeerError: no orderly end."""
         rules, channel = self._rules, self._channel
         hang, all_do = self._hopes.silent(last)
         back = sorted(rules.absent & rules.waiting.keys()) if last >= 0 and channel.ranks_of(last) in hang else []
@@ -212,7 +190,6 @@ class Faults:
             self._lose_all()
 
     def _lose_all(self) -> None:
-        """All hang who might still come."""
         for learner_id in sorted(self._rules.present | self._rules.absent):
             self._channel.tell_given_up(learner_id)
             self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
@@ -229,12 +206,11 @@ class Faults:
         self._shard.end_if_deserted()
 
     def note_if_back(self, learner_id: int) -> None:
-        """A learner that was missed has pushed."""
         if learner_id in self._rules.present:
             self._note(Event.RETURNED, learner_id, "is back")
 
     def note_if_alone(self, learner_id: int) -> None:
-        """A learner waits; where it was missed, and nobody else is present, it is back: nobody would ever answer it."""
+        """Take back a missed learner without others present: its pull would never be answered."""
         if learner_id in self._rules.absent and not self._rules.present:
             self._return(learner_id)
 
@@ -243,33 +219,30 @@ class Faults:
         self._note(Event.RETURNED, learner_id, "is back")
 
     def _given(self, learner_id: int) -> None:
-        """A learner was given weights; where it was missed, it is back."""
+        """Note weights given to a learner; a missed learner is back."""
         self._owes(learner_id, self._channel.now_s(), push=True)
         if learner_id in self._rules.absent:
             self._return(learner_id)
 
     def _unstick(self, rank: int, learner_id: int) -> None:
-        """A transfer to or from a rank was given up."""
         if learner_id in self._rules.present:
             self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
             if self._may_miss():
                 self._miss(learner_id)
         elif learner_id not in self._rules.absent:
-            self._lose_for_good(rank, learner_id)  # it has said goodbye, or is the evaluator
+            self._lose_for_good(rank, learner_id)  # after its goodbye, or as evaluator
 
     def _lose_for_good(self, rank: int, learner_id: int) -> None:
-        """Nobody waits for a rank any more, whether it is dead or not."""
         self._channel.give_up(rank)
         self._gone.add(learner_id)
         self._lose(rank, learner_id)
 
     @property
     def evaluates(self) -> bool:
-        """Whether this shard's own rank evaluates, once learners have left."""
         return self._channel.evaluates
 
     def end(self) -> None:
-        """Nobody is waited for any more."""
+        """Lose all missed learners at the end."""
         for learner_id in sorted(self._rules.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
             self._gone.add(learner_id)
@@ -280,7 +253,7 @@ class Faults:
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
 
     def _cannot_part(self, goodbye: Goodbye) -> bool:
-        """Whether a goodbye is refused."""
+        """Refuse an impossible goodbye; return whether refused."""
         learner_id, rules, why = goodbye.learner_id, self._rules, ""
         received = self._shard.received[learner_id]
         most = received + self._shard.refusals.pushes[learner_id]
@@ -297,18 +270,16 @@ class Faults:
         return False
 
     def _ask(self, number: int) -> None:
-        """The evaluator asks for a snapshot, or says goodbye: shard 0 passes that on."""
         self._shard.desk.ask(number)
         if number == NOTHING_MORE and self._channel.is_first:
             self._channel.pass_on_nothing_more()
 
     def _note_lost(self, learner_id: int, text: str) -> None:
-        """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""
+        """Log a loss with the clock of the last given weights: another shard may have their gradient."""
         self._shard.pushed[learner_id] = self._shard.received[learner_id]
         clock, _ = self._shard.answering.given[learner_id]
         self._note(Event.LOST, learner_id, text, clock)
 
     def _note(self, event: Event, learner_id: int, text: str, value: float = 0.0) -> None:
-        """Into the log, and for everybody to see at once."""
         self._shard.log.event(event, self._rules.clock, self._channel.now_s(), learner_id, value)
         warn(f"mpisgd: {self._name}, clock {self._rules.clock}: learner {learner_id} {text}")

@@ -1,4 +1,4 @@
-"""Looks whether what is summed is finite, and does with what is not as `nonfinite` says."""
+"""Finiteness of summed gradients, and the consequences by `nonfinite`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from mpisgd.rules.rules import Rules
 from mpisgd.vectors.computing import Updates
 
 DROPS_IN_A_ROW = 20
-"""Where gradients that are not finite are dropped, and so many per learner were dropped without one that was not, the run has
-diverged: it would never end."""
+"""Successive dropped gradients per learner from which the run has diverged: it would never end."""
 
 
 class Finiteness:
-    """Of one shard's gradients and sums.
+    """Finiteness of a shard's gradients and sums.
 
-    Where a gradient that is not finite stops the run anyway, large ones are not looked at one by one: their sum is, while the new
-    weights are under way. The pass over the bytes then costs nothing. Weights made from a bad sum reach only learners that are
-    about to end.
+    Where a non-finite gradient stops the run anyway, large gradients are checked by their sum, while the new weights leave: this
+    costs nothing. Weights of a bad sum reach only learners about to end.
 
     Attributes:
-        diverged: something that is not finite was summed.
-        later: whether sums are checked, and not gradients.
+        diverged: a non-finite gradient was summed.
+        later: whether sums are checked instead of gradients.
     """
 
     def __init__(self, rules: Rules, update: Updates, nonfinite: Literal["stop", "drop", "continue"]) -> None:
@@ -40,15 +38,15 @@ class Finiteness:
         self._summed, self._unchecked = set[int](), set[int]()
 
     def of(self, push: Push) -> bool:
-        """Whether the gradient in `update.scratch` is, and its loss."""
-        finite = self.later or self._update.scratch_is_finite()  # whatever the loss: the update keeps what it finds
+        """Return whether gradient and loss are finite."""
+        finite = self.later or self._update.scratch_is_finite()  # whatever the loss: the update keeps the result
         if finite and math.isfinite(push.loss):
             self._drops = 0
             return True
         return False
 
     def uses(self, push: Push, tell: Callable[[Event, int, float], None]) -> bool:
-        """It is not, which is told; whether it is summed all the same. Raises DivergenceError where that stops the run."""
+        """Tell of a non-finite gradient; return whether to sum it. Raises DivergenceError."""
         if self._nonfinite == "stop":
             named = f"learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
             if math.isnan(push.loss) and self._update.scratch_is_finite():
@@ -72,16 +70,14 @@ class Finiteness:
         )
 
     def before_sum(self, learner_id: int) -> None:
-        """Hear that a gradient of this learner is summed next; to be told where `later`, as `after_update`."""
         self.check()
         self._summed.add(learner_id)
 
     def after_update(self) -> None:
-        """The sum is that of the last update."""
         self._summed, self._unchecked = set(), self._summed
 
     def check(self) -> None:
-        """The sum of the last update, if nobody has looked yet. Raises DivergenceError."""
+        """Check the last update's sum once. Raises DivergenceError."""
         if self._unchecked and not self._update.sum_is_finite():
             self._refuse(f"sum of the gradients of learners {sorted(self._unchecked)} that made clock {self._rules.clock}")
         self._unchecked.clear()

@@ -1,7 +1,7 @@
-"""Whom a fault-tolerant shard waits for when nobody else goes on: as long as they give signs of life (`liveness/pulse.py`).
+"""Ranks to wait for when no other goes on, as long as they give signs of life (`liveness/pulse.py`).
 
-An overdue learner is missed, and the others go on without it; of the last one, and of whoever evaluates when all have left, that
-cannot be said. They may compute, or write, for as long as they like, or be stopped for ever, and then the job would wait for ever.
+Overdue learners are missed, except for the last. It may take any time, and so may the evaluator after all learners left; but
+stopped for ever, they would hold up the job for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mpisgd.serving.snapshot_desk import SnapshotDesk
 
 
 class Hopes:
-    """Those of whom any may still come, each by its ranks: a learner may have one in each stage."""
+    """Candidates still to come, each by its ranks of all stages."""
 
     def __init__(self, rules: Rules, channel: TolerantShardChannel, desk: SnapshotDesk) -> None:
         self._rules = rules
@@ -20,7 +20,7 @@ class Hopes:
         self._desk = desk
 
     def now(self, last: int) -> list[tuple[int, ...]]:
-        """Empty where others go on; `last`: the last learner, if it is overdue, else -1."""
+        """Return the candidates, none where others go on; `last`: the last learner if overdue, else -1."""
         rules, channel = self._rules, self._channel
         if rules.present and last < 0:
             return []
@@ -32,7 +32,7 @@ class Hopes:
         return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))
 
     def silent(self, last: int) -> tuple[list[tuple[int, ...]], bool]:
-        """Ask all of them for a sign of life. Returns those that give none, any of whose ranks does not, and whether none does."""
+        """Ask all candidates for a sign of life; return candidates with a silent rank, and whether all are so."""
         hopes = self.now(last)
         silent = self._channel.silent(rank for ranks in hopes for rank in ranks)
         hang = [ranks for ranks in hopes if silent.intersection(ranks)]

@@ -1,8 +1,7 @@
-"""Messages that a shard refuses: that cannot be, so that whoever sent them is a bug, or a foreign program.
+"""Messages refused by a shard as impossible: from a bug, or a foreign program.
 
-One such message does not end the work of all: it is dropped and logged, and the shard lives. The run fails in the end, with all
-that it made saved, and names who sent them. But where a learner waits for an update that its own refused push was for, nobody
-would ever go on: that ends the job at once (law 9).
+They are dropped and logged; the run fails in the end, with all saved and the senders named. But a learner waiting for the update of
+its own refused push would wait for ever: this ends the job at once (law 9).
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from mpisgd.comm.messages import Push, Refused
 
 TOLD_PER_RANK = 5
 _MOST_SAMPLES = 2**31 - 1
-"""Most samples that the log has room for."""
+"""Most samples possible in the log."""
 
 
 class Refusals:
-    """Refused messages of one shard.
+    """Refused messages of a shard.
 
     Attributes:
-        by_rank: how many messages of each rank.
-        pushes: per learner, how many of them began a push.
-        last_seq: per learner, the mini-batch of its last push that was taken.
-        portions: how many there are, where data are dealt in portions; 0 = they are not.
+        pushes: number of refused pushes, by learner.
+        last_seq: mini-batch of the last accepted push, by learner.
+        portions: number of portions dealt; 0 = none.
     """
 
     def __init__(self, lambda_: int) -> None:
@@ -32,12 +30,12 @@ class Refusals:
         self.last_seq = [-1] * lambda_
         self.portions = 0
         self._waits = [""] * lambda_
-        """Reason why the last push of each learner was refused, if it was."""
+        """Reason for refusing each learner's last push, if refused."""
 
     def refuse(self, refused: Refused, learner_id: int, *, waits: bool = False) -> None:
-        """Count a message of a rank, which is this learner (-1 = none), and say so, but not for ever.
+        """Count a message of a rank, and report the first few. Raises PeerError as `check_waiting`.
 
-        `waits`: its pull does already, as where it asks before it pushes (`both_ways/`). Raises PeerError where that is for ever.
+        `waits`: the learner's pull waits already (`both_ways/`).
         """
         count = 1 + self.by_rank.get(refused.rank, 0)
         self.by_rank[refused.rank] = count
@@ -51,8 +49,7 @@ class Refusals:
             self.check_waiting(learner_id)
 
     def why_not(self, push: Push, clock: int, fresh_only: bool) -> str:
-        """Say why a push, whole and of the right size, cannot be; "" = it can. `fresh_only`: the protocol waits for all
-        learners."""
+        """Return the reason against a complete push, or an empty text; `fresh_only`: the protocol waits for all learners."""
         learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
         last = self.last_seq[learner_id]
         if not 0 <= timestamp <= clock:
@@ -71,7 +68,7 @@ class Refusals:
         return ""
 
     def check_waiting(self, learner_id: int) -> None:
-        """A learner's pull must wait. Raises PeerError where it would for ever: for an update that its refused push was for."""
+        """Raise PeerError where a waiting pull needs an update of its own refused push."""
         if self._waits[learner_id]:
             raise PeerError(f"learner {learner_id} waits for an update after its push was refused: {self._waits[learner_id]}")
 
@@ -81,5 +78,5 @@ class Refusals:
 
     @property
     def most(self) -> int:
-        """The rank that sent most of them; -1 = there are none."""
+        """Rank with most refusals; -1 = none."""
         return max(self.by_rank, key=lambda rank: self.by_rank[rank], default=-1)

@@ -1,4 +1,4 @@
-"""What a shard is to who hears of the faults of its run (`faults.py`): an interface, so that neither imports the other."""
+"""Interface of a shard to `faults.py`, so that neither imports the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mpisgd.serving.snapshot_desk import SnapshotDesk
 
 
 class Gives(Protocol):
-    """Where weights are given (`answering.Answering`)."""
+    """Giver of weights (`answering.Answering`)."""
 
     given: list[tuple[int, float]]
     on_given: Callable[[int], None] | None
 
 
 class Serves(Protocol):
-    """What is asked and told of the shard (`shard.Shard`)."""
+    """A shard (`shard.Shard`)."""
 
     rules: Rules
     log: ShardLog
@@ -34,22 +34,22 @@ class Serves(Protocol):
     received: list[int]
     pushed: list[int]
     faults: Any
-    """Whom it tells of all that comes."""
+    """Listener to all messages."""
 
     def settle(self) -> None:
-        """Make the updates that are due."""
+        """Make due updates."""
 
     def tear(self, push: Push) -> None:
-        """Of a gradient only a part has come."""
+        """Take a push with part of its gradient."""
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
-        """A learner is lost, or missed."""
+        """Go on without a lost or missed learner."""
 
     def end_if_deserted(self) -> None:
-        """All learners may have left."""
+        """End if all learners have left."""
 
     def see_enough(self, asked: SnapshotPull) -> None:
-        """The evaluator may say that training is to end."""
+        """End training if the evaluator says so."""
 
     def refuse(self, refused: Refused) -> None:
-        """What a rank has sent cannot be."""
+        """Refuse an impossible message."""

@@ -1,4 +1,4 @@
-"""Where a shard answers the evaluator: with a snapshot that was taken, with the last weights, or that there is none."""
+"""A shard's answers to the evaluator: a snapshot, the last weights, or none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from mpisgd.vectors.memory import on_host
 
 
 class SnapshotDesk:
-    """Answers when what was asked for is there, or will never be.
+    """Answers once the requested snapshot exists, or never will; `is_open` until the evaluator's goodbye.
 
-    Args:
-        pulls: of learner 0 after a snapshot was taken, until it has left what it hands on beside it (`checkpoint/buffers.py`).
-
-    Attributes:
-        is_open: the evaluator has not said goodbye.
+    `pulls`: pulls of learner 0 after a snapshot until its state is handed on (`checkpoint/buffers.py`).
     """
 
     def __init__(self, channel: ShardChannel, rules: Rules, update: Copied, snapshots: Snapshots, pulls: int = 0) -> None:
@@ -28,21 +24,20 @@ class SnapshotDesk:
         self._pulls = pulls
         self._pulled, self._has_computed = 0, True
         self._taken_at: list[int] = []
-        """How often learner 0 had pulled when each snapshot was there."""
+        """Pulls of learner 0 before each snapshot."""
         self._asked: int | None = None
         self.is_open = True
 
     def ask(self, number: int | None) -> None:
-        """The evaluator wants this snapshot, FINAL or NOTHING_MORE; None = it waits no more, for it is dead."""
+        """Take a request for a snapshot, FINAL or NOTHING_MORE; None = the evaluator is dead."""
         self._asked = number
         self.answer()
 
     def has_computed(self) -> None:
-        """Learner 0 has pushed, or given up, a mini-batch."""
         self._has_computed = True
 
     def has_pulled(self) -> None:
-        """Learner 0 has; a pull that asks again, until all shards have one clock, does not count."""
+        """Note a pull of learner 0; repeated pulls for lagging shards do not count."""
         if not self._has_computed:
             return
         self._has_computed = False
@@ -55,14 +50,13 @@ class SnapshotDesk:
         self._taken_at += [self._pulled] * (self._snapshots.count - len(self._taken_at))
 
     def _lacks_state(self, number: int) -> bool:
-        """Whether learner 0 has yet to leave what belongs to this snapshot, or to the last weights."""
+        """Return whether learner 0's state for this snapshot, or the last weights, is missing."""
         self._note_taken()
         if not self._pulls or 0 not in self._rules.present:
             return False
         return number == FINAL or self._pulled < self._taken_at[number] + self._pulls
 
     def answer(self) -> None:
-        """Answer the evaluator, if it waits and can be answered."""
         if self._asked is None:
             return
         if self._asked == NOTHING_MORE:
@@ -74,10 +68,10 @@ class SnapshotDesk:
         self._asked = None
 
     def find(self, number: int) -> Taken | None:
-        """Return a snapshot, with empty vectors where it will never be; None where it is yet to come."""
+        """Return a snapshot, with empty vectors if never; None if yet to come."""
         rules = self._rules
         there = (number == FINAL and rules.finished) or 0 <= number < self._snapshots.count
-        if rules.interrupted and not rules.finished:  # what learners still push may finish the run
+        if rules.interrupted and not rules.finished:  # late pushes may finish the run
             return None if rules.present else self._nothing()
         if there:
             return None if self._lacks_state(number) else self._taken(number)
