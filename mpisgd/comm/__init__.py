@@ -1,1 +1,1 @@
-"""What the exchange asks of a communicator, the vocabulary of its messages, and signals; its two worlds are below."""
+"""Communicator interface, vocabulary of messages, and signals; below: two worlds, MPI and virtual."""

@@ -1,7 +1,7 @@
-"""The communicator's interface, as the channels use it: `wire.Wire` over MPI, `virtual.wire.VirtualWire` in virtual time.
+"""Interface of a communicator: `wire.Wire` over MPI, `virtual.wire.VirtualWire` in virtual time.
 
-Every call blocks until what it says is done, or begins something that `header` and `finish` wait for. A rank's own code between
-two calls depends on nothing but what it was sent: so the loops cannot know which world they are in.
+Calls block until done, or begin a transfer for `header` and `finish`. Between calls a rank's code depends only on received
+messages, so the loops cannot know their world.
 """
 
 from __future__ import annotations
@@ -13,237 +13,217 @@ from mpisgd.comm.messages import Fields
 from mpisgd.comm.presence import Presence
 
 STILL_NBYTES = 2**22
-"""A vector of so many bytes at most lies in the kernel's buffers: a thread that looks after it costs more than it hides. Of the
-CIFAR-10 network at mu = 64, 28 ms of computing were 32 to 37 beside it."""
+"""Bytes that fit the kernel's buffers: a thread to move them costs more than it hides.
+
+Of the CIFAR-10 network at mu = 64, 28 ms of computing took 32 to 37.
+"""
 
 Pattern = tuple[int | None, int | None]
-"""(source, tag) of a message; None stands for any."""
+"""(source, tag) of a message; None = any."""
 
 
 class Broken(Exception):
-    """A rank of this one's group is lost: alone it can do nothing, and the others can go on without the group."""
+    """Loss of another rank of the own group: this rank can do nothing more, other groups go on."""
 
 
 class Buffer(Protocol):
-    """Memory that a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
+    """Memory of a body: a C-contiguous array, or a stand-in where only sizes travel."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 class Clock(Protocol):
-    """A rank's own seconds, and what goes on while it computes."""
-
     def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
-        """All ranks meet; seconds count from here, where so many have passed already."""
+        """Meet all ranks; count seconds from `already_s`."""
 
     def now_ns(self) -> int:
-        """Nanoseconds since the start of the run."""
+        """Return nanoseconds since the start."""
 
     def sleep(self, seconds: float) -> None: ...
 
     def let_move(self) -> None:
-        """The rank computes from here until `hold`: what was begun goes on meanwhile. It must send and receive nothing."""
+        """Let transfers move while the rank computes, until `hold`; send and receive nothing meanwhile."""
 
     def hold(self) -> None:
-        """The rank computes no more."""
+        """End computing."""
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
+        """Call `check`, which may raise, now and then in sleeps (in virtual time, also in computing)."""
 
 
 class Communicator(Protocol):
-    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
-    it."""
+    """A rank's end of the wire. A message is a header (`messages.LAYOUTS`) and its bodies."""
 
     rank: int
     presence: Presence
-    """Which of the other ranks are there."""
     signal: int
-    """The number of the signal that has told this rank to come to an end; 0 = none has."""
+    """Number of the signal that told this rank to end; 0 = none."""
     deaf: bool
-    """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+    """Whether signals are heard elsewhere, not by `take`."""
     nodes: Sequence[Any]
-    """The node of each rank, by any name; none: all are on one."""
+    """Node of each rank, by any name; empty = a single node."""
 
     @property
     def clock(self) -> Clock:
-        """This rank's own seconds."""
+        """This rank's clock."""
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
-        """Begin to send a message; the bodies must stay as they are until `finish`.
+        """Begin to send a message; bodies must not change until `finish`.
 
-        Where the layout says `announced`, `finish` waits until the receiver has taken the header.
+        If `announced`, `finish` waits until the receiver has taken the header.
         """
 
     def aside(self, body: Any) -> Any:
-        """Give what to send in the place of a body that will soon change: itself, or a copy, where the receivers may take long.
-
-        `finish` does not wait for what is sent of a copy.
-        """
+        """Return a body that will soon change, or a copy if receivers may be slow; `finish` does not wait for copies."""
 
     def open(self, dest: int, tag: int, fields: Fields) -> Opened:
-        """Begin to send a message whose bodies are there one after the other."""
+        """Begin to send a message; bodies are added as made."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
-        """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked.
+        """Post a message's receive; without bodies, return a `Posted`.
 
-        Where the tag is a body's: where those of the message are to go that was taken last, while others are taken; `Coming` says
-        what may be asked, and `take` must be told of it.
+        For a body's tag: receive the last message's bodies beside others; return a `Coming`, to be passed to `take`.
         """
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
-        """Post the receive of an answer, then begin to send the question; `header` and `finish` wait for the answer."""
+        """Post an answer's receive, then send the question; `header` and `finish` wait for the answer."""
 
     def header(self, posted: Any) -> Fields:
-        """Wait for the header of a message whose receive was posted."""
+        """Wait for a posted message's header."""
 
     def header_or_signal(self, posted: Any) -> None:
-        """Wait until the header of a message whose receive was posted is there, or a signal has come."""
+        """Wait for a posted message's header, or a signal."""
 
     def finish(self, transfer: Any) -> bool:
-        """Wait until a message is sent (`start`, which gives a `Leaving`) or received whole (`post`).
+        """Wait until a message is sent (`start`) or received whole (`post`).
 
-        False where that was given up, as the other end hangs (`tolerant.py`): the bodies must then stay as they are for ever.
+        Return False if given up because the other end hangs (`tolerant.py`): the bodies must stay untouched for ever.
         """
 
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
-        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields, or None where
-        none has come by that nanosecond, or before one of those that are `coming` was whole.
+        """Wait for a message, first patterns first; return source, tag and fields.
 
-        `coming` must be all that were begun and not yet waited for, in that order.
-
-        Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
-        had sent itself INTERRUPT.
+        Return None at `until_ns`, or once a body in `coming` (all begun, unfinished bodies, in order) is whole. If the last pattern
+        is (None, None) or (None, Tag.INTERRUPT), a signal is told once, as this rank's own INTERRUPT.
         """
 
     def take_body(self, *bodies: Any) -> bool:
-        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another.
+        """Receive the last message's bodies. Raises PeerError: another size.
 
-        False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
+        Return False if the sender was lost or hangs: the bodies must not be used again.
         """
 
     def meet(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
-        """Some ranks that will act together; each of them calls this, and nobody else. `bounds`, `cuts` are what `Team` says."""
+        """Return a team; exactly its ranks call this. `bounds`, `cuts`: as of `Team`."""
 
     def node(self, ranks: Sequence[int]) -> Node:
-        """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+        """Return ranks that share a node's memory; exactly these ranks call this."""
 
 
 def is_far(wire: Communicator, rank: int) -> bool:
-    """Whether that rank is on another node than the wire's own."""
     return bool(wire.nodes) and wire.nodes[rank] != wire.nodes[wire.rank]
 
 
 class Leaving(Protocol):
-    """A message that is being sent."""
-
     def has_left(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Return whether `finish` would not wait."""
 
 
 class Coming(Protocol):
-    """The bodies of a message that are received while others are taken."""
-
     def is_whole(self) -> bool:
-        """Whether there is nothing more to wait for: it is there, or never will be."""
+        """Return whether all bodies are there, or never will be."""
 
     def check(self) -> None:
-        """Of one that `is_whole`: raises PeerError where it never came, or has another size."""
+        """Raise PeerError if bodies never came or have another size; call once `is_whole`."""
 
 
 class Opened(Protocol):
-    """A message whose header has left, or will with the rest."""
-
     def add(self, body: Any) -> None:
         """Begin to send the next body."""
 
     def close(self) -> Any:
-        """All bodies were added; returns what `finish` waits for."""
+        """Return a transfer for `finish`."""
 
 
 class Posted(Protocol):
-    """A receive of a header without bodies."""
-
     def arrived(self) -> bool:
-        """Whether the message is there."""
+        """Return whether the message is there."""
 
     def withdraw(self) -> None:
-        """Nothing will come to it any more."""
+        """Cancel: no message will come."""
 
 
 class Group(Protocol):
-    """Ranks that tell each other, each in its place. All call the same, in the same order."""
+    """Ranks in places; all make the same calls in the same order."""
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
-        """All-gather: the headers of all, in the order of places."""
+        """Return all headers by place (all-gather)."""
 
     def disband(self) -> None:
-        """They act together no more."""
+        """End the group."""
 
 
 class Team(Group, Protocol):
-    """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
+    """Ranks that act together, by MPI's collectives, on float32, int16 or int32 vectors.
 
-    The rank in place p owns the slice `bounds[p]` of a vector that all have; of one that is exchanged, and whose slices travel in
-    other words than float32, `cuts[p]`. Vectors are float32, int16 or int32.
+    Place p owns slice `bounds[p]`; `cuts[p]` if an exchanged vector travels in other words than float32.
     """
 
     def exchange(self, vector: Any, received: Any) -> None:
-        """All-to-all: each slice of `vector` goes to its owner; `received`, (places * own slice,), is what all sent here."""
+        """Send each slice of `vector` to its owner (all-to-all); `received`, (places * own slice,), gets all slices sent here."""
 
     def begin_parts(self, vector: Any, received: Any, parts: Sequence[Part]) -> Any:
-        """Begin an `exchange` whose parts, which make up the slices, leave one by one: those of the others may come from now on.
+        """Begin an `exchange` by parts; others' parts may come from now on.
 
-        Nothing is exchanged, nor this called, where memory is shared.
+        Neither is called where memory is shared.
         """
         return None
 
     def leave(self, begun: Any, number: int) -> None:
-        """A part of `vector` goes to its owner; it must stay until `see_out`. In virtual time the last parts leave first."""
+        """Send a part, unchanged until `see_out`; in virtual time the last parts leave first."""
         return
 
     def finish_parts(self, begun: Any) -> None:
-        """Wait until the others' parts are in `received`, when all of this rank's were told to leave."""
+        """Wait for the others' parts; call after the last `leave`."""
         return
 
     def see_out(self, begun: Any) -> None:
-        """Wait until this rank's parts have left."""
+        """Wait until own parts have left."""
         return
 
     def share(self, own: Any, vector: Any) -> Any:
-        """Begin an all-gather: the owners' slices, of which `own` is one, into `vector`; both must stay until `finish`."""
+        """Begin an all-gather of owners' slices into `vector`; keep `own` and `vector` unchanged until `finish`."""
 
     def open_shares(self, vector: Any, parts: Sequence[Part]) -> Any:
-        """Begin an all-gather as `share` does, of slices that are being made, and made up of these parts, for which `arrive` asks.
+        """Begin an all-gather of slices still being made; `arrive` awaits their parts.
 
-        Nor is this called where memory is shared.
+        Not called where memory is shared.
         """
         return None
 
     def share_up_to(self, shared: Any, own: Any, stop: int) -> None:
-        """The first `stop` elements of `own` are made, and may leave; `shared` is what `open_shares` gave."""
+        """Let the first `stop` elements of `own`, now made, leave."""
         return
 
     def arrive(self, shared: Any, number: int, arrived: Callable[[slice], None] | None = None) -> None:
-        """Wait until a part of what `open_shares` began is in place, as `finish` does for all of them."""
+        """Wait for a part of an `open_shares`, as `finish` does for all."""
         return
 
     def finish(self, shared: Any, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
-        """Wait until what `share` or `open_shares` began is done; of the latter, all of the own slice must be made.
+        """Wait for a `share` or `open_shares`; the own slice must be made.
 
-        `meanwhile` is called as soon as the vector that was exchanged may change; `arrived` for each part of the gathered one when
-        that is there.
+        `meanwhile` is called once the exchanged vector may change, `arrived` for each gathered part.
         """
 
 
 class Part(Protocol):
-    """Elements `start` to `end` of a vector, all of the slice of the rank in place `owner`."""
+    """Elements of a vector, all within the slice of place `owner`."""
 
     @property
     def owner(self) -> int: ...
@@ -254,23 +234,22 @@ class Part(Protocol):
 
 
 class Node(Protocol):
-    """Ranks that share memory, each in its place. All call the same, in the same order.
+    """Ranks that share memory, and make the same calls in the same order.
 
-    What a rank has written before `meet` is what the others read after it; nothing else is promised.
+    `meet` makes earlier writes visible to all; nothing else is promised.
     """
 
     place: int
-    """Number of this rank, from 0."""
     places: int
 
     def vectors(self, count: int, size: int) -> list[Any]:
-        """So many vectors, each (size,) float32, that are the same memory for all; what is in them first, nobody knows."""
+        """Return shared vectors, (size,) float32, undefined at first."""
 
     def words(self, count: int) -> Any:
-        """(count,) float64, the same memory for all."""
+        """Return a shared (count,) float64."""
 
     def meet(self) -> None:
-        """Wait until all of these ranks are here."""
+        """Wait for all these ranks."""
 
     def disband(self) -> None:
-        """The memory is there no more: nobody may look at it."""
+        """Free the memory: no rank may look at it again."""

@@ -1,7 +1,6 @@
-"""The vocabulary of the wire: tags, layouts of headers, and what a shard may receive (DESIGN 5).
+"""Vocabulary of the wire: tags, layouts of headers, and messages to a shard (DESIGN 5).
 
-A message is a small header of int64 and float64 fields, begun by a magic number, and perhaps slices that follow it under a tag of
-their own. Nothing is pickled. On a real wire the header is packed into bytes; a virtual one passes the fields as they are.
+A message is a magic number, int64 and float64 fields, and perhaps slices under their own tag; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -55,24 +54,23 @@ class Tag(enum.IntEnum):
 
 
 class Ending(enum.IntEnum):
-    """Ways in which a run ends for a learner: what shards answer to its pull, and what it says in its goodbye."""
+    """A learner's end of a run, in answers to its pull and in its goodbye."""
 
     NONE = 0
-    """Go on; in a goodbye: the learner leaves by itself, while others go on."""
+    """Go on; in a goodbye: this learner alone leaves."""
     FINISHED = 1
-    """The run is over."""
     ENOUGH = 2
-    """Evaluations are no better any more: the run comes to its end."""
+    """Evaluations no longer improve: the run ends."""
     INTERRUPTED = 3
-    """A signal ends this attempt, and another may go on."""
+    """A signal ends this attempt; another may go on."""
     BROKEN = 4
-    """In a goodbye alone: another rank of the learner's group is lost, and with it the learner."""
+    """In a goodbye: another rank of the learner's group is lost."""
 
 
 class Op(enum.IntEnum):
-    """What the coordinator of a batch optimisation commands its shards (`sandblaster/`): a, b and out are numbers of slots.
+    """Commands of a batch optimisation's coordinator to shards (`sandblaster/`); a, b, out: numbers of slots.
 
-    `ANSWERED` are answered by RESULT, in the order of commands.
+    Shards answer `ANSWERED` by RESULT, in order.
     """
 
     ADD = 1
@@ -82,27 +80,27 @@ class Op(enum.IntEnum):
     SCALE = 3
     """out = alpha a"""
     FREE = 4
-    """a is wanted no more."""
+    """Free a."""
     DOT = 5
-    """The sum of a b, of this slice."""
+    """Sum of a b, over this slice."""
     ABSMAX = 6
     ABSSUM = 7
     BEGIN = 8
-    """An evaluation begins: learners that pull are given a."""
+    """Begin an evaluation: pulls get a."""
     COMMIT = 9
-    """Add push b of learner a to the sum; it is of `out` portions."""
+    """Add push b of learner a, of `out` portions, to the sum."""
     DISCARD = 10
-    """Forget all pushes of learner a until number b that were not committed, also those that are still to come."""
+    """Forget learner a's uncommitted pushes until number b, past and future."""
     END = 11
-    """The evaluation is over: out = the sum / its samples. alpha: the loss; beta: the step length. Answered by |out|^2."""
+    """End the evaluation: out = sum / samples. alpha: loss; beta: step length. Answered by |out|^2."""
     ACCEPT = 12
-    """The weights are a now: an iteration is over."""
+    """Make a the weights: an iteration is over."""
     FINISH = 13
-    """There are no more commands; a: an `Ending`."""
+    """No more commands; a: an `Ending`."""
     KEEP = 14
-    """The next checkpoint has a, besides what it has already."""
+    """Add a to the next checkpoint."""
     SAVE = 15
-    """Write a checkpoint of what is kept, as of the last iteration."""
+    """Write a checkpoint of kept slots, as of the last iteration."""
 
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
@@ -114,16 +112,16 @@ Fields = tuple[Any, ...]
 _FLOATS = frozenset({"rounded", "scale", "loss", "alpha", "beta", "value"})
 
 NOBODY = -2
-"""In the place of a learner_id, where a communicator says that a rank is lost, or stuck: no rank has sent that."""
+"""Learner_id in a communicator's report of a lost or stuck rank."""
 
 
 class Layout:
-    """Layout of one kind of message.
+    """Layout of a kind of message.
 
     Args:
-        fields: names of its fields, in order; each is an int64, those in `_FLOATS` a float64.
-        body: the tag of the slices that follow the header; 0 = none follow.
-        announced: the sender is sure to wait until the receiver has taken the header (`Communicator.start`).
+        fields: names, in order, of int64 or float64 (`_FLOATS`) fields.
+        body: tag of slices after the header; 0 = none.
+        announced: whether senders wait until the header is taken (`Communicator.start`).
     """
 
     def __init__(self, *fields: str, body: int = 0, announced: bool = False) -> None:
@@ -137,7 +135,7 @@ class Layout:
         return self._struct.pack(MAGIC, *fields)
 
     def unpack(self, header: bytearray, sender: int) -> Fields:
-        """The fields of a received header. Raises PeerError where the magic number is another."""
+        """Return a header's fields. Raises PeerError: another magic number."""
         fields = self._struct.unpack(header)
         if fields[0] != MAGIC:
             raise PeerError(f"rank {sender} sent magic {fields[0]:#x}: expected {MAGIC:#x}; another program or version?", sender)
@@ -148,8 +146,7 @@ _SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "neighbou
 _COMPUTED = ("portion", "skipped", "rounded", "scale", "loss")
 _PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", *_COMPUTED)
 MOST_DIMENSIONS = 8
-"""Of a tensor that passes from stage to stage."""
-#: What a tensor is: the number of its type, whether a gradient of it is wanted, its dimensions (-1: there is none), sizes, strides.
+#: Description of a tensor: number of its type, whether its gradient is wanted, dimensions (-1: no tensor), sizes, strides.
 _TENSOR = ("type", "wanted", "dimensions", *(f"{what}_{at}" for what in ("size", "stride") for at in range(MOST_DIMENSIONS)))
 _PASSED = ("seq", "micro", "place", "count", *_TENSOR, "loss")
 PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, float, float, float]
@@ -184,26 +181,24 @@ LAYOUTS: Mapping[int, Layout] = {
 }
 
 FINAL = -1
-"""The index under which the last weights of a run are pulled as a snapshot."""
+"""Snapshot number of the last weights."""
 NOTHING_MORE = -2
 """The evaluator's goodbye."""
 
 
-# Made for every gradient: plain classes, whose fields are cheaper to set and to read than those of a named tuple.
+# Made for every gradient: fields of plain classes are cheaper to set and to read than fields of named tuples.
 
 
 class Push:
-    """A gradient has arrived: the header's fields; the slice lies in the buffer that was handed to `receive`.
+    """An arrived gradient; its slice lies in the buffer passed to `receive`.
 
-    Of a team, it is the sum of `gradients` gradients, with `samples` samples in all and the mean of their losses.
-
-    `runs`: as many as `skipped` says, of elements that it has no gradient of; they come before it.
+    From a team: the sum of `gradients` gradients, all samples, mean loss. `runs`: `skipped` runs of elements without a gradient,
+    received before the slice.
     """
 
     __slots__ = (*_PUSH, "arrival_ns", "runs")
 
     def __init__(self, fields: PushFields, arrival_ns: int) -> None:
-        """`fields`: in the order of the header."""
         (
             self.learner_id,
             self.timestamp,
@@ -228,7 +223,7 @@ class Push:
 
 
 class Pull:
-    """A learner wants weights whose clock is at least `min_clock`; its receives are posted."""
+    """A wish for weights of clock `min_clock` at least; receives are posted."""
 
     __slots__ = ("learner_id", "min_clock")
 
@@ -238,7 +233,7 @@ class Pull:
 
 
 class Goodbye(NamedTuple):
-    """A learner sends nothing any more; it has pushed `pushed` times to this shard. `ending`: an `Ending`."""
+    """A learner's last message, after `pushed` pushes to this shard."""
 
     learner_id: int
     pushed: int
@@ -246,21 +241,21 @@ class Goodbye(NamedTuple):
 
 
 class GaveUp(NamedTuple):
-    """A learner has given up mini-batch `seq`, because an update was made without it; it will begin it anew."""
+    """Notice that a learner begins mini-batch `seq` anew, after an update without it."""
 
     learner_id: int
     seq: int
 
 
 class NormPull(NamedTuple):
-    """A learner wants the norm of this shard's slice of the averaged gradient that is to give clock + 1 (`agreement.py`)."""
+    """A wish for the norm of this shard's slice of the averaged gradient to clock + 1."""
 
     learner_id: int
     clock: int
 
 
 class NormTold(NamedTuple):
-    """A learner tells the norm of that whole gradient."""
+    """Norm of the whole averaged gradient."""
 
     learner_id: int
     clock: int
@@ -268,41 +263,39 @@ class NormTold(NamedTuple):
 
 
 class Torn(NamedTuple):
-    """A gradient of which only a part has come, because its learner was lost or hangs; what is in the buffer must not be used."""
+    """A partly received gradient of a lost or hanging learner; never use the buffer."""
 
     push: Push
 
 
 class Lost(NamedTuple):
-    """A rank is dead; it is learner `learner_id`, or -1."""
+    """A dead rank; learner `learner_id`, or -1."""
 
     rank: int
     learner_id: int
 
 
 class Stuck(NamedTuple):
-    """A rank has held up a transfer for too long, and that was given up."""
+    """A rank that held up a transfer, now given up, for too long."""
 
     rank: int
     learner_id: int
 
 
 class GivenUp(NamedTuple):
-    """Another shard has come to its end without a learner: nothing is taken of it there any more, and it cannot go on."""
+    """A learner that cannot go on, as another shard has ended without it."""
 
     learner_id: int
 
 
 class Interrupt(NamedTuple):
-    """A signal, of this number, has told this rank or another to come to an end."""
-
     signal: int
 
 
 class SnapshotPull(NamedTuple):
-    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE).
+    """The evaluator's wish for snapshot `number` or FINAL, or its goodbye (NOTHING_MORE).
 
-    `enough`: 1 + the snapshot at which it has seen enough, and training is to end; 0 = it has not.
+    `enough`: 1 + the snapshot that showed enough to end training; 0 = not yet.
     """
 
     number: int
@@ -310,8 +303,6 @@ class SnapshotPull(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The coordinator commands it (`Op`)."""
-
     op: int
     out: int
     a: int
@@ -321,10 +312,10 @@ class Command(NamedTuple):
 
 
 class Next(NamedTuple):
-    """A learner asks the coordinator what to do next.
+    """A learner's wish for its next task.
 
-    Of the evaluation at `clock` it has computed `portion` (-1 = none), of so many samples, with this mean loss; all shards have its
-    push `pushed` (-1 = there is nothing new to say of that). `signal` has told it to come to an end.
+    Reports `portion` (-1 = none) of the evaluation at `clock`, and push `pushed`, now at all shards (-1 = no news). `signal` has
+    told the learner to end.
     """
 
     learner_id: int
@@ -339,13 +330,13 @@ class Next(NamedTuple):
 
 
 PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED = -1, -2, -3
-"""In the place of a portion that is dealt: what the learner is to do instead."""
+"""Orders in place of a dealt portion."""
 FORGET = -1
-"""In the place of whether a result counts: nothing does that the learner has summed, and not pushed."""
+"""In place of whether a result counts: drop sums not yet pushed."""
 
 
 class Refused(NamedTuple):
-    """A message that cannot be, of that rank; it was received into memory of its own, and is gone. `push`: it began a push."""
+    """An invalid message, received elsewhere and dropped; `push`: whether it began a push."""
 
     rank: int
     why: str

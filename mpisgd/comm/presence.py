@@ -1,4 +1,4 @@
-"""Which ranks are there, as one rank knows: all, where a run ends with its first failure or nobody can fail."""
+"""A rank's knowledge of the others: without fault tolerance, all are there."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from mpisgd.comm.messages import Tag
 
 
 class Presence:
-    """All other ranks are there: nobody is ever left out.
+    """Presence of all.
 
     Attributes:
-        watched: ranks that are asked for signs of life (`liveness/pulse.py`).
-        unheard: those of them that have given none for too long.
+        watched: ranks asked for signs of life (`liveness/pulse.py`).
+        unheard: watched ranks silent for too long.
     """
 
     watched = frozenset[int]()
     unheard = frozenset[int]()
 
     def give_up(self, rank: int) -> None:
-        """Wait for this rank no more, not even at the end."""
+        """Wait no more for this rank, not even at the end."""
 
     def lose(self, rank: int) -> None:
-        """Another rank says that this one is dead: nothing of it is taken any more, and it is not told again."""
+        """Drop a rank that another rank calls dead, and report nothing."""
 
     def given_up(self) -> list[int]:
-        """Ranks that nobody waits for, and that are not known to be dead."""
+        """Return ranks neither waited for nor known to be dead."""
         return []
 
     def away(self) -> list[int]:
-        """Ranks that are given up or dead, as far as is known before ranks part."""
+        """Return ranks given up or dead, as known before parting."""
         return []
 
     def silent(self, ranks: Iterable[int]) -> frozenset[int]:
-        """Those of these ranks that have given no sign of life for too long; from now on these are watched, and no others."""
+        """Watch only `ranks` from now on; return the ranks silent for too long."""
         return frozenset()
 
 
 class Losses(Presence):
-    """Which ranks a fault-tolerant run has lost or given up, and what of that is still to be told (`mpi/tolerant.py`).
+    """Lost and given-up ranks of a fault-tolerant run (`mpi/tolerant.py`).
 
     Attributes:
-        dead: nothing of them is taken, and nothing sent to them.
-        news: (rank, LOST or STUCK) that `take` tells next.
+        dead: ranks without further traffic.
+        news: (rank, LOST or STUCK) for `take` to tell next.
     """
 
     def __init__(self) -> None:
         self.dead: set[int] = set()
         self._replaced: set[int] = set()
-        """Of these, who has been replaced, and may live."""
+        """Dead ranks that were replaced, and may live."""
         self.hanging: set[int] = set()
         self.news: deque[tuple[int, int]] = deque()
 
     def died(self, rank: int) -> None:
-        """MPI says so; told once."""
+        """Note a death seen by MPI."""
         self._replaced.discard(rank)
         if rank not in self.dead:
             self.dead.add(rank)
@@ -64,7 +64,7 @@ class Losses(Presence):
         self.hanging.add(rank)
 
     def lose(self, rank: int) -> None:
-        """Another rank has its place, as it is dead or hangs: nothing of it is taken any more, and it is not told again."""
+        """Drop a dead or hanging rank that another replaces, and its news."""
         if rank not in self.dead:
             self._replaced.add(rank)
         self.dead.add(rank)

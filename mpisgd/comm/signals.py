@@ -1,11 +1,10 @@
-"""Signals that tell a run to come to an end: the batch system's warning, a preemption, somebody at a terminal.
+"""Signals that tell a run to end: a batch system's warning, a preemption, a person at a terminal.
 
-A Python handler waits until a blocking MPI call returns. What the interpreter does at once, whatever Python is doing, is to write
-the signal's number to a pipe (`signal.set_wakeup_fd`); a thread reads it, since MPI's calls let other threads run. It makes no
-call of MPI itself: it sets a flag, at which the rank's loops look when they can (`communicator.Communicator.signal`).
+A Python handler waits until a blocking MPI call returns, but the interpreter writes a signal's number to a pipe at once
+(`signal.set_wakeup_fd`). A thread reads the pipe, as MPI calls let other threads run. It calls no MPI, and sets a flag for loops.
 
-The first signal asks for a checkpoint and an orderly end. A second one ends the process at once; but batch systems may deliver one
-warning twice, to the script and to its children, so what comes within `AGAIN_S` is the same one.
+The first signal asks for a checkpoint and an orderly end; a second ends the process. Batch systems may warn twice, script and
+children: signals within `AGAIN_S` are the same.
 """
 
 from __future__ import annotations
@@ -23,46 +22,43 @@ from typing import Any
 from mpisgd.base.errors import RunInterrupted
 from mpisgd.base.speech import last_words
 
-#: TERM is what everybody sends; USR1 and USR2 are what SLURM and LSF can be told to warn with, and what mpirun passes on; INT is
-#: Ctrl-C, as MPICH's launcher passes it on.
+#: TERM is sent by all; USR1 and USR2 are warnings of SLURM and LSF on request, passed on by mpirun; INT is Ctrl-C, passed on by
+#: MPICH's launcher.
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 AGAIN_S = 1.0
-"""Seconds after which another signal is a second one."""
+"""Seconds after which another signal counts as a second."""
 
 TICK_S = 1.0
 
 HURRY_S = 2.0
-"""Open MPI's launcher ends its ranks by CONT, TERM a quarter of a second later, and KILL after as long again: TERM so soon after
-CONT leaves next to no time."""
+"""Most seconds from CONT to TERM when Open MPI's launcher ends ranks: TERM comes 0.25 s after CONT, and KILL as long after TERM."""
 
 
-#: What would end the process: Python's own for Ctrl-C raises KeyboardInterrupt.
+#: Handlers that end the process: Python's own for Ctrl-C raises KeyboardInterrupt.
 _DEADLY = (signal.SIG_DFL, signal.default_int_handler)
 
 
 def name_of(number: int) -> str:
-    """`SIGUSR1`."""
     return signal.Signals(number).name
 
 
 class Signals:
-    """While this context is open, signals are heard: `listen` says by whom. What was there before is there again afterwards.
+    """Context in which signals are heard (`listen`); its end restores earlier handlers.
 
-    Unless RunInterrupted passes: then the process is about to end, with a status that a warning delivered late is not to spoil.
-
-    Outside of the main thread, where Python allows no handlers, nothing is heard.
+    If RunInterrupted passes, deadly handlers are not restored: a late warning must not spoil the exit status. Outside the main
+    thread Python allows no handlers.
 
     Attributes:
-        every_second: called by the thread that waits for signals, now and then.
+        every_second: callback of the waiting thread.
     """
 
     def __init__(self) -> None:
         self.received = 0
-        """The number of the first signal; 0 = none has come."""
+        """Number of the first signal; 0 = none."""
         self.every_second: Callable[[], None] | None = None
         self.hurried = False
-        """Whether the first signal was that of a launcher which is about to kill its ranks (`HURRY_S`)."""
+        """Whether a launcher about to kill sent the first signal (`HURRY_S`)."""
         self._received_s = 0.0
         self._continued_s = -HURRY_S
         self._listeners: list[Callable[[int], None]] = []
@@ -72,7 +68,7 @@ class Signals:
         self._thread: threading.Thread | None = None
 
     def listen(self, listener: Callable[[int], None]) -> None:
-        """Call this with the number of the first signal, from a thread of its own or, where one has come already, now."""
+        """Call `listener` with the first signal's number: from the signal thread, or now if past."""
         self._listeners.append(listener)
         if self.received:
             listener(self.received)
@@ -85,7 +81,7 @@ class Signals:
             self._wakeup_before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
             for number in (*HEARD, signal.SIGCONT):
                 self._before[number] = signal.signal(number, _nothing)
-                signal.siginterrupt(number, False)  # what is reading a file or waiting for a lock goes on
+                signal.siginterrupt(number, False)  # reads of files and waits for locks go on
         self._thread = threading.Thread(target=self._serve, name="signals", daemon=True)
         self._thread.start()
         return self
@@ -96,13 +92,13 @@ class Signals:
                 if not (isinstance(error, RunInterrupted) and before in _DEADLY):
                     signal.signal(number, signal.SIG_DFL if before is None else before)
             signal.set_wakeup_fd(self._wakeup_before)
-        os.close(self._writes)  # which ends the thread
+        os.close(self._writes)  # ends the thread
         if self._thread is not None:
             self._thread.join()
         os.close(self._reads)
 
     def _serve(self) -> None:
-        poll = select.poll()  # not select(): the pipe's number may be beyond what that can take
+        poll = select.poll()  # not select(): the pipe's number may be too large for it
         poll.register(self._reads, select.POLLIN)
         while True:
             if poll.poll(1000 * TICK_S):
@@ -133,11 +129,11 @@ class Signals:
 
 
 def ignore_from_now_on() -> None:
-    """The run is complete, and the process about to end: a warning that comes now is not to spoil its status."""
+    """Ignore late signals, which must not spoil a complete run's exit status."""
     for number in HEARD:
         if signal.getsignal(number) in _DEADLY:
             signal.signal(number, _nothing)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread does what is to be done. Without a handler a signal would end the process, or be lost."""
+    """Do nothing: without a handler a signal would end the process, or be lost."""

@@ -1,1 +1,1 @@
-"""The real world: ranks that MPI has started; the only place that imports mpi4py."""
+"""The real world: ranks started by MPI; the only place that imports mpi4py."""

@@ -1,4 +1,4 @@
-"""Messages that have come and are not received yet: MPI's own queue, looked through as politely as the rank waits."""
+"""MPI's queue of arrived messages, searched as politely as the rank waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 
 
 class Arrivals:
-    """The queue of one rank; `polite`: how it waits for a message of any of several patterns."""
+    """The queue of a rank; `polite`: leave the core to others in waits."""
 
     def __init__(self, comm: MPI.Intracomm, politeness: Politeness, *, polite: bool) -> None:
         self._comm = comm
@@ -24,12 +24,12 @@ class Arrivals:
         self._wanted: dict[tuple[Pattern, ...], list[tuple[int, int]]] = {}
 
     def probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
-        """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
+        """Take a message out of MPI's queue, not yet received: (source, tag, bytes, message)."""
         wanted = self._wanted_of(patterns)
         if len(wanted) == 1 and not self.polite:
             status = self._status
             message = self._comm.Mprobe(*wanted[0], status)
-            return status.source, status.tag, status.Get_elements(MPI.BYTE), message  # Get_count knows no more than 2 GiB
+            return status.source, status.tag, status.Get_elements(MPI.BYTE), message  # Get_count ends at 2 GiB
         probed = self.until(patterns, never)
         assert probed is not None
         return probed
@@ -37,10 +37,10 @@ class Arrivals:
     def until(
         self, patterns: tuple[Pattern, ...], over: Callable[[], bool], most_s: float = SLEEP_MOST_S
     ) -> tuple[int, int, int, MPI.Message] | None:
-        """Probe as `probe` does; None where it is `over` before any message is there. Sleeps are of at most so many seconds.
+        """Probe with sleeps of at most `most_s`; return None if `over` first.
 
-        It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
-        that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
+        Looks at least twice: Open MPI's Improbe takes in new messages only after its search. Looking once between two chunks, a
+        shard found a pull a chunk late: 4 MB took 15 to 18 % longer.
         """
         wanted, status, improbe = self._wanted_of(patterns), self._status, self._comm.Improbe
 
@@ -64,15 +64,17 @@ class Arrivals:
     def beside(
         self, patterns: tuple[Pattern, ...], coming: Sequence[Coming], over: Callable[[], bool]
     ) -> tuple[int, int, int, MPI.Message] | None:
-        """Probe as `until` does, beside bodies that are coming, which are received from when MPI has seen them; None where one of
-        them is whole first, or has not gone on for `BODY_S` of this wait."""
+        """Probe as `until`, and receive `coming` bodies once MPI has seen them.
+
+        Return None if any is whole, or stands still for `BODY_S`.
+        """
         until_s = time.perf_counter() + BODY_S
         for each in coming:
             each.until_s = until_s
 
         def ended() -> bool:
             self._begin_awaited(coming)
-            return any([each.is_whole() for each in coming]) or over()  # all are asked
+            return any([each.is_whole() for each in coming]) or over()  # asks all
 
         while True:
             probed = self.until(patterns, ended, BODY_SLEEP_S)
@@ -83,12 +85,12 @@ class Arrivals:
             if body is not None and tag == body.tag:
                 body.begin(nbytes, message)
                 continue
-            if body is not None and (None, tag) not in patterns:  # what one rank sends comes in its order, unless asked for by tag
+            if body is not None and (None, tag) not in patterns:  # messages of a rank keep their order, unless asked for by tag
                 body.miss(tag)
             return probed
 
     def _begin_awaited(self, coming: Sequence[Coming]) -> None:
-        """Begin to receive those that are there, of each rank in their order, whatever else is looked for."""
+        """Begin to receive arrived bodies, whatever `take` looks for."""
         status, looked = self._status, set[int]()
         for each in coming:
             while each.is_awaited_of(each.source) and each.source not in looked:
@@ -106,10 +108,9 @@ class Arrivals:
         return wanted
 
     def body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
-        """Take a body out of MPI's queue, as `probe` does, of which the header came before; None where by that second
-        (`perf_counter`) nothing has come.
+        """Take an announced body out of MPI's queue; return None if nothing comes by `until_s`.
 
-        What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
+        Raises PeerError: another message came instead.
         """
         status, iprobe = self._status, self._comm.Iprobe
 

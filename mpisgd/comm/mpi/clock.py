@@ -1,4 +1,4 @@
-"""The seconds of one rank: its clock, its sleeps, and what MPI moves while it computes."""
+"""A rank's clock and sleeps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from mpisgd.comm.politeness import SLEEP_MOST_S
 
 
 class Clock(communicator.Clock):
-    """Nanoseconds since `begin`."""
-
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._check: Callable[[], None] | None = None
@@ -22,7 +20,6 @@ class Clock(communicator.Clock):
         self._zero_ns = time.perf_counter_ns()
 
     def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
-        """All ranks meet; seconds count from here, where so many have passed already."""
         meet()
         self._zero_ns = time.perf_counter_ns() - math.ceil(already_s * 1e9)
 
@@ -39,16 +36,14 @@ class Clock(communicator.Clock):
             time.sleep(min(left, SLEEP_MOST_S))
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        """Call this at least every millisecond of a sleep; it may raise to end it."""
+        """Call `check` at least every millisecond of a sleep."""
         self._check = check
 
     def let_move(self) -> None:
-        """What was begun moves from here until `hold`."""
         if self._mover is None:
             self._mover = Mover(self._comm)
         self._mover.let_move()
 
     def hold(self) -> None:
-        """Only this rank's own calls move anything."""
         if self._mover is not None:
             self._mover.hold()

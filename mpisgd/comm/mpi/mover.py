@@ -1,4 +1,4 @@
-"""A thread that lets MPI move what is under way while a rank computes: most libraries move nothing outside of their own calls."""
+"""A thread that moves transfers while a rank computes: most libraries move nothing outside their calls."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from mpisgd.comm.mpi.library import MPI
 
 _EVERY_S = 200e-6
-"""Between two looks. At 10 Gbit/s 250 kB have come meanwhile, which the kernel's buffers hold."""
+"""At 10 Gbit/s 250 kB come meanwhile, which the kernel's buffers hold."""
 
 
 class Mover:
-    """Calls MPI from time to time between `let_move` and `hold`, and never at the same time as the rank itself.
+    """A thread that calls MPI between `let_move` and `hold`, never at the same time as the rank.
 
-    Where the library allows calls of one thread alone, nothing moves until the rank calls it again. The thread ends where MPI says
-    that something has failed: the rank's own calls will say so, too.
+    Without MPI_THREAD_SERIALIZED nothing moves until the rank calls MPI. The thread ends at an MPI failure, which the rank's own
+    calls report, too.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -33,10 +33,9 @@ class Mover:
             self._turn.release()
 
     def hold(self) -> None:
-        """Wait, at most for one look, until the thread calls MPI no more."""
         if self._moves:
             self._moves = False
-            self._turn.acquire()
+            self._turn.acquire()  # waits for one look at most
 
     def _run(self) -> None:
         with contextlib.suppress(MPI.Exception):

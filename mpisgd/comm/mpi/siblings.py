@@ -1,12 +1,10 @@
-"""Whether all ranks of this node are there while MPI starts: where one dies before or in MPI_Init, the others wait there for ever.
+"""A watch over this node's ranks while MPI starts: if a rank dies before or in MPI_Init, the others wait there for ever.
 
-Without ULFM the launcher ends the job for a rank that fails, but not for one whose program ends well, without MPI; with it, the
-launcher goes on without the dead, too, and MPI tells of them only when it has started. What is known before is which children the
-launcher has on this node: they are its ranks. One that was there and is there no more, or that never came, is lost: no
-rank leaves before MPI has started on all. Slowness is no loss: nothing here counts the seconds of a start.
+Without ULFM the launcher ends the job for a failing rank, but not for a program that ends well without MPI. With ULFM it goes on
+without the dead, which MPI reports only after its start. The launcher's children on this node are its ranks. A vanished or missing
+child is lost: no rank leaves before MPI has started on all. Slowness is no loss.
 
-MPI cannot be asked for anything then, so the launcher is told to end the job (SIGTERM); a node's daemon, which is not the launcher
-itself, ends too, and with it the job, but `mpirun` then leaves with status 0.
+The launcher is told to end the job (SIGTERM). If it is a node's daemon, the job ends, but `mpirun` leaves with status 0.
 """
 
 from __future__ import annotations
@@ -31,28 +29,28 @@ from mpisgd.base.speech import last_words
 
 LOOK_S = 0.2
 STARTED_S = 2.0
-"""A launcher starts the ranks of its node one right after the other: when no further one has been seen for so long, one that never
-was is there no more. Where the launcher does not go on without the dead, there is no haste: `PATIENT_S`, and a child of which
-nobody knows what it is may be a rank whose program a slow file system has not loaded yet."""
+"""Seconds without a new rank until a missing one is lost: launchers start ranks in quick succession.
+
+Without ULFM `PATIENT_S`: an unknown child may be a rank that a slow file system still loads.
+"""
 PATIENT_S = 10.0
 FORWARD_S = 0.5
-"""Seconds for the launcher to pass on the last words."""
+"""Seconds for the launcher to pass on last words."""
 END_S = 2.0
-"""Seconds for the launcher to end the job, before a rank goes by itself."""
+"""Seconds for the launcher to end the job, before a rank leaves by itself."""
 _LONGEST_S = 1e6
 _LAUNCHER_S = 5.0
-"""Seconds for a launcher to end by itself, after its ranks have left."""
+"""Seconds for a launcher to end after its ranks."""
 _LISTENING = "00010000"
-"""Flags of a socket in /proc/net/unix."""
 _PARENT, _BEGAN = 1, 19
-"""Places of its parent and its beginning in a process's `stat`, after its name."""
+"""Indices in a process's `stat`, from its third word on."""
 
 
 class Siblings:
-    """The ranks of this node, as the launcher's children.
+    """Ranks of this node.
 
     Attributes:
-        launcher: the process that has started them: `mpirun`, or its daemon on this node; 0 = not found, and nothing is seen.
+        launcher: `mpirun`, or its daemon on this node; 0 = not found, nothing is watched.
     """
 
     def __init__(
@@ -64,11 +62,10 @@ class Siblings:
         self._expected = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0"))
         self._ranks: dict[int, str] = {}
         self._newest_s = math.inf
-        """Second at which a rank was last seen for the first time."""
         self.launcher = self._find_launcher(pid or os.getpid()) if self._job else 0
 
     def _find_launcher(self, pid: int) -> int:
-        """The first ancestor that is not of the job; 0 where it cannot be seen, as in a container of its own."""
+        """Return the first ancestor outside the job; 0 if invisible, as in a container."""
         try:
             while pid > 0 and self._rank(pid) is not None:
                 pid = int(self._stat(pid)[_PARENT])
@@ -77,11 +74,10 @@ class Siblings:
         return pid if pid > 0 and self._children(pid) else 0
 
     def _stat(self, pid: int) -> list[str]:
-        """Read what the system says of a process, from its third word on."""
         return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
     def _rank(self, pid: int) -> str | None:
-        """The rank of a process; None = it is not of this job, or not yet."""
+        """Return a process's rank; None = not of this job, or not yet."""
         with contextlib.suppress(OSError):
             words = dict(word.partition("=")[::2] for word in (self._proc / str(pid) / "environ").read_text().split("\0"))
             if words.get("PMIX_NAMESPACE") == self._job:
@@ -96,7 +92,7 @@ class Siblings:
         return children
 
     def lost(self, now_s: float) -> list[str]:
-        """List in words who was there and is there no more, and who has never come."""
+        """Describe vanished and missing ranks."""
         living = self._children(self.launcher) if self.launcher else set()
         if not living:
             return []
@@ -113,20 +109,18 @@ class Siblings:
 
     @property
     def launcher_of_this_job(self) -> int:
-        """The launcher; 0 where it serves several jobs."""
+        """The launcher; 0 if it serves several jobs."""
         return self.launcher if self._job.startswith("prterun-") else 0
 
     def end_job(self) -> None:
-        """Tell the launcher to end the job; not one that serves several jobs."""
         if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
                 os.kill(self.launcher, signal.SIGTERM)
 
     def end_launcher_within(self, seconds: float) -> subprocess.Popen[bytes] | None:
-        """Kill the launcher if it is still there by then; not one that serves several jobs.
+        """Kill the launcher if still there by then, from a process, which is returned: this one will be gone.
 
-        It waits for its daemons, and for one behind a link that is down as long as TCP does.
-        A process of its own, which is returned, does that: this one will be gone.
+        Launchers wait for daemons, behind a dead link as long as TCP does.
         """
         if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
@@ -139,7 +133,7 @@ class Siblings:
 
 
 def start_s(environ: Mapping[str, str] = os.environ) -> float:
-    """In how many seconds MPI must have started; 0 = whenever. Raises ConfigError."""
+    """Return seconds for MPI to start in; 0 = no limit. Raises ConfigError."""
     said = environ.get("MPISGD_START_S", "600")
     try:
         seconds = float(said)
@@ -151,23 +145,20 @@ def start_s(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def several(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether Open MPI's launcher has started several ranks, on this node or others."""
     return bool(environ.get("PMIX_NAMESPACE")) and environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
 
 
 def on_several_nodes(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether Open MPI's launcher has started ranks elsewhere, too."""
     local, world = (environ.get(f"OMPI_COMM_WORLD_{what}SIZE", "") for what in ("LOCAL_", ""))
     return local != world
 
 
 @contextmanager
 def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """This rank leaves, with a traceback, if this is still open after so many seconds; 0 = never.
+    """Leave with a traceback if still open after `seconds`; 0 = never.
 
-    In MPI_Init all wait for all, and no library has a deadline there: a node that cannot be reached would hang the job. This one is
-    C's (faulthandler): it needs no other thread of Python: mpi4py lets none run. Where there are several nodes, the first rank
-    of each has the launcher killed, too, which waits for its daemons.
+    MPI_Init has no deadline: an unreachable node would hang the job. The timer is C's (faulthandler), as mpi4py lets no Python
+    thread run. With several nodes, each node's first rank also has the launcher killed, as it waits for daemons.
     """
     if not seconds:
         yield
@@ -186,10 +177,7 @@ def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[
 
 @contextmanager
 def watched(started_s: float = STARTED_S) -> Iterator[None]:
-    """While this is open, all ranks of this node must live: else this one says who is lost, and ends the job.
-
-    What is done meanwhile must let other threads run.
-    """
+    """End the job, and name lost ranks, unless this node's ranks all live while open. The code inside must let threads run."""
     siblings, over = Siblings(started_s=started_s), threading.Event()
 
     def watch() -> None:
@@ -208,7 +196,7 @@ def watched(started_s: float = STARTED_S) -> Iterator[None]:
 
 
 def _end(siblings: Siblings, lost: str) -> NoReturn:
-    """End the job: one rank of the node says why, and tells the launcher; the others only go, if need be."""
+    """End the job; a single rank of the node says why and tells the launcher."""
     name = f"mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}"
     speaks = hold(name) or not is_held(name)
     if speaks:
@@ -224,7 +212,7 @@ def _end(siblings: Siblings, lost: str) -> NoReturn:
 
 
 def hold(name: str) -> socket.socket | None:
-    """Hold a name on this machine as long as the socket, and at most the process, is there; None where another process has it."""
+    """Hold a name while the socket lives; return None if another process does."""
     holder = socket.socket(socket.AF_UNIX)
     try:
         holder.bind(f"\0{name}")
@@ -236,12 +224,12 @@ def hold(name: str) -> socket.socket | None:
 
 
 def is_held(name: str) -> bool:
-    """Ask whether a process of this user holds a name, and not one of another user of the machine."""
+    """Return whether a process of this user holds a name."""
     with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
         asking.setblocking(False)
         try:
             asking.connect(f"\0{name}")
-        except BlockingIOError:  # its queue is full: whoever knows the name can fill it
+        except BlockingIOError:  # a full queue: anybody who knows the name can fill it
             return _listens(name)
         _, user, _ = struct.unpack("iII", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
         return bool(user == os.geteuid())
@@ -249,11 +237,11 @@ def is_held(name: str) -> bool:
 
 
 def _listens(name: str, proc: Path = Path("/proc")) -> bool:
-    """Look through the open sockets of this user's processes for a listener at a name: slow, and no queue can hide it."""
+    """Return whether this user's processes listen at a name: slow, but no full queue hides it."""
     lines = (line.split(maxsplit=7) for line in (proc / "net" / "unix").read_text().splitlines())
     listening = {f"socket:[{words[6]}]" for words in lines if words[7:] == [f"@{name}"] and words[3] == _LISTENING}
     for process in proc.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is not ours
+        with contextlib.suppress(OSError):  # ended, or not ours
             for path in list((process / "fd").iterdir()) if process.stat().st_uid == os.geteuid() else []:
                 with contextlib.suppress(OSError):
                     if str(path.readlink()) in listening:

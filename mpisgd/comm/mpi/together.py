@@ -1,4 +1,4 @@
-"""Ranks that act together: by collectives, by pieces of large messages (`pieces.py`), or in memory that a node shares."""
+"""Ranks that act together: by collectives, by pieces (`pieces.py`), or in a node's shared memory."""
 
 from __future__ import annotations
 
@@ -18,25 +18,20 @@ _PAGE = 4096
 
 class _Wait(Protocol):
     def __call__(self, words: str, request: Any, *, moves: bool = False) -> None:
-        """Wait for a request, which these words say to watchers; `moves`: bodies are under way, which each look helps along."""
+        """Wait for a request, shown to watchers as `words`; `moves`: each look helps bodies along."""
 
 
 _PIECES = 8
-"""Of weights, are waited for at once: few enough to be in the cache for whoever goes on with them."""
+"""Pieces of weights awaited at once: few enough for the cache."""
 
 _WEIGHTS = 0
-"""Tag of weights; that of part p of a gradient is p + 1."""
+"""Tag of weights; p + 1: part p of a gradient."""
 
 
 class Parts:
-    """An all-to-all of slices whose parts leave one by one.
+    """An all-to-all by parts.
 
-    The receives of this rank's parts are posted at once, by number: others may leave theirs in another order, where their passes
-    have another one.
-
-    Args:
-        bounds: the slice of each place.
-        synchronous: nothing is sent before its receive is posted.
+    Receives are posted at once, by part number: other ranks' passes may send in another order.
     """
 
     def __init__(
@@ -65,7 +60,6 @@ class Parts:
                             self.coming.append(comm.Irecv(piece, source, number + 1))
 
     def leave(self, number: int) -> None:
-        """Begin to send a part; a rank's own is copied."""
         part = self._parts[number]
         if part.owner == self._place:
             self._rows[self._place, part.start - self._start : part.end - self._start] = self._vector[part.start : part.end]
@@ -75,11 +69,7 @@ class Parts:
 
 
 class Shares:
-    """An all-gather of slices that are made from their first element on. The receives of the others' are posted at once.
-
-    Args:
-        parts: of the vector, in its order; what `coming` waits for is of one of them.
-    """
+    """An all-gather of slices made from their first element on; receives are posted at once."""
 
     def __init__(
         self,
@@ -97,10 +87,9 @@ class Shares:
         self._mine = vector[start:end]
         self._made = 0
         self._pieces: list[slice] = []
-        """Of this rank's slice, that are still to leave; the last one is next."""
+        """Pieces of this rank's slice still to leave, the next last."""
         self.leaving: list[MPI.Request] = []
         self.coming: list[list[tuple[slice, list[MPI.Request]]]] = [[] for _ in parts]
-        """Of each part, what is still to be waited for: elements of the vector, and until when."""
         size = _PIECES * (pieces.NBYTES // vector.itemsize)
         for number, part in enumerate(parts):
             if part.owner == place:
@@ -114,7 +103,7 @@ class Shares:
         self._pieces.reverse()
 
     def up_to(self, own: np.ndarray, stop: int) -> None:
-        """The first `stop` elements of this rank's slice are made: whole pieces leave, to all of the others in turn."""
+        """Send whole pieces of the first `stop` elements, now made, to all others."""
         self._mine[self._made : stop] = own[self._made : stop]
         self._made = stop
         while self._pieces and self._pieces[-1].stop <= stop:
@@ -123,14 +112,7 @@ class Shares:
 
 
 class Team:
-    """Ranks that act together, by MPI's non-blocking collectives, each waited for like any other request.
-
-    Args:
-        comm: theirs, in the order of places; belongs to the team.
-        bounds: the slice of a vector that each place owns, in elements.
-        cuts: of one that is exchanged, where that is not `bounds`.
-        synchronous: nothing that leaves piece by piece is sent before its receive is posted.
-    """
+    """Ranks that act together by MPI's non-blocking collectives; `comm` is the team's own."""
 
     def __init__(
         self,
@@ -147,8 +129,7 @@ class Team:
         self._bounds = bounds
         self._printed = printed
         self._comm = comm
-        self._moves = False
-        """Whether parts may be under way while headers are told."""
+        self._moves = False  # whether parts may be under way while headers are told
         self._sizes, self._starts = _sizes_and_starts(bounds)
         self._cut_sizes, self._cut_starts = _sizes_and_starts(cuts or bounds)
         own = self._cut_sizes[comm.Get_rank()]
@@ -156,7 +137,6 @@ class Team:
         self._own_starts = [own * place for place in range(len(bounds))]
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
-        """All-gather of headers."""
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
         self._printed.say("all", tag)
@@ -165,7 +145,6 @@ class Team:
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
     def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
-        """All-to-all of slices."""
         self._printed.say("all", Tag.GRADIENT, vector)
         kind = _kind_of(vector)
         sent = (vector, (self._cut_sizes, self._cut_starts), kind)
@@ -193,7 +172,6 @@ class Team:
         shared.up_to(own, stop)
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
-        """Begin an all-gather of slices."""
         self._printed.say("all", Tag.WEIGHTS, own)
         kind = _kind_of(vector)
         return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
@@ -223,7 +201,7 @@ class Team:
                 arrived(part)
 
     def _wait_for_all(self, requests: list[MPI.Request]) -> None:
-        """One after the other, so that a polite wait hardly sleeps before the last: each look at MPI moves but a few pieces."""
+        """Wait in turn: a polite wait then hardly sleeps, as each look moves but a few pieces."""
         for request in requests:
             self._wait(request)
 
@@ -243,13 +221,9 @@ def _sizes_and_starts(bounds: Sequence[tuple[int, int]]) -> tuple[list[int], lis
 
 
 class Node:
-    """Ranks that share memory: windows of MPI-3 (`MPI_Win_allocate_shared`), in the unified model, and a barrier.
+    """Shared memory: MPI-3 windows (`MPI_Win_allocate_shared`), unified model, and a barrier.
 
-    Args:
-        comm: theirs, in the order of places; belongs to the node.
-
-    MPI refuses ranks that cannot share memory, and Open MPI says so where there is too little of it (in a container, /dev/shm is
-    often small).
+    MPI refuses ranks that cannot share; Open MPI says if memory is short (in a container, /dev/shm is often small).
     """
 
     def __init__(self, wait: _Wait, comm: MPI.Intracomm) -> None:
@@ -260,7 +234,7 @@ class Node:
         self._windows: list[MPI.Win] = []
 
     def vectors(self, count: int, size: int) -> list[np.ndarray]:
-        """Each begins a page, so none shares a cache line with another."""
+        """Return vectors that share no cache line: each begins a page."""
         room = -(-4 * size // _PAGE) * _PAGE
         memory = self._allocate(count * room)
         return [memory[at * room : at * room + 4 * size].view(np.float32) for at in range(count)]
@@ -269,7 +243,7 @@ class Node:
         return self._allocate(8 * count).view(np.float64)
 
     def _allocate(self, nbytes: int) -> np.ndarray:
-        """Shared bytes, which the rank in place 0 asks for; their pages go to the rank that first writes to them."""
+        """Allocate by place 0; a page goes to the rank that first writes there."""
         window = MPI.Win.Allocate_shared(nbytes if self.place == 0 else 0, 1, comm=self._comm)
         window.Lock_all(MPI.MODE_NOCHECK)  # without an epoch there is no Sync
         self._windows.append(window)
@@ -278,7 +252,7 @@ class Node:
         return shared
 
     def meet(self) -> None:
-        """Make visible what was stored before, and see what the others stored (MPI-4.1, 12.5.4)."""
+        """Publish own stores, and see others' (MPI-4.1, 12.5.4)."""
         for window in self._windows:
             window.Sync()
         self._wait_for("its team", self._comm.Ibarrier())

@@ -1,10 +1,9 @@
-"""The wire of a fault-tolerant run: every blocking call is a non-blocking one waited for with a deadline (DESIGN 4, law 1).
+"""Wire of a fault-tolerant run: a blocking call is a non-blocking call with a deadline (DESIGN 4, law 1).
 
-A rank that died, as MPI tells (`ulfm.py`), or that holds up a transfer for longer than is patient, does not hold up this one: what
-was under way to or from it is given up, and `take` says so, ahead of all messages, as if the rank had sent LOST or STUCK. Ranks
-without which there is no job, the shards, are *vital*: that one is lost raises `RankLost`.
+Transfers of a dead rank (`ulfm.py`), or of a rank that hangs beyond patience, are given up; `take` says so before any message, as
+LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 
-At the end ranks meet at the first one, which knows who is still there; a barrier of all would wait for the dead.
+At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
 """
 
 from __future__ import annotations
@@ -30,33 +29,31 @@ from mpisgd.comm.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
 from mpisgd.comm.presence import Losses
 
 _SPIN_S = 0.02
-"""A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
+"""A transfer's close watch: sleeps between parts would be ruinous (TRAPS 4)."""
 _SLEEP_S = 100e-6
 _TOGETHER = 2
-"""A body, and the question that it answers, are waited for as one."""
+"""Requests awaited as one: a body's, and its question's."""
 _NO_RANK = -1
 
 MEET_S = 60.0
-"""Seconds that the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
+"""Seconds to wait for a hanging rank where all meet, not in training."""
 LEAST_MEET_S = 10.0
-"""At the end a learner has nothing left to do: it is waited for as long as anywhere (`patience_s`), and at least for so long."""
+"""Least wait (`patience_s`) for a learner at the end, with nothing left to do."""
 
 
 class NotForTheLoop(Exception):
-    """A message has been taken that no loop is to see."""
+    """A taken message that no loop may see."""
 
 
 class RankLost(PeerError):
-    """A rank without which there is no job has died."""
+    """Death of a vital rank."""
 
 
 class TolerantWire(Wire):
     """A rank's end of the wire, in a run that survives losses.
 
     Args:
-        vital: ranks that must not be lost.
-        describe: what a rank is called: `"shard 0"`.
-        patience_s: how long a rank that is not vital may hold up a transfer.
+        patience_s: how long a rank may hold up a transfer, unless vital.
     """
 
     def __init__(
@@ -75,20 +72,19 @@ class TolerantWire(Wire):
         self.presence = self._losses = losses = Losses()
         self._lost = losses.dead
         self._kept: list[Any] = []
-        """Transfers that were given up: MPI may still write there, or read."""
+        """Given-up transfers: MPI may still write there, or read."""
         self._strays: Counter[int] = Counter()
-        """Bodies that were given up before they began, by sender."""
+        """Bodies given up before they began, by sender."""
         self._parting = False
-        """Whether ranks may have left: MPI then says that they have failed."""
+        """Whether ranks may have left: MPI then calls them failed."""
         self._meetings = 0
-        """Number of times that all have met."""
         self._said: dict[int, np.ndarray] = {}
-        """Last words of ranks that are at the end already (`gather`)."""
+        """Words of ranks already at the end (`settle`)."""
 
     # ---------------------------------------------------------------------------------------------------------- failures
 
     def _learn(self, error: MPI.Exception) -> None:
-        """Note down who has failed. Raises RankLost; and whatever else MPI has to say."""
+        """Note failed ranks. Raises RankLost, or an error that is no failure."""
         if not ulfm.is_failure(error):
             raise error
         self._note_failed(error)
@@ -102,7 +98,6 @@ class TolerantWire(Wire):
     # -------------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
-        """Do as `Wire` does; to a rank that is lost nothing is sent."""
         if dest not in self._lost:
             try:
                 return super().start(dest, tag, fields, *bodies)
@@ -111,11 +106,10 @@ class TolerantWire(Wire):
         return Sending(dest, tag, False, [])
 
     def aside(self, body: np.ndarray) -> np.ndarray:
-        """No copy: a learner that hangs is known by what it does not take."""
+        """Return no copy: a hanging learner is known by bodies not taken."""
         return body
 
     def _add(self, opened: Sending, body: np.ndarray) -> None:
-        """Do as `Wire` does; to a rank that is lost nothing is sent."""
         if opened.dest not in self._lost:
             try:
                 super()._add(opened, body)
@@ -123,7 +117,7 @@ class TolerantWire(Wire):
                 self._learn(error)
 
     def finish(self, transfer: Sending | Receiving) -> bool:
-        """Wait as `Wire` does, or until the other end is lost, or has held it up for too long."""
+        """Wait as `Wire`, or until the other end is lost (True), or too slow (False)."""
         self.waiting.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
         until_s = time.perf_counter() + self._patience_with(peer)
@@ -144,11 +138,10 @@ class TolerantWire(Wire):
         return True
 
     def _patience_with(self, peer: int) -> float:
-        """Seconds that a rank may hold up a transfer."""
         return math.inf if peer in self._vital else self._patience_s
 
     def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
-        """Wait for a request; whether it was done in time. `begins`: it is yet to begin, and waited for politely, if need be."""
+        """Wait; return whether done in time. `begins`: a transfer yet to begin is awaited politely."""
         start_s = now_s = time.perf_counter()
         spin_s, pause_s = (YIELD_S, SLEEP_LEAST_S) if begins and self.polite else (_SPIN_S, _SLEEP_S)
         most_s = SLEEP_MOST_S if begins else _SLEEP_S
@@ -174,10 +167,10 @@ class TolerantWire(Wire):
                 os.sched_yield()
 
     def _see_who_is_left(self, peer: int) -> None:
-        """In a wait for this rank, another one may matter, too (`grouped.py`)."""
+        """Check other ranks that matter to this wait (`grouped.py`)."""
 
     def _see_whether_all_is_over(self) -> None:
-        """Another rank has ended the job: MPI leaves requests that were begun before as they are, pending for ever."""
+        """Raise Revoked if another rank ended the job: MPI leaves earlier requests pending."""
         if self._comm.Is_revoked():
             raise ulfm.Revoked
 
@@ -186,7 +179,6 @@ class TolerantWire(Wire):
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
-        """Take as `Wire` does; what has happened to other ranks goes before their messages."""
         while not self._losses.news:
             try:
                 return super().take(patterns, until_ns, coming)
@@ -197,9 +189,9 @@ class TolerantWire(Wire):
         return self._tell()
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
-        """Read a header as `Wire` does; raises NotForTheLoop for what comes from the dead, or too late, or is of the end."""
+        """Raise NotForTheLoop for messages of the dead, too late, or of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
-        if tag == Tag.HERE and self.rank == HUB:  # already at the end, where all meet at first (`meet`)
+        if tag == Tag.HERE and self.rank == HUB:  # already at the end, which begins with `meet`
             word = self._word(source, self._meetings + 1, 1, nbytes, message)
             if source in self._said:
                 raise PeerError(f"rank {source} is at the end twice", source)
@@ -232,8 +224,7 @@ class TolerantWire(Wire):
         self.waiting.goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
-        """Take a body as `Wire` does; False where the sender was lost, or has held it up for too long: the bodies are then worth
-        nothing, and must not be used again, for MPI may yet write there."""
+        """Return False if the sender was lost or too slow: MPI may still write to the bodies."""
         source, layout = self._taken
         until_s = time.perf_counter() + self._patience_with(source)
         for body in bodies:
@@ -249,7 +240,6 @@ class TolerantWire(Wire):
         return True
 
     def _probe_body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
-        """Take a body out of MPI's queue; None where it does not come. Raises PeerError where another message has come."""
         while source not in self._lost:
             try:
                 if (probed := self._arrivals.body(source, tag, until_s)) is not None:
@@ -263,28 +253,24 @@ class TolerantWire(Wire):
         return None
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
-        """Throw a message away without waiting for a sender that may hang."""
+        """Drop a message without waiting for a sender that may hang."""
         buffer = nowhere(nbytes)
         request = message.Irecv(buffer)
         if not self._arrived(request):
             self._kept.append((request, buffer))
 
     def _wait(self, request: MPI.Request) -> None:
-        """Wait for something that no rank which may be lost could hold up."""
+        """Wait for a request that no losable rank can hold up."""
         self._until(request, _NO_RANK, begins=True)
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
     def meet(self) -> None:
-        """Wait until all who are not lost are here."""
         nothing = np.zeros(1, np.int64)
         self.settle(nothing, lambda _: nothing, 1)
 
     def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int, busy_s: float = 0.0) -> np.ndarray:
-        """Settle as `Wire` does; lost ranks say zeros, and a rank without which the others have met hears zeros.
-
-        All meet at the hub, which answers when all ranks are there that it waits for.
-        """
+        """Settle at the hub, once all awaited ranks are there; lost ranks say zeros, ranks left out hear zeros."""
         self._meetings += 1
         if self.rank != HUB:
             self.waiting.awaited = "all to meet"
@@ -308,7 +294,7 @@ class TolerantWire(Wire):
         for rank in heard:
             try:
                 answers[rank] = self._comm.Issend(decided, rank, Tag.MET)
-            except MPI.Exception as error:  # it has come, and has died since
+            except MPI.Exception as error:  # came, and died since
                 self._learn(error)
         start_s = time.perf_counter()
         for rank, answered in answers.items():
@@ -318,7 +304,6 @@ class TolerantWire(Wire):
         return decided
 
     def _hear(self, table: np.ndarray, busy_s: float) -> list[int]:
-        """Receive a row of the table from every rank; those who have come."""
         coming = {
             rank
             for rank in range(len(table))
@@ -346,12 +331,12 @@ class TolerantWire(Wire):
         return heard
 
     def _meets_s(self, rank: int) -> float:
-        """Seconds that a rank is waited for in this meeting, of which the first is the start."""
+        """Return seconds to wait in this meeting; the first is the start."""
         late = self._meetings == 1 or rank in self._vital
         return MEET_S if late else min(MEET_S, max(self._patience_s, LEAST_MEET_S))
 
     def _has_come(self, rank: int, table: np.ndarray) -> bool:
-        """Whether a rank is here; what it says goes into its row. What it cannot say here is thrown away, and told."""
+        """Return whether a rank is here, its word then in the table. Warn of an invalid word."""
         try:
             message = self._comm.Improbe(rank, Tag.HERE, self._status)
             if message is not None:
@@ -365,7 +350,6 @@ class TolerantWire(Wire):
         return message is not None
 
     def _word(self, source: int, meeting: int, size: int, nbytes: int, message: MPI.Message) -> np.ndarray:
-        """Receive what a rank says where all meet. Raises PeerError where that is no word of that meeting."""
         self._check_size(source, Tag.HERE, nbytes, message, 8 * (2 + size))
         word = np.zeros(2 + size, np.int64)
         message.Recv(word)
@@ -376,7 +360,7 @@ class TolerantWire(Wire):
         return word[2:]
 
     def part(self) -> None:
-        """Part as `Wire` does; the hub comes to know that all who can still hear it know the end."""
+        """Part; the hub learns that all who still hear it know the end."""
         self._parting = True
         try:
             self.meet()

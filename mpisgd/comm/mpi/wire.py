@@ -1,16 +1,13 @@
-"""Blocking messages over an MPI communicator: how a rank waits, what is checked, what can be switched on to watch it.
+"""Blocking messages over MPI: how a rank waits, checks, and can be watched.
 
-This is the communicator that `channel.py` talks to on a cluster (`communicator.py`). Every transfer is an uppercase
-buffer call on a numpy array, or, where MPI is CUDA-aware, on a tensor of a GPU; ranks of one node may also share memory, an MPI
-window that they load from and store to. Environment switches:
+Transfers are uppercase buffer calls on numpy arrays, or with a CUDA-aware MPI on GPU tensors. Environment switches:
 
-- `MPISGD_SSEND=1`: every send is `MPI_Ssend`, so that nothing rests on MPI's eager buffering (law 1);
-- `MPISGD_MESSAGES=1`: every message is printed: `r3 -> 0 PUSH 12.4 MB`;
-- `MPISGD_WAIT=blocking|polite`: how to wait; by default polite where a node has more ranks than cores;
-- `MPISGD_GPU_MEMORY=direct|staged`: give MPI a GPU's memory, or host memory beside it; by default direct where MPI is CUDA-aware.
+- `MPISGD_SSEND=1`: sends are `MPI_Ssend`, so nothing rests on MPI's eager buffering (law 1);
+- `MPISGD_MESSAGES=1`: print messages: `r3 -> 0 PUSH 12.4 MB`;
+- `MPISGD_WAIT=blocking|polite`: default polite with more ranks than cores on a node;
+- `MPISGD_GPU_MEMORY=direct|staged`: give MPI GPU memory, or host memory; default direct if MPI is CUDA-aware.
 
-A *polite* wait leaves the core to others, so that a waiting rank does not starve a working one (`politeness.py`). So it does for a
-message that was sent or posted until it is whole: the other end of a transfer that is under way may be waiting for a core, too.
+A *polite* wait leaves the core to working ranks (`politeness.py`), until a message is whole: its other end may need a core, too.
 """
 
 from __future__ import annotations
@@ -36,20 +33,13 @@ from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
 
 HUB = 0
-"""The rank at which all meet: the first shard is there, a vital rank."""
+"""The rank at which all meet: the first shard, a vital rank."""
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
-"""The last of patterns that a signal answers, too."""
+"""Last patterns that a signal answers, too."""
 
 
 class Wire:
-    """A rank's end of the communicator.
-
-    Args:
-        comm: an mpi4py communicator.
-        polite: how this rank waits, unless MPISGD_WAIT says otherwise.
-        ranks_per_core: how many share this rank's core.
-        hosts: of each rank; none: all are on this one's.
-    """
+    """A rank's end of the communicator."""
 
     def __init__(self, comm: MPI.Intracomm, *, polite: bool, ranks_per_core: float = 1.0, hosts: Sequence[str] = ()) -> None:
         self._comm = comm
@@ -71,7 +61,6 @@ class Wire:
         self.clock = Clock(comm)
         self.presence = Presence()
         self.waiting = Waiting()
-        """What this rank waits for, for its watchers."""
         self.signal = 0
         self.deaf = False
         self._signal_told = False
@@ -79,11 +68,10 @@ class Wire:
     # ----------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
-        """Begin to send a message; the bodies must stay as they are until `finish`.
+        """Begin to send a message, an announced header always synchronously.
 
-        The header of an announced message is always sent synchronously: the receiver may be busy with others for long, and
-        `finish` waits for it, politely. From MPI's eager buffers a learner's pull would overtake its own push, for a shard
-        takes pulls first; seen: staleness 72 with 3 learners, pushes starved.
+        From MPI's eager buffers a learner's pull would overtake its push, as shards take pulls first; seen: staleness 72 with 3
+        learners, pushes starved.
         """
         layout = LAYOUTS[tag]
         begin = self._start
@@ -98,14 +86,13 @@ class Wire:
         return Sending(dest, tag, layout.announced, requests, outbox)
 
     def aside(self, body: np.ndarray) -> np.ndarray:
-        """Copy a body where ranks wait politely: this one need not wait until the receivers have had their turn on a core.
+        """Copy a body if waits are polite: receivers may lack a core.
 
-        None is made of a GPU's memory: a copy on the host would be made of what crosses once already.
+        GPU memory is not copied: it crosses to the host once already.
         """
         return self._outbox.copy(body) if self._outbox is not None and isinstance(body, np.ndarray) else body
 
     def open(self, dest: int, tag: int, fields: Fields) -> Opened:
-        """Begin to send a message whose bodies are there one after the other: its header."""
         return Opened(self.start(dest, tag, fields), self._add)
 
     def _add(self, opened: Sending, body: np.ndarray) -> None:
@@ -116,7 +103,7 @@ class Wire:
     # -------------------------------------------------------------------------------------------------------- receive
 
     def post(self, source: int, tag: int, *bodies: np.ndarray) -> Any:
-        """Tell MPI where a message of exactly these sizes is to go when it comes; of bodies alone, `take` will."""
+        """Post receives of exactly these sizes; bodies alone are posted by `take`."""
         layout = LAYOUTS.get(tag)
         if layout is None:
             return Coming(source, tag, bodies)
@@ -129,13 +116,11 @@ class Wire:
         return Receiving(source, layout, buffer, requests, rooms)
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[np.ndarray, ...] = ()) -> Receiving:
-        """Post the receive of an answer, then begin to send the question."""
         answer: Receiving = self.post(dest, answer_tag, *bodies)
         answer.requests += self.start(dest, tag, fields).requests
         return answer
 
     def header(self, posted: Receiving) -> Fields:
-        """Wait, politely if need be, for the header of a posted message."""
         self.waiting.awaited = posted
         try:
             self._wait(posted.requests.pop(0))
@@ -148,7 +133,7 @@ class Wire:
         return fields
 
     def header_or_signal(self, posted: Receiving) -> None:
-        """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
+        """Wait politely, however ranks wait here."""
         request = posted.requests[0]
         try:
             self._politely(lambda: self.signal > 0 or request.Test() or None)
@@ -158,11 +143,7 @@ class Wire:
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
-        """Wait until a message of one of these (source, tag) has arrived, and receive its header; None where none has by then, or
-        one of those that are coming is whole first.
-
-        Raises PeerError: a tag that is no header's, another size, another magic number.
-        """
+        """Take a message. Raises PeerError: no header's tag, another size or magic number."""
         self.waiting.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
         probed: tuple[int, int, int, MPI.Message] | None = None
@@ -183,11 +164,9 @@ class Wire:
         return self._interrupt() if hears() else None
 
     def _hears(self) -> bool:
-        """Whether a signal has come, of which nobody has been told yet."""
         return self.signal > 0 and not (self._signal_told or self.deaf)
 
     def _interrupt(self) -> tuple[int, int, Fields]:
-        """Tell of the signal, as of a message."""
         self._signal_told = True
         return self.rank, Tag.INTERRUPT, (self.signal,)
 
@@ -203,7 +182,6 @@ class Wire:
         return source, tag, layout.unpack(buffer, source)
 
     def take_body(self, *bodies: np.ndarray) -> bool:
-        """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
             probed = self._arrivals.body(source, layout.body, time.perf_counter() + BODY_S)
@@ -214,24 +192,22 @@ class Wire:
         return True
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
-        """Receive a probed message."""
         self._check_size(source, tag, nbytes, message, expected)
         message.Recv(into)
 
     def _check_size(self, source: int, tag: int, nbytes: int, message: MPI.Message, expected: int) -> None:
-        """Raises PeerError for another size, and throws the message away: a longer one would overwrite memory (TRAPS 9)."""
+        """Drop a message of wrong size and raise PeerError: a longer one would overwrite memory (TRAPS 9)."""
         if nbytes != expected:
             self._throw_away(source, nbytes, message)
             raise PeerError(f"{name_of_tag(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
-        """Receive a probed message that nobody wants: left alone, it would hold up its sender."""
+        """Receive an unwanted message, which would hold up its sender."""
         message.Recv(nowhere(nbytes))
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
     def finish(self, transfer: Sending | Receiving) -> bool:
-        """Wait for a message that is under way, politely if need be."""
         requests = transfer.requests
         if type(transfer) is Sending and transfer.outbox is not None:
             return True
@@ -260,13 +236,12 @@ class Wire:
             MPI.Request.Waitall(requests)
 
     def meet(self) -> None:
-        """A barrier at which ranks wait politely."""
         self._wait(self._comm.Ibarrier())
 
     def settle(self, said: np.ndarray, decide: Callable[[np.ndarray], np.ndarray], size: int, busy_s: float = 0.0) -> np.ndarray:
-        """Tell every rank, int64 (size,), what rank 0 decides from what all ranks say, int64 (ranks, n).
+        """Return rank 0's decision, int64 (size,), on the words of all, int64 (ranks, n).
 
-        `busy_s`: seconds that a rank which lives may still have to do before it comes.
+        `busy_s`: how long living ranks may take to come.
         """
         if self._outbox is not None:
             self._outbox.empty()
@@ -278,10 +253,7 @@ class Wire:
         return decided
 
     def part(self) -> None:
-        """The very last: who has come here knows all that there is to know, and from now on ranks leave.
-
-        Where MPI tells of failures, a rank that leaves has failed: to the others that must mean nothing any more.
-        """
+        """Leave with all others: with ULFM, leaving counts as failing, which must mean nothing to them any more."""
         if ulfm.enabled():
             try:
                 self._wait(self._comm.Ibarrier())
@@ -290,15 +262,12 @@ class Wire:
                     raise
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
-        """Some ranks that will act together; only they call this."""
         return Team(self._wait_together, self._printed, self._group(ranks), bounds, cuts, synchronous=self._synchronous)
 
     def node(self, ranks: Sequence[int]) -> Node:
-        """Some ranks of one node that will share memory; only they call this."""
         return Node(self._wait_together, self._group(ranks))
 
     def _wait(self, request: MPI.Request) -> None:
-        """Wait for what was begun, politely if need be."""
         if self.polite:
             self._wait_politely(request, SLEEP_MOST_S)
         else:
@@ -308,7 +277,6 @@ class Wire:
         return self._comm.Create_group(self._comm.Get_group().Incl(list(ranks)))
 
     def _wait_together(self, words: str, request: MPI.Request, *, moves: bool = False) -> None:
-        """Wait for what ranks do together; `moves`: bodies are under way meanwhile."""
         self.waiting.awaited = words
         if moves and self.polite:
             self._wait_politely(request, BODY_SLEEP_S)
@@ -317,5 +285,4 @@ class Wire:
         self.waiting.goes_on()
 
     def _wait_politely(self, request: MPI.Request, most_s: float, status: MPI.Status | None = None) -> None:
-        """With sleeps of at most so many seconds."""
         self._politely(lambda: request.Test(status) or None, most_s)

@@ -1,1 +1,1 @@
-"""The virtual world: ranks that are greenlets, in virtual time; blocking messages over a modelled network."""
+"""The virtual world: greenlet ranks in virtual time, blocking messages over a modelled network."""

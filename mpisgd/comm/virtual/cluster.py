@@ -1,13 +1,10 @@
-"""Virtual ranks in virtual time: greenlets, and one heap of events ordered by (virtual nanoseconds, rank, serial number).
+"""Virtual ranks in virtual time: greenlets, and a heap of events ordered by (virtual nanoseconds, rank, serial number).
 
-Each rank has a clock of its own. Its code between two blocking calls depends on nothing but what it was sent, so a rank whose
-wait is over may run at once, ahead of the others: all it does is send messages into their future. Two things depend on the
-order of time, and happen only when no rank can act before them any more (`first_at`): a message becomes visible to a receiver
-that takes whatever comes, and a transfer occupies links. Both are events; those of one nanosecond happen in the order of the
-ranks that cause them, those of one rank in the order in which it did. So runs repeat exactly, in whatever order ranks got to run.
+Between blocking calls a rank's code depends only on received messages, so a rank may run ahead: it only sends messages into the
+others' future. Two things depend on time's order: when a message becomes visible to a receiver that takes anything, and when a
+transfer occupies links. Both are events, and happen once no rank can act before them (`first_at`). So runs repeat exactly.
 
-A rank that cannot go on hands its thread to the next that can. Where there is none, and ranks are left, nothing will ever
-happen: `DeadlockError` says who waits for whom.
+A waiting rank hands its thread to the next that can go on; if none can, `DeadlockError` says who waits for whom.
 """
 
 from __future__ import annotations
@@ -24,41 +21,34 @@ from mpisgd.comm.communicator import Clock
 NEVER = 1 << 61
 _CHECKS = 16
 _ORDER_BITS = 40
-"""Events of one rank: 10^12."""
+"""Room for 10^12 events of a rank."""
 
 
 class Event(ABC):
-    """Something that will happen."""
-
     __slots__ = ()
 
     @abstractmethod
     def happen(self, now_ns: int) -> VirtualRank | None:
-        """Happen, now. Returns a rank that must go on at this very nanosecond, or None."""
+        """Happen now; return a rank that must go on at this very nanosecond, or None."""
 
 
 class Awaited(ABC):
-    """Something that a rank may wait for."""
-
     __slots__ = ()
 
     @abstractmethod
     def describe(self) -> tuple[str, int | None]:
-        """Describe what a rank does that waits for it, and the rank that would have to act (None = any)."""
+        """Describe a rank's wait, and the rank that must act (None = any)."""
 
 
 class VirtualRank(Event, Clock):
-    """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
-
-    `order` is that of the event which the rank caused last: ranks first, then their own events in turn.
-    """
+    """A virtual rank; as an event, it goes on. `order`: of the event caused last."""
 
     __slots__ = ("check", "dead", "now", "order", "rank", "switch", "waiting")
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.check: Callable[[], None] | None = None
-        """Looks whether what the rank does now is to be given up."""
+        """Check that may raise to end the rank's work."""
         self.order = rank << _ORDER_BITS
         self.now = 0
         self.switch: Callable[[], object]
@@ -78,16 +68,16 @@ class VirtualRank(Event, Clock):
         self.work(round(seconds * 1e9))
 
     def let_move(self) -> None:
-        """Messages move by themselves in virtual time."""
+        """Do nothing: messages move by themselves."""
 
     def hold(self) -> None:
-        """They always do."""
+        """Do nothing."""
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         self.check = check
 
     def work(self, ns: int) -> None:
-        """Let nanoseconds pass on this rank; `check` is called now and then, between layers or micro-batches, and may end it."""
+        """Let nanoseconds pass, unless `check` raises, called as between layers or micro-batches."""
         if self.check is None:
             self.now += ns
             return
@@ -98,14 +88,14 @@ class VirtualRank(Event, Clock):
 
 
 class Cluster:
-    """All ranks of a virtual cluster.
+    """All virtual ranks.
 
     Args:
-        name: what a rank is called in messages: `"learner 3"`.
+        name: a rank's name in messages: `"learner 3"`.
 
     Attributes:
-        ready: ranks whose waits are over; each goes on when the running one waits.
-        heap: (virtual nanosecond, order, event) of all that will happen; the last entry is that nothing does any more.
+        ready: ranks with finished waits, which go on when the running rank waits.
+        heap: (virtual nanosecond, order, event); last, that nothing happens any more.
     """
 
     def __init__(self, name: Callable[[int], str]) -> None:
@@ -116,22 +106,19 @@ class Cluster:
         self._everybody: Meeting
 
     def run(self, ranks: Sequence[VirtualRank], mains: Sequence[Callable[[], None]]) -> None:
-        """Run one main for each rank until all have returned.
-
-        Raises what a main raised, or DeadlockError.
-        """
+        """Run a main for each rank. Raises a main's error, or DeadlockError."""
         self.ranks = ranks
         self._everybody = Meeting(self, range(len(ranks)))
         here = VirtualRank(-1)
         here.switch = getcurrent().switch
-        for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
+        for rank, main in zip(ranks, mains, strict=True):  # each from here: begun by another, it would stand on its stack
             self.ready.insert(0, here)  # so nothing happens before all have begun
             rank.switch = greenlet(self._live(rank, main)).switch
             rank.switch()
             if here in self.ready:  # the rank has returned
                 self.ready.remove(here)
         alive = sum(not rank.dead for rank in ranks)
-        for _ in range(alive):  # a rank comes back here only when it has returned; waiting ones switch to each other
+        for _ in range(alive):  # only returned ranks come back here; waiting ranks switch to each other
             self.block(here, None)
 
     @staticmethod
@@ -145,16 +132,15 @@ class Cluster:
     # -------------------------------------------------------------------------------------------------------- scheduling
 
     def at(self, time_ns: int, cause: VirtualRank, event: Event) -> None:
-        """Let an event happen at `time_ns`."""
         cause.order += 1
         heappush(self.heap, (time_ns, cause.order, event))
 
     def first_at(self, time_ns: int) -> bool:
-        """Whether nothing can happen before `time_ns`, or at it but earlier in order, but what the running rank does."""
+        """Return whether nothing else can happen before `time_ns`, in time and order."""
         return not self.ready and time_ns < self.heap[0][0]
 
     def block(self, rank: VirtualRank, waiting: Awaited | None) -> None:
-        """The running rank waits; others run until it is ready, or an event lets it go on. Raises DeadlockError where none can."""
+        """Let others run until the running rank can go on. Raises DeadlockError: none can."""
         rank.waiting, ready = waiting, self.ready
         following = ready.pop() if ready else None
         while following is None:
@@ -166,19 +152,17 @@ class Cluster:
             following.switch()
 
     def until_first(self, rank: VirtualRank) -> None:
-        """Let everything happen that comes before the running rank's clock, or at it but earlier in order."""
+        """Let all happen that comes before the running rank, in time and order."""
         if self.ready or rank.now >= self.heap[0][0]:
             self.at(rank.now, rank, rank)
             self.block(rank, None)
 
     def meet(self, rank: VirtualRank) -> None:
-        """A barrier of all ranks."""
         self._everybody.join(rank)
 
     # ----------------------------------------------------------------------------------------------------------- deadlock
 
     def who_waits(self) -> str:
-        """Every waiting rank (the first dozen), and a cycle of ranks that wait for each other."""
         waits = {rank.rank: rank.waiting.describe() for rank in self.ranks if rank.waiting is not None and not rank.dead}
         lines = [f"{self._called(rank)} {text}" for rank, (text, _) in waits.items()]
         if len(lines) > 12:
@@ -193,8 +177,6 @@ class Cluster:
 
 
 class _Nothing(Event):
-    """The last event of all: no rank can go on."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
@@ -204,19 +186,13 @@ class _Nothing(Event):
 
 
 class Meeting(Awaited):
-    """A barrier of some ranks, as often as they come.
-
-    Args:
-        ranks: who meets.
-    """
-
     def __init__(self, cluster: Cluster, ranks: Sequence[int]) -> None:
         self._cluster = cluster
         self._ranks = ranks
         self._here: list[VirtualRank] = []
 
     def join(self, rank: VirtualRank) -> None:
-        """The running rank waits until all are here; then all have the clock of the last."""
+        """Wait for all; set clocks to the latest."""
         here = self._here
         here.append(rank)
         if len(here) < len(self._ranks):
@@ -236,7 +212,7 @@ class Meeting(Awaited):
 
 
 def _cycle(waits_for: dict[int, int]) -> list[int]:
-    """A cycle in a graph where each rank waits for at most one, its first rank repeated at the end; [] where there is none."""
+    """Return a cycle of waits, its first rank repeated at the end; [] = none."""
     done: set[int] = set()
     for start in waits_for:
         path: dict[int, None] = {}

@@ -1,16 +1,12 @@
-"""Costs of messages in virtual time: latency, overhead per message, bandwidth, and queues at the links of ranks and nodes.
+"""Costs of messages in virtual time: latency, overhead, bandwidth, and queues at links of ranks and nodes.
 
-A message's bytes cross the sender's link out and the receiver's link in; between nodes also the sender's node's link out and the
-receiver's node's link in (full duplex). Every link serves the messages in the order in which their transfers begin, and is busy
-with each for bytes / bandwidth; a message is there when the last of its links has served it. So two messages into one shard take
-twice as long as one, and two into two shards of one node are slowed only by the node's link. A link does not wait for another:
-a message that queues at a busy receiver does not hold up those behind it at its sender. Where cores move the bytes, those of a node
-are one more link, which serves what goes out, what comes in and what its ranks send each other alike.
+A message crosses its sender's link out and its receiver's link in, and between nodes the nodes' (full duplex). A link serves
+messages in the order of their begins, each for bytes / bandwidth, and waits for no other link; a message is there when its last
+link has served it. So two messages into a shard take twice as long as one, and two into two shards of a node share only the node's
+link. Where cores move bytes, a node's cores are one more link for all its traffic. Messages may also take turns (`turns.py`).
 
-Messages may also cross in turns (`turns.py`).
-
-Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte; the queues are what [Zhang16 2.3] splits the
-parameter server for.
+Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte. [Zhang16 2.3] splits the parameter server for these
+queues.
 """
 
 from __future__ import annotations
@@ -23,11 +19,7 @@ _NS = 10**9
 
 
 class Network:
-    """The links of all ranks and nodes, and until when each is busy.
-
-    Args:
-        nodes: the node of each rank.
-    """
+    """Links of ranks and nodes, each busy until some time."""
 
     def __init__(self, options: NetworkOptions, nodes: Sequence[int]) -> None:
         self.latency_ns: int = round(options.latency_s * _NS)
@@ -49,12 +41,9 @@ class Network:
         self._cores = [0] * (max(nodes) + 1)
 
     def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
-        """Let a message, or a turn's part of one, cross the links between two ranks, from `begin_ns` on; returns when all is there.
-
-        To be called in the order of `begin_ns`.
-        """
+        """Return when bytes that cross from `begin_ns` on are there; call in the order of `begin_ns`."""
         rank_out, rank_in = self._out, self._in
-        if self._apart:  # the links of a node are those of its only rank, and all are alike
+        if self._apart:  # each node has one rank, and all links are alike
             if nbytes != self._last_nbytes:
                 self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._apart_ns)
             out_ns, in_ns = rank_out[source], rank_in[dest]

@@ -1,4 +1,4 @@
-"""Virtual ranks that act together: collectives made of messages, and memory that ranks of one node share."""
+"""Virtual ranks that act together: collectives made of messages, and memory shared on a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpisgd.vectors.memory import copy_into
 
 
 class Parts:
-    """An exchange whose parts leave one by one; `own`: where this rank's own go."""
+    """An exchange by parts; `own`: room for this rank's own."""
 
     def __init__(self, vector: Any, own: Any, parts: Sequence[Part]) -> None:
         self.vector = vector
@@ -25,14 +25,11 @@ class Parts:
 
 
 class Shares:
-    """An all-gather of slices that are being made, part by part.
-
-    Args:
-        mine: this rank's slice of the gathered vector, which begins at element `start`.
+    """An all-gather of slices still being made.
 
     Attributes:
-        own: its parts that are still to be made.
-        coming: by number, all that were not yet asked for, each with what it waits for; None: this rank's own.
+        own: own parts still to be made.
+        coming: parts not yet asked for, with their receive; None: own.
     """
 
     def __init__(self, mine: Any, start: int) -> None:
@@ -44,13 +41,13 @@ class Shares:
 
 
 class VirtualTeam(Team):
-    """Ranks that act together, by the messages that MPI's collectives are made of: so these cost what messages cost.
+    """A team whose collectives cost as much as their messages.
 
-    Headers are gathered in rounds, over twice the distance each (Bruck et al. 1997): ceil(log2 places) latencies. Slices, which
-    are large, go from each rank to each other one directly, to the next place first, so that no link is everybody's first.
+    Headers go in rounds of doubling distance (Bruck et al. 1997): ceil(log2 places) latencies. Slices go directly, to the next
+    place first: no link is first for all.
 
     Args:
-        post: posts the receive of a message of which only the bodies mean something, from a rank.
+        post: posts a receive of bodies, whatever the header.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class VirtualTeam(Team):
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
         wire, ranks, place = self._wire, self._ranks, self._place
-        known, away = [fields], 1  # known[i] is of the place that is i further on
+        known, away = [fields], 1  # known[i] is of the place i further on
         while away < len(ranks):
             posted = wire.post(ranks[(place + away) % len(ranks)], tag)
             sent = wire.start(ranks[place - away], tag, tuple(known[: len(ranks) - away]))
@@ -91,7 +88,7 @@ class VirtualTeam(Team):
         self._wait(posted, sent)
 
     def begin_parts(self, vector: Any, received: Any, parts: Sequence[Part]) -> Parts:
-        """Messages of one sender meet its receives in their order: that of a backward pass, the last part first."""
+        """Post receives, last part first: messages of a backward pass meet receives in order."""
         size = len(range(*self._bounds[self._place]))
         rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
         begun = Parts(vector, rows[self._place], parts)
@@ -137,7 +134,7 @@ class VirtualTeam(Team):
         return shared
 
     def share_up_to(self, shared: Shares, own: Any, stop: int) -> None:
-        """In virtual time a part leaves when all of it is made."""
+        """Let a part leave once all of it is made."""
         start = shared.start
         while shared.own and shared.own[0].end - start <= stop:
             part = shared.own.pop(0)
@@ -163,7 +160,7 @@ class VirtualTeam(Team):
         meanwhile: Callable[[], None],
         arrived: Callable[[slice], None] | None = None,
     ) -> None:
-        """In virtual time to go on with a part costs nothing."""
+        """Wait for all: using a part takes no virtual time."""
         meanwhile()
         if isinstance(shared, Shares):
             for number in list(shared.coming):
@@ -175,13 +172,13 @@ class VirtualTeam(Team):
             arrived(slice(None))
 
     def _wait(self, posted: list[Any], sent: list[Any]) -> None:
-        for each in posted:  # bodies come after headers, though these say nothing here
+        for each in posted:  # bodies follow headers, empty here
             self._wire.header(each)
         for transfer in (*posted, *sent):
             self._wire.finish(transfer)
 
     def disband(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _slice(self, vector: Any, place: int) -> Any:
         start, end = self._bounds[place]
@@ -189,15 +186,13 @@ class VirtualTeam(Team):
 
 
 class Memory:
-    """Memory that ranks of one node have in common."""
-
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
         self.pieces: list[list[np.ndarray]] = []
 
 
 class VirtualNode(Node):
-    """Ranks that share memory. That takes no time of its own: who reads or writes much says so on its own clock."""
+    """Ranks that share memory, in no time: heavy users add to their own clock."""
 
     def __init__(self, wire: VirtualRank, memory: Memory, ranks: Sequence[int]) -> None:
         self.place: int = ranks.index(wire.rank)
@@ -213,7 +208,6 @@ class VirtualNode(Node):
         return self._piece(1, count, "float64")[0]
 
     def _piece(self, count: int, size: int, kind: str) -> list[Any]:
-        """The next piece of memory, which the first rank that asks for it makes."""
         pieces = self._memory.pieces
         if self._asked == len(pieces):
             pieces.append([np.zeros(size, kind) for _ in range(count)])
@@ -224,4 +218,4 @@ class VirtualNode(Node):
         self._memory.meeting.join(self._wire)
 
     def disband(self) -> None:
-        """Python keeps the memory as long as anybody looks at it."""
+        """Do nothing: Python frees memory."""

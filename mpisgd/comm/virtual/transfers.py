@@ -1,4 +1,4 @@
-"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made, times to wait until."""
+"""More under way in virtual time: receives, messages still being made, alarms."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class Receiving(Awaited):
-    """A receive that was posted; to be waited for."""
-
     __slots__ = ("begun", "bodies", "end", "fields", "posted", "source", "tag", "wire")
 
     def __init__(self, wire: VirtualWire, source: int, tag: int, bodies: tuple[Any, ...]) -> None:
@@ -25,21 +23,21 @@ class Receiving(Awaited):
         self.posted = wire.now
         self.fields: Fields
         self.begun = self.end = -1
-        """Nanoseconds at which the header was there, and all of it; -1 = not yet known."""
+        """Nanoseconds at which the header, and all, was there; -1 = not yet known."""
 
     def arrived(self) -> bool:
         self.wire.cluster.until_first(self.wire)
         return 0 <= self.begun <= self.wire.now
 
     def withdraw(self) -> None:
-        """Nothing is lost by a receive that stays posted."""
+        """Do nothing: a posted receive may stay."""
 
     def describe(self) -> tuple[str, int | None]:
         return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
 
 
 class Alarm(Event):
-    """The time at which a rank waits no longer, if it still does."""
+    """The end of a wait."""
 
     __slots__ = ("_rank", "_stops_waiting", "over")
 
@@ -56,7 +54,7 @@ class Alarm(Event):
 
 
 class Coming(Awaited):
-    """A body of the message taken last, which may come while others are taken; whole at nanosecond `end`, -1 = not yet known."""
+    """A body received beside other messages; whole at nanosecond `end`, -1 = not yet known."""
 
     __slots__ = ("_wire", "checked", "end", "source")
 
@@ -67,7 +65,6 @@ class Coming(Awaited):
         self.checked = False
 
     def __lt__(self, other: Coming) -> bool:
-        """Whether it is whole before another."""
         return self.end < other.end
 
     def is_whole(self) -> bool:
@@ -77,13 +74,10 @@ class Coming(Awaited):
         return f"waits for a body of rank {self.source}", self.source
 
     def check(self) -> None:
-        """It is as it should be, and nobody waits for it any more."""
         self.checked = True
 
 
 class Opened:
-    """A message whose bodies are still being made; that takes no virtual time: they leave together, when it is closed."""
-
     __slots__ = ("_bodies", "_dest", "_fields", "_tag", "_wire")
 
     def __init__(self, wire: VirtualWire, dest: int, tag: int, fields: Fields) -> None:
@@ -101,7 +95,7 @@ class Opened:
 
 
 class Beginning(Event):
-    """A message has met its receive: as an event, its bytes begin to cross."""
+    """A matched message; as an event, its bytes begin to cross."""
 
     __slots__ = ("_let_cross", "_message", "_receiving")
 

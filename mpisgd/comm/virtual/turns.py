@@ -1,8 +1,8 @@
-"""Messages that cross the links in turns: those that are under way at once share a link, as connections of TCP do.
+"""Messages that share links in turns, as TCP connections do.
 
-Some bytes of each queue at its links, and when they have crossed, the next ones queue again, behind what has come meanwhile. From
-one rank to another there is one connection: its messages cross one after the other. Where all of a message queues at once, who is
-first has all of a link; where links are shared, a learner that is late also slows down one that is not, and falls behind further.
+Some bytes of each queue at its links; once across, the next queue behind later arrivals. Messages between the same two ranks cross
+in order. If whole messages queued, the first would have a link alone; sharing, a late learner also slows a punctual one, and falls
+further behind.
 """
 
 from __future__ import annotations
@@ -19,27 +19,23 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """What crosses to one rank.
-
-    Args:
-        has_crossed: is told of a message whose last bytes are there, at which nanosecond; returns the rank that must go on.
-    """
+    """Messages crossing to a rank; `has_crossed` returns the rank that goes on."""
 
     def __init__(self, wire: VirtualWire, has_crossed: Callable[[Sending, Receiving | Coming, int], VirtualRank | None]) -> None:
         self.wire = wire
         self._has_crossed = has_crossed
         self._streams: dict[int, deque[Crossing]] = defaultdict(deque)
-        """By source: the first one crosses."""
+        """Messages by source; the first crosses."""
 
     def add(self, message: Sending, incoming: Receiving | Coming, nbytes: int, now_ns: int) -> None:
-        """A message begins to cross, or will when those before it have; `incoming` is what it is received by."""
+        """Let a message cross after its sender's earlier ones; `incoming`: its receive."""
         stream = self._streams[message.source.rank]
         stream.append(Crossing(self, message, incoming, nbytes))
         if len(stream) == 1:
             stream[0].happen(now_ns)
 
     def has_crossed(self, crossing: Crossing, now_ns: int) -> VirtualRank | None:
-        """It is another message's turn. Returns the rank that goes on with this one, or None."""
+        """Begin the next message's turn; return the rank that goes on, or None."""
         stream = self._streams[crossing.message.source.rank]
         stream.popleft()
         if stream:
@@ -48,7 +44,7 @@ class Turns:
 
 
 class Crossing(Event):
-    """A message that crosses; as an event, it is its turn, or all of it is there."""
+    """A crossing message; as an event, its next turn or its end."""
 
     __slots__ = ("_left", "_turns", "incoming", "message")
 

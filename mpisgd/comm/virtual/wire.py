@@ -1,7 +1,7 @@
-"""The communicator of one virtual rank: the methods of `communicator.Communicator`, in virtual time, without MPI.
+"""Communicator of a virtual rank, without MPI.
 
-Sends block as `MPI_Ssend` does: until a receive for the message is posted, or the receiver takes it, and its bytes are
-transferred. Nothing is buffered, ever; what would deadlock with rendezvous sends deadlocks here (law 1).
+Sends block as `MPI_Ssend`, until a receive is there and the bytes are transferred. Nothing is ever buffered: a deadlock with
+rendezvous sends is a deadlock here (law 1).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpisgd.vectors.memory import SizedVector, copy_into
 
 _ANYTHING = (None, None)
 _ALL = Presence()
-"""Nobody hangs or dies here."""
+"""No rank hangs or dies here."""
 
 
 class Sending(Event, Awaited):
@@ -42,10 +42,10 @@ class Sending(Event, Awaited):
         self.bodies = bodies
         self.arrival = arrival
         self.end = -1
-        """Nanosecond at which it is over; -1 = not yet known."""
+        """Nanosecond of the end; -1 = not yet known."""
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        """It finds its posted receive, or waits to be taken. Returns its receiver where that takes anything."""
+        """Meet the posted receive, or wait to be taken; return the receiver if it goes on."""
         wire = self.dest
         if wire._posted and wire._meets_posted(self):
             return None
@@ -58,7 +58,7 @@ class Sending(Event, Awaited):
             wire._waiting += 1
             if patterns is None:
                 return None
-            if busy:  # what else comes until then may go first
+            if busy:  # later arrivals may go first
                 wire.cluster.at(wire.now, wire, wire)
                 return None
         if not busy:
@@ -75,7 +75,7 @@ class Sending(Event, Awaited):
 
 
 class Signal(Event):
-    """A signal that tells a rank to come to an end. One that takes whatever comes is told as by a message."""
+    """A signal that tells a rank to end; with `takes`, as a message."""
 
     __slots__ = ("number", "takes", "wire")
 
@@ -93,8 +93,6 @@ class Signal(Event):
 
 
 class VirtualWire(VirtualRank, Awaited, Communicator):
-    """A virtual rank, and its end of the communicator."""
-
     __slots__ = (
         "_alarm",
         "_arrived",
@@ -120,7 +118,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     )
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
-        """The next rank of a cluster; `wires` are those of all ranks, which it adds itself to."""
+        """Add the next rank to the cluster's `wires`."""
         super().__init__(len(wires))
         self.cluster = cluster
         self._heap, self._ready = cluster.heap, cluster.ready
@@ -130,13 +128,11 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._arrived: dict[int, deque[Sending]] = defaultdict(deque)
         self._waiting = 0
         self._coming: list[Coming] = []
-        """A heap, of those whose end is known: the first that is whole comes first, but for those that were checked since."""
+        """Heap of bodies with known end, first whole first; may hold checked ones."""
         self._posted: list[Receiving] = []
-        """A handful: searching it is faster than a key for each."""
-        self._patterns: tuple[Pattern, ...] | None = None
-        """What it waits for, where it takes what comes."""
-        self._alarm: Alarm | None = None
-        """Where it takes what comes until a body is whole."""
+        """A handful: a search is faster than keys."""
+        self._patterns: tuple[Pattern, ...] | None = None  # of a waiting `take`
+        self._alarm: Alarm | None = None  # of a `take` beside bodies
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
@@ -177,15 +173,15 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return message
 
     def aside(self, body: Any) -> Any:
-        """Each virtual rank has a core of its own."""
+        """Return the body: each virtual rank has its own core."""
         return body
 
     def open(self, dest: int, tag: int, fields: Fields) -> Any:
-        """Making the bodies takes no virtual time of its own: they leave together, when the message is closed."""
+        """Open a message; its bodies, made in no virtual time, leave at `close`."""
         return Opened(self, dest, tag, fields)
 
     def finish(self, transfer: Any) -> bool:
-        while transfer.end < 0:  # again, where it was woken for the header
+        while transfer.end < 0:  # again, if woken for the header
             self.cluster.block(self, transfer)
         if transfer.end > self.now:
             self.now = transfer.end
@@ -216,7 +212,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
         answer = self._post(dest, answer_tag, bodies)
-        self.start(dest, tag, fields)  # is taken before it is answered: nothing more is to be waited for
+        self.start(dest, tag, fields)  # taken before answered: nothing more to wait for
         return answer
 
     def header(self, posted: Any) -> Fields:
@@ -228,7 +224,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return fields
 
     def header_or_signal(self, posted: Any) -> None:
-        """A virtual signal to a rank that waits for one message only is heard of when that is there."""
+        """Wait for the header, with which a signal is heard, too."""
         self.header(posted)
 
     def take(
@@ -259,7 +255,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return source.rank, message.tag, message.fields
 
     def _wait_until(self, until_ns: int | None, coming: Sequence[Any]) -> Alarm:
-        """Set an alarm to this time, and to when the first of these bodies is whole."""
         alarm = Alarm(self, self._stops_waiting)
         self._alarm = alarm if coming else None
         first_ns = self._first_whole_ns() if coming else NEVER
@@ -270,20 +265,17 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return alarm
 
     def _first_whole_ns(self) -> int:
-        """When the first body is whole that was begun and not yet waited for, as far as is known."""
         coming = self._coming
         while coming and coming[0].checked:
             heappop(coming)
         return coming[0].end if coming else NEVER
 
     def _goes_on(self, now_ns: int) -> None:
-        """What it waited for has come, or nothing has in time."""
         self._patterns = None
         if now_ns > self.now:
             self.now = now_ns
 
     def _stops_waiting(self, now_ns: int) -> bool:
-        """The time to wait for a message is over; False where one has come."""
         if self._patterns is None:
             return False
         self._goes_on(now_ns)
@@ -296,7 +288,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return True
 
     def _begin_taken(self, bodies: tuple[Any, ...], coming: Coming | None = None) -> int:
-        """The bodies of the message taken last begin to come; returns when the last byte is there, -1 = not yet known."""
+        """Begin the last message's bodies; return when all is there, -1 = not yet known."""
         if self._ready or self.now >= self._heap[0][0]:
             self.cluster.until_first(self)
         message = self._taken
@@ -306,7 +298,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return end_ns
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
-        """The first message that has arrived, of the first pattern that any matches."""
         arrived = self._arrived
         for source, tag in patterns:
             if source is None and tag is not None:
@@ -328,7 +319,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return None
 
     def describe(self) -> tuple[str, int | None]:
-        """Describe what this rank waits for, where it takes what comes."""
         patterns = self._patterns or ()
         sources = {source for source, _ in patterns}
         wanted = " or ".join("anything" if tag is None else Tag(tag).name for _, tag in patterns)
@@ -337,7 +327,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     # ------------------------------------------------------------------------------------------------- what happens to it
 
     def _meets_posted(self, message: Sending) -> bool:
-        """Whether a receive was posted for a message, which is then matched with the first."""
         source, tag = message.source.rank, message.tag
         for receiving in self._posted:
             if receiving.source == source and receiving.tag == tag:
@@ -347,7 +336,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return False
 
     def _match(self, message: Sending, receiving: Receiving) -> None:
-        """A message and its receive have met: the header is there; the transfer of the bodies begins as soon as both are."""
+        """Join a message and its receive; bodies cross once both are there."""
         arrival, begun = message.arrival, receiving.posted
         if arrival > begun:
             begun = arrival
@@ -361,7 +350,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
                 self._ready.append(self)
 
     def _let_cross(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
-        """The transfer of a message that has met its receive begins; who waits for its end, at either end, goes on."""
         end_ns = self._transfer(message, receiving.bodies, now_ns, receiving) if message.bodies else now_ns
         if end_ns >= 0:
             self._ends(message, receiving, end_ns)
@@ -374,7 +362,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
             self._ready.append(self)
 
     def _has_crossed(self, message: Sending, incoming: Receiving | Coming, now_ns: int) -> VirtualRank | None:
-        """Its last bytes are there. Returns this rank where it takes what comes, and looks for bodies that are whole."""
+        """End a transfer; return this rank if its `take` waits for a whole body."""
         waits_for_it = self.waiting is incoming
         self._ends(message, incoming, now_ns)
         if waits_for_it or type(incoming) is not Coming:
@@ -383,8 +371,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return None if self._alarm is None else self._alarm.happen(now_ns)
 
     def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int, incoming: Receiving | Coming | None) -> int:
-        """The bytes of a message cross the links; returns when the last is there, or -1 where they do so in turns, and `incoming`
-        will know. Raises PeerError where there is no room for them."""
+        """Let a message cross; return when all is there, -1 = in turns, told to `incoming`. Raises PeerError: no room."""
         nbytes, rank = 0, message.source.rank
         for sent, received in zip(message.bodies, bodies):  # noqa: B905 - memory may be left over
             nbytes += sent.nbytes
