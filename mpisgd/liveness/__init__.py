@@ -1,1 +1,1 @@
-"""Whether all ranks live and answer, and how a job ends when one does not."""
+"""A watch over all ranks, and a job's end if any dies or hangs."""

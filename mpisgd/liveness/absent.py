@@ -1,7 +1,6 @@
-"""A rank whose program ends without `mpisgd.train` leaves a sign on its node, for ranks that wait there for it (`muster.py`).
+"""Sign of a rank on its node, left if its program ends without `mpisgd.train`, for ranks that wait there (`muster.py`).
 
-The sign is the name of a socket, which goes with the process: no message of MPI's could come between those of the user's program.
-A name that another user's process holds is no sign.
+The sign is a socket's name, gone with the process; MPI messages could disturb the user program's. Another user's name is no sign.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ came: list[bool] = []
 
 
 def tell_if_absent() -> None:
-    """Register what leaves the sign."""
-    # Where Python has it, before all that is registered with atexit: mpi4py, which waits for all ranks there, may come later.
+    # Where Python has it, before all functions of atexit: mpi4py may register later, and waits for all ranks there.
     getattr(threading, "_register_atexit", atexit.register)(_leave_sign)
 
 
 def gone(sockets: Path = Path("/proc/net/unix")) -> list[int]:
-    """The ranks of this node that have left a sign."""
+    """Return this node's ranks that left a sign."""
     try:
         lines = sockets.read_text()
     except OSError:  # not Linux
@@ -36,8 +34,7 @@ def gone(sockets: Path = Path("/proc/net/unix")) -> list[int]:
 
 
 def _prefix() -> str:
-    """The same for all ranks that a launcher has started on this node."""
-    return f"mpisgd-gone-{os.environ.get('PMIX_NAMESPACE') or os.getppid()}-"
+    return f"mpisgd-gone-{os.environ.get('PMIX_NAMESPACE') or os.getppid()}-"  # of all ranks of a launcher on this node
 
 
 def _leave_sign() -> None:

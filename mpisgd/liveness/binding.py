@@ -1,4 +1,4 @@
-"""Are the ranks of a node bound to cores that they can use? Two classics: all on core 0, and two on one while others have none."""
+"""Binding of a node's ranks to cores. Classic errors: all on core 0, or two on a core while others idle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ MEND = "undo the binding, mpirun --bind-to none or srun --cpu-bind=none, or ask 
 
 
 def own_cores() -> frozenset[int]:
-    """Cores on which this process may run: as the launcher and the batch system have bound it."""
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def granted_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
-    """Number of cores that the job may use here, however its ranks are bound: its control group's, or else the machine's."""
+    """Return the number of the job's cores here, whatever the binding: its control group's, else the machine's."""
     try:
         path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         granted = (root / path.strip("/") / "cpuset.cpus.effective").read_text().strip()
@@ -28,9 +27,9 @@ def granted_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("
 
 
 def complaint(hosts: Sequence[str], cores: Sequence[frozenset[int]], granted: Sequence[int]) -> str:
-    """Say which ranks are bound to too few cores while others are idle; "" where none are.
+    """Describe ranks bound to too few cores while others idle; "" = none.
 
-    Of each rank its host, the cores that it may use, and how many the job may use there.
+    `granted`: number of the job's cores there.
     """
     for host in dict.fromkeys(hosts):
         ranks = [rank for rank, each in enumerate(hosts) if each == host]

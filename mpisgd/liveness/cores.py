@@ -1,7 +1,7 @@
-"""Cores of a node, dealt to its ranks by what they do: one for each that serves, equal shares of the rest for those that compute.
+"""Cores of a node, dealt by role: one to each serving rank, equal shares of the rest to computing ranks.
 
-Launchers bind ranks alike: a shard gets as many cores as a learner. So with `binding = "roles"` ranks bind themselves, once their
-roles are known, to what the launcher and the batch system have left to all ranks of their node. It is the same under any launcher.
+Launchers bind ranks alike. With `binding = "roles"` ranks bind themselves once roles are known, within the cores left to their
+node's ranks, under any launcher.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 Domain = tuple[frozenset[int], ...]
-"""Cores that share memory of their own (NUMA), in their order; each is the hardware threads of one core."""
+"""Cores of a NUMA domain, each as its hardware threads."""
 
 Share = tuple[frozenset[int], ...]
-"""Cores of one rank; none where it is left as it was."""
+"""Cores of a rank; empty = left as it was."""
 
 
 def domains(allowed: frozenset[int], root: Path = Path("/sys/devices/system")) -> tuple[Domain, ...]:
-    """The cores among these hardware threads, by NUMA domain; all in one where the system does not say."""
+    """Return the cores of these hardware threads by NUMA domain; all in one domain if unknown."""
     nodes = sorted(root.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:]))
     listed = [_listed(path / "cpulist") & allowed for path in nodes]
     unknown = allowed - frozenset[int]().union(*listed)
@@ -41,7 +41,6 @@ def _cores(threads: frozenset[int], root: Path) -> Domain:
 
 
 def _listed(path: Path) -> frozenset[int]:
-    """`0-3,8` of a file of the system's; none where there is none."""
     try:
         parts = [part.split("-") for part in path.read_text().strip().split(",") if part]
         return frozenset(cpu for part in parts for cpu in range(int(part[0]), int(part[-1]) + 1))
@@ -50,10 +49,10 @@ def _listed(path: Path) -> frozenset[int]:
 
 
 def deal(places: Sequence[Domain], computes: Sequence[bool]) -> list[Share]:
-    """The share of each rank of a node, in rank order; no rank has any where there are fewer cores than ranks.
+    """Return each rank's share, in rank order; all empty with fewer cores than ranks.
 
-    Who serves has one core, each from the domain with most left. Who computes has as many as the others that do, since synchronous
-    protocols wait for the slowest; the share does not cross domains where there are at least as many that compute as domains.
+    A serving rank gets a core of the fullest domain. Computing ranks get equal shares, as synchronous protocols wait for the
+    slowest; shares cross domains only with fewer computing ranks than domains.
     """
     left = [list(domain) for domain in places]
     if sum(map(len, left)) < len(computes):
@@ -71,14 +70,13 @@ def deal(places: Sequence[Domain], computes: Sequence[bool]) -> list[Share]:
 
 
 def of_node(allowed: frozenset[int], ranks: Sequence[int], roles: Roles) -> dict[int, Share]:
-    """The share of each of these ranks, all of one node, on which any of them may run on `allowed`."""
     alone = {rank for rank in roles.shard_ranks if rank not in roles.computing_ranks}
     working = {*roles.computing_ranks, roles.evaluator_rank}.difference(alone)
     return dict(zip(ranks, deal(domains(allowed), [rank in working for rank in ranks]), strict=True))
 
 
 def bind(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> tuple[Ranks, str]:
-    """Bind this rank, and see what became of all: the ranks as they are now, and what is to be told, "" if nothing. Collective."""
+    """Bind this rank (collective); return all ranks' new facts, and a message, "" if none."""
     host = ranks.hosts[ranks.rank]
     here = [rank for rank, name in enumerate(ranks.hosts) if name == host]
     share = of_node(ranks.allowed, here, roles)[ranks.rank]
@@ -94,10 +92,10 @@ def bind(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> tuple[Ranks, str]:
 
 
 def take(share: Share) -> str:
-    """Bind all threads of this process; why it could not be done, or "": seen by asking the system again."""
+    """Bind all threads of this process; return why that failed, "" if the system confirms it."""
     wanted = frozenset[int]().union(*share)
     where = f"process {os.getpid()} could not be bound to core {ranges(sorted(wanted))}"
-    for thread in Path("/proc/self/task").glob("[0-9]*"):  # MPI has some, and new ones are bound as the one that makes them
+    for thread in Path("/proc/self/task").glob("[0-9]*"):  # MPI has some; new threads are bound as their maker
         try:
             os.sched_setaffinity(int(thread.name), wanted)
         except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""A failure is loud, quick and named (DESIGN 4, law 9): the wrapper around a rank's main, and agreement before the start."""
+"""A failure is loud, quick and named (DESIGN 4, law 9): a wrapper around a rank's main, and agreement before the start."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORWARD_S = 0.5
-"""Seconds for the launcher to pass on a rank's last lines before it is told to end the job: MPICH's drops what it has not read."""
+"""Seconds for the launcher to pass on last lines; MPICH's drops unread lines."""
 
 END_S = 5.0
-"""Seconds for MPI to end the job."""
 
 _RANK_VARIABLES = (
     *("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
@@ -37,27 +36,28 @@ SIZE_VARIABLES = (
     *("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE"),
     *("SLURM_STEP_NUM_TASKS", "MPISGD_RANKS"),
 )
-"""Says how many ranks the launcher started; the launcher that is nearest to the process comes first. What a batch script has, too,
-is not here: SLURM_NTASKS says 18 there, and nobody has started a rank. ALPS does not say: so the scripts do (MPISGD_RANKS)."""
+"""Variables with the number of started ranks, the nearest launcher's first.
+
+SLURM_NTASKS is left out: batch scripts have it without ranks. For ALPS, without any, scripts set MPISGD_RANKS.
+"""
 
 
 def launched_rank() -> int:
-    """The rank that the launcher gave this process, without initialising MPI; 0 where there is no launcher."""
+    """Return the launcher's rank, without initialising MPI; 0 = no launcher."""
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 
 def launched_rank_variable() -> str:
-    """The variable that says it; "" where there is no launcher."""
     return next((name for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "")
 
 
 def is_single(comm: MPI.Intracomm) -> bool:
-    """Whether this process is the whole job: no launcher has started others beside it, of which these ranks are but some."""
+    """Return whether this process is the whole job."""
     return comm.Get_size() == 1 and launched_size() == 1
 
 
 def launched_size() -> int:
-    """Number of ranks that the launcher started, without initialising MPI; 1 where there is no launcher."""
+    """Return the launcher's number of ranks, without initialising MPI; 1 = no launcher."""
     return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
 
 
@@ -65,12 +65,12 @@ _TOLD: list[Callable[[str], None]] = []
 
 
 def tell_failures(to: Callable[[str], None]) -> None:
-    """Let somebody else know, too, why this rank fails, before it ends the job: with its traceback."""
+    """Call `to` with the traceback if this rank fails."""
     _TOLD.append(to)
 
 
 class AgreedError(MpisgdError):
-    """All ranks know that some of them cannot start; raised on every rank, so nobody is left waiting."""
+    """Refusal to start, raised on all ranks: nobody is left waiting."""
 
     def __init__(self, message: str, exit_status: int) -> None:
         super().__init__(message)
@@ -78,10 +78,9 @@ class AgreedError(MpisgdError):
 
 
 def agree(comm: MPI.Intracomm, action: Callable[[], T]) -> T:
-    """Do something on every rank that may be refused; where one refuses, all do, before the first message is sent.
+    """Do an action that ranks may refuse; if any refuses, all do, before the first message.
 
-    Raises AgreedError on all ranks where `action` raised MpisgdError on any. Any other exception is a bug, or the user's: it
-    passes through and ends the job (`failing_fast`).
+    Raises AgreedError: MpisgdError on any rank. Other exceptions end the job (`failing_fast`).
     """
     problem: tuple[str, int] | None = None
     try:
@@ -100,7 +99,7 @@ def agree(comm: MPI.Intracomm, action: Callable[[], T]) -> T:
 
 
 def ranges(ranks: list[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
+    """Return [0, 1, 2, 5] as "0-2, 5"."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and parts[-1][-1] == rank - 1:
@@ -117,13 +116,11 @@ def failing_fast(
     way_on: Callable[[], str] = lambda: "",
     expendable: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """End the whole job in seconds when this rank fails, with rank, host, cause and how to go on on the last lines.
+    """End the job in seconds if this rank fails; last lines give rank, host, cause and how to go on.
 
-    `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
-
-    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through; and anything in a process that is by itself:
-    nobody waits for it, and it may be a notebook. `MPISGD_HANG_S=60` dumps the stack of every
-    rank that is still busy after so many seconds, again and again.
+    `expendable`: whether others can go on, told by MPI (`ulfm.py`); then this rank alone dies. AgreedError and RunInterrupted,
+    raised on all ranks, pass, as does anything in a single process (a notebook). `MPISGD_HANG_S=60` dumps stacks of busy ranks
+    every 60 s.
     """
     hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
     if hang_s > 0:
@@ -158,10 +155,10 @@ def failing_fast(
 
 
 def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
-    """End the job: MPI tells the launcher, and this rank goes, whatever MPI did.
+    """End the job by MPI and the launcher, and leave, whatever MPI does.
 
-    Where two ranks call it at once, MPICH's comes back in one of them now and then; that rank must neither go on nor say more.
-    Where the launcher cannot be reached, Open MPI's waits for it.
+    If two ranks abort at once, MPICH's call may return in one rank, which must not go on. Open MPI's waits for an unreachable
+    launcher.
     """
     leave_within(END_S)
     comm.Abort(status)
@@ -171,30 +168,27 @@ def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
 
 
 def leave_within(seconds: float) -> None:
-    """This process ends by then, with EXIT_FAILED, whatever hangs: MPI, Python's global lock, standard error.
-
-    Python's own watch over hangs does it, which needs no lock: it runs in C.
-    """
+    """End this process by then, with EXIT_FAILED, whatever hangs: MPI, Python's global lock, standard error."""
     try:
         told: IO[str] | int = Path(os.devnull).open("w")  # noqa: SIM115 - until the end
-    except OSError:  # it may open no more files, and fails for just that
+    except OSError:  # no more files may be opened: perhaps the very failure
         told = 2
-    faulthandler.dump_traceback_later(seconds, exit=True, file=told)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=told)  # in C, without Python's lock
 
 
 def is_of_others(error: BaseException) -> bool:
-    """Whether a rank fails because of what another sent, or did not."""
+    """Return whether another rank caused the failure."""
     return isinstance(error, PeerError) or ulfm.is_failure(error) or ulfm.is_revoked(error)
 
 
 def _is_failure(comm: MPI.Intracomm, error: BaseException) -> bool:
-    """Whether MPI says that a rank has failed; or what ranks say to all at once has been torn, since one has."""
+    """Return whether a rank has failed, by MPI or a torn message."""
     torn = isinstance(error, pickle.UnpicklingError | EOFError)
     return ulfm.is_failure(error) or (torn and ulfm.enabled() and len(ulfm.failed(comm)) > 0)
 
 
 def _has_been_said(comm: MPI.Intracomm, error: BaseException) -> bool:
-    """Whether another rank has said why the job ends: all that wait for a lost rank learn of it at once, and speak in turn."""
+    """Return whether another rank told the cause; many learn of a loss, and speak in turn."""
     return ulfm.is_revoked(error) or (_is_failure(comm, error) and not ulfm.has_turn(comm, _sleep))
 
 

@@ -1,10 +1,10 @@
-"""How ranks leave: alike, with one reason and one status; in order, on several nodes, even where a link goes down at that moment.
+"""How ranks leave: alike, with one reason and status; on several nodes, even if a link fails just then.
 
-`MPI_Finalize` waits for all ranks, and mpirun for its daemons, with no other deadline than TCP's: a quarter of an hour or more. By
-then all is said and written, so nobody is waited for longer than `LEAVE_S`. With ULFM nobody finalizes, and only mpirun waits.
+`MPI_Finalize` waits for all ranks, and mpirun for its daemons, as long as TCP: a quarter of an hour or more. All is written by
+then, so no rank waits beyond `LEAVE_S`. With ULFM nobody finalizes; only mpirun waits.
 
-Where several ranks of several nodes leave with a status that is not 0, Open MPI's launcher may stay for ever, one time in twelve;
-on one node it did not in 1,300. So the first rank says the status for all.
+If ranks of several nodes leave with nonzero status, Open MPI's launcher hangs once in twelve times (on a single node, never in
+1,300): the first rank says the status for all.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 LEAVE_S = 15.0
-"""Seconds for `MPI_Finalize`; what the process does after it has as long as it wants."""
+"""Seconds for `MPI_Finalize`, not for later work."""
 
 TOGETHER_S = 20.0
-"""Seconds that a rank which refuses something waits for the others to do so, too."""
+"""Seconds that a refusing rank waits for the others' refusal."""
 
 END_S = 60
-"""Seconds for a script that has failed, and for MPI, to end."""
+"""Seconds for a failed script, and MPI, to end."""
 
 
 def leave() -> None:
-    """End MPI here, where the job is on several nodes; by each rank, of a process that has nothing else to do.
+    """End MPI, if on several nodes; every rank calls this, with nothing else to do.
 
-    A rank that waits in `MPI_Finalize` for longer than `LEAVE_S` ends with EXIT_FAILED; DONE is true all the same.
+    A rank in `MPI_Finalize` beyond `LEAVE_S` ends with EXIT_FAILED; DONE is true all the same.
     """
     if not on_several_nodes():
         return
@@ -59,11 +59,9 @@ def leave() -> None:
 
 @contextmanager
 def as_one(comm: MPI.Intracomm | None) -> Iterator[None]:
-    """Let the first rank tell, and say the status, of what all refuse alike in here, or of the signal that interrupts them.
+    """Let the first rank tell a refusal by all, or an interrupting signal, with its status.
 
-    Whoever calls this may catch it: only where nobody does is that rank's traceback printed alone, and do the others leave with 0.
-
-    `comm`: those ranks; None = all.
+    A refusal may be caught; if uncaught, the first rank's traceback is printed alone, and others leave with 0. `comm`: None = all.
     """
     try:
         yield
@@ -74,14 +72,14 @@ def as_one(comm: MPI.Intracomm | None) -> Iterator[None]:
     except MpisgdError as refused:
         if launched_size() > 1 and (comm is None or comm.Get_size() > 1):
             before = sys.excepthook
-            if isinstance(before, partial) and before.func is _uncaught:  # of an error that was caught: it is not kept
+            if isinstance(before, partial) and before.func is _uncaught:  # of an error that was caught: dropped
                 before = before.args[0]
             sys.excepthook = partial(_uncaught, before, refused, comm)
         raise
 
 
 def _is_first(comm: MPI.Intracomm | None) -> bool:
-    """Whether this rank speaks for all of these; by the launcher's number where they are all, since MPI may not have started."""
+    """Return whether this rank speaks for all; without `comm`, MPI may not have started."""
     return (launched_rank() if comm is None else comm.Get_rank()) == 0
 
 
@@ -93,7 +91,7 @@ def _uncaught(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """In the place of `sys.excepthook`, `before`. Raises SystemExit, with which Python then leaves."""
+    """Replace `sys.excepthook`, `before`. Raises SystemExit."""
     if error is not refused:
         before(kind, error, trace)
         return
@@ -107,20 +105,16 @@ def _uncaught(
 
 
 def leave_together(status: int, reason: str, comm: MPI.Intracomm | None = None) -> int:
-    """Wait for the other ranks, so that the launcher does not end the first rank before it has told what is wrong.
+    """Wait for other ranks, lest the launcher end the first rank before its words.
 
-    Where they do not come, they did not refuse what this one did (a file that it alone cannot read): then it ends the job.
-
-    Args:
-        comm: those ranks; None = all.
-
-    Returns with which status this rank is to leave: where all have met, the first one's is the job's, and the others leave with 0.
+    If the others do not come, this rank alone refuses (a file unreadable only here), and ends the job. Returns the job's status on
+    the first rank, 0 on others.
     """
     sys.stderr.flush()
     from mpisgd.comm.mpi.library import MPI
 
     first, comm = _is_first(comm), MPI.COMM_WORLD if comm is None else comm
-    if ulfm.enabled() and ulfm.failed(comm):  # those who are left have met before (`tolerant.py`)
+    if ulfm.enabled() and ulfm.failed(comm):  # the remaining ranks have met before (`tolerant.py`)
         return status
     together = comm.Ibarrier()
     patient_until_s = time.monotonic() + TOGETHER_S
@@ -134,12 +128,11 @@ def leave_together(status: int, reason: str, comm: MPI.Intracomm | None = None) 
 
 
 def _have_come(together: MPI.Request) -> bool:
-    """Whether all have met; who has left already looks, where MPI tells of failures, as if it had failed."""
     from mpisgd.comm.mpi.library import MPI
 
     try:
         return bool(together.Test())
     except MPI.Exception as error:
-        if not ulfm.is_failure(error):
+        if not ulfm.is_failure(error):  # a rank that has left looks failed
             raise
         return True

@@ -1,4 +1,4 @@
-"""All ranks of a job come to `mpisgd.train`: a missing rank is named after some seconds, a rank whose program has ended at once."""
+"""Arrival of ranks at `mpisgd.train`: missing ranks are named after seconds, ranks with an ended program at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 10.0
 _HERE = 32_101
-"""Tag of the message that a rank sends to ranks 0 and 1 when it comes."""
+"""Tag of an arriving rank's message to ranks 0 and 1."""
 _WORD = np.zeros(1, np.uint8)
 _LOOK_S = 0.01
 _EVERY = "every rank of the job calls it, and so not below `if rank == 0:`"
@@ -27,13 +27,12 @@ _EVERY = "every rank of the job calls it, and so not below `if rank == 0:`"
 
 @contextmanager
 def mustered(comm: MPI.Intracomm) -> Iterator[None]:
-    """Open when all ranks of `comm` are here. Raises ConfigError where the program of a rank of this node has ended."""
+    """Open once all ranks are here. Raises ConfigError: a program on this node ended."""
     muster(comm)
     yield
 
 
 def muster(comm: MPI.Intracomm) -> None:
-    """Wait until all are here."""
     absent.came.append(True)
     rank, size = comm.Get_rank(), comm.Get_size()
     for dest in range(min(2, size)):
@@ -54,7 +53,6 @@ def muster(comm: MPI.Intracomm) -> None:
 
 
 def _heard(comm: MPI.Intracomm, tag: int) -> set[int]:
-    """The ranks whose messages with this tag are there; takes the messages."""
     from mpisgd.comm.mpi.library import MPI
 
     found, status = set[int](), MPI.Status()

@@ -1,21 +1,15 @@
-"""Whether all ranks still run: MPI tells of one that died, at best, and never of one that is stopped, or whose node's link is down.
+"""A watch for ranks that hang: MPI reports deaths at best, never a stopped rank or a dead link.
 
-So a thread of each rank asks another one now and then, and answers who asks, whatever the rank's loop is doing: one that computes,
-reads or writes for long is not silent. What stops a thread is a process that does not run, a network that carries nothing, and
-code that keeps Python's global lock for as long (a C extension that never releases it; a debugger).
-Who listens to whom is all that is different between the two forms of a run:
+A thread of each rank asks another now and then, and answers, whatever the loop does. Silent are stopped processes, dead networks,
+and code that keeps Python's global lock (a C extension, a debugger). Two forms of a run:
 
-fail-fast       all ask the hub, and the hub listens to all: one that is silent for as long as they are patient ends the job, which
-                goes on with nobody less. So it does on either side of a link that is cut: the far side hears nothing of the hub.
-fault-tolerant  a learner that waits asks the shards, of whom none may hang. Of learners, shards take notice themselves; but those
-                without whom nothing goes on any more, they ask, and decide what follows from silence (`serving/faults.py`).
-                Before all have agreed how to start, the same as fail-fast.
+fail-fast       all ask the hub, which listens to all; silence beyond patience ends the job, on both sides of a cut link.
+fault-tolerant  a waiting learner asks the shards, of which none may hang; shards ask only learners that all wait for
+                (`serving/faults.py`). Before all have agreed how to start: as fail-fast.
 
-A rank sends ten messages of a byte in the time of its patience, the hub as many to each. It needs an MPI that serves several
-threads at once (MPI_THREAD_MULTIPLE, for which mpi4py asks); with another one there is no pulse.
-
-TCP's keep-alive is no help: the transport of Open MPI 5 has no parameter for it (`ompi_info --all`), and that of its launcher's
-daemons (`oob_tcp_keepalive_time`, 300 s), which no rank can set, probes only while nothing is under way.
+A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no pulse. TCP's
+keep-alive is no help: Open MPI 5's transport has none (`ompi_info --all`); its daemons' (`oob_tcp_keepalive_time`, 300 s) is out of
+reach, and probes only idle connections.
 """
 
 from __future__ import annotations
@@ -40,37 +34,30 @@ if TYPE_CHECKING:
 
 HUB = 0
 LEAST_S = 5.0
-"""No silence is shorter: the threads of a busy machine take their time, too."""
+"""Least silence that counts: threads of a busy machine are slow."""
 TICK_S = 2.0
-"""At most so many seconds count from one look to the next: this rank itself may have been stopped, or the whole job."""
+"""Most seconds that count between looks: this rank, or the job, may have been stopped."""
 LOOK_S = 1.0
 TURN_S = 1.0
-"""Seconds between the first rank that speaks and the second (`ulfm.turn_s`)."""
 FORWARD_S = 0.5
-"""Seconds for the launcher to pass on the last words."""
 END_S = 5.0
-"""Seconds for MPI to end the job, before this rank goes by itself: over a link that is down it may wait for ever."""
+"""Seconds for MPI to end the job, before this rank leaves: over a dead link MPI may wait for ever."""
 LAUNCHER_S = 15.0
-"""Seconds for the launcher to end all ranks, and itself."""
 _DRAIN_LOOK_S = 0.002
 _ASKS, _ANSWERS, _LAST = 1, 2, 3
 
 
 class Waits(Protocol):
-    """Tells whether this rank waits (`waiting.Waiting`)."""
-
     awaited: object
     patient: bool
     waits: int
 
 
 class Pulse:
-    """Pulse of a rank: while this context is open, or until `stop`, its thread beats.
+    """Pulse of a rank, beaten by a thread while open, or until `stop`.
 
     Args:
-        comm: all ranks of the job, alike; a copy of it is used, by nobody else.
-        patience_s: how long a rank may be silent; `LEAST_S` at least.
-        way_on: how the run can be continued, as the last words of one that fails.
+        patience_s: longest silence of a rank, at least `LEAST_S`.
     """
 
     def __init__(
@@ -93,18 +80,17 @@ class Pulse:
         self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
         self._waits: Waits | None = None
         self._presence: Presence | None = None
-        """Of a shard of a fault-tolerant run, whom it watches, and what it is told."""
+        """On a fault-tolerant shard: watched and silent ranks."""
         self._seen = -1
         self._looked_s = now_s()
         self._ask_s = self._looked_s + self._period_s * self._rank / size
-        """When to ask again: not all at once."""
+        """When to ask again, staggered by rank."""
         self._lived_s = 0.0
-        """Seconds that this rank has seen pass."""
+        """Seconds that this rank saw pass."""
         self._heard_s = dict.fromkeys(self._heeds, 0.0)
-        """When each was heard of, in those seconds."""
+        """Second of `_lived_s` at which each was heard."""
         self._under_way: list[tuple[Any, bytearray]] = []
         self._parted: set[int] = set()
-        """Who has said its last word here."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
@@ -115,7 +101,7 @@ class Pulse:
         from mpisgd.comm.mpi.library import MPI
 
         if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            # All wait for all here, as in MPI_Init, and no pulse beats yet. (A dump of stacks has the same clock.)
+            # All wait for all here, as in MPI_Init, and no pulse beats yet. (A dump of stacks has the same timer.)
             with within(0.0 if float(os.environ.get("MPISGD_HANG_S", "0")) > 0 else start_s()):
                 self._comm = self._job.Dup()
             self._thread.start()
@@ -128,22 +114,21 @@ class Pulse:
 
     @property
     def beats(self) -> bool:
-        """Whether a rank that hangs is noticed."""
+        """Whether a hanging rank is noticed."""
         return self._thread.ident is not None
 
     def stop(self) -> None:
-        """All ranks have come to their end, and call this: from now on none is missed."""
+        """Stop on all ranks, at their end."""
         if self.beats:
             self.__exit__(None, None, None)
-            if not ulfm.enabled():  # else some may be lost, and processes leave without tidying up
+            if not ulfm.enabled():  # else ranks may be lost, and processes leave untidied
                 self._drain()
 
     def know(self, ranks: Ranks, name: Callable[[int], str]) -> None:
-        """From now on ranks have these names and places."""
         self._ranks, self._name = ranks, name
 
     def tolerate(self, shard_ranks: Sequence[int], waits: Waits, presence: Presence) -> None:
-        """From now on the run is fault-tolerant: its shards ask whom their loops watch, all others the shards."""
+        """Let shards ask ranks that their loops watch, others the shards."""
         with self._lock:
             if self._rank in shard_ranks:
                 self._asks, self._presence = (), presence
@@ -157,9 +142,9 @@ class Pulse:
             self.beat()
 
     def _drain(self) -> None:
-        """Nothing may be under way on a communicator that is given back: another one may come to have its number.
+        """Leave nothing under way on a freed communicator: its number may come again.
 
-        Where a link went down just now, nobody is waited for longer than `patience_s`, and the communicator is kept.
+        If a link just failed, waits end after `patience_s`, and the communicator is kept.
         """
         others = range(1, self._comm.Get_size()) if self._rank == HUB else (HUB,)
         if self._rank != HUB:
@@ -178,7 +163,7 @@ class Pulse:
     # ----------------------------------------------------------------------------------------------------------- the rules
 
     def beat(self) -> None:
-        """Hear, answer, ask, and end the job where somebody is silent; to be called every second or so."""
+        """Hear, answer, ask, and end the job over silence; call every second or so."""
         with self._lock:
             now_s = self._now_s()
             self._lived_s += min(now_s - self._looked_s, TICK_S)
@@ -190,7 +175,7 @@ class Pulse:
                 self._heard_s, self._ask_s = dict.fromkeys(self._heeds, self._lived_s), now_s
                 return
             silent_s = {rank: self._lived_s - self._heard_s.get(rank, 0.0) for rank in self._heeds}
-            # Who has been asked a moment before it was stopped is silent for a little longer than it was stopped.
+            # A rank asked just before it was stopped is silent a little longer than it was stopped.
             most_s = self._patience_s + self._period_s + TICK_S
             if self._presence is not None:
                 self._presence.unheard = frozenset(rank for rank, each in silent_s.items() if each > most_s)
@@ -202,12 +187,12 @@ class Pulse:
                     self._send(rank, _ASKS)
 
     def _turn_to(self, watched: frozenset[int]) -> None:
-        """Ask these, whose silence counts from now on, or from when they were first asked."""
+        """Ask these ranks; silence counts from the first question."""
         self._heard_s |= dict.fromkeys(watched.difference(self._asks), self._lived_s)
         self._asks = self._heeds = sorted(watched)
 
     def _listens(self) -> bool:
-        """Whether silence counts now. In a fault-tolerant run that of shards only while this rank is in one and the same wait."""
+        """Return whether silence counts: shards', in a fault-tolerant run, only during the same wait of this rank."""
         waits = self._waits
         if waits is None:
             return True
@@ -215,14 +200,13 @@ class Pulse:
         return seen == self._seen and (waits.awaited is not None or waits.patient)
 
     def _hear(self) -> None:
-        """Take note of who asks or answers. A message is a header without a body, so nothing that anybody sends is too long."""
         from mpisgd.comm.mpi.library import MPI
 
         status = MPI.Status()
         try:
             self._under_way = [each for each in self._under_way if not each[0].Test()]
             while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-                message.Recv(bytearray(status.Get_elements(MPI.BYTE)))
+                message.Recv(bytearray(status.Get_elements(MPI.BYTE)))  # of any size: no message is too long
                 self._note(status)
                 if status.tag == _ASKS:
                     self._send(status.source, _ANSWERS)
@@ -245,7 +229,6 @@ class Pulse:
             self._learn(error)
 
     def _learn(self, error: MPI.Exception) -> None:
-        """Note a failure; what becomes of the dead is known elsewhere."""
         if ulfm.is_failure(error):
             ulfm.failed(self._comm)
         elif not ulfm.is_revoked(error):
@@ -254,7 +237,7 @@ class Pulse:
     # ------------------------------------------------------------------------------------------------------------- the end
 
     def end(self, silent_s: dict[int, float]) -> None:
-        """End the job, unless another rank does: these are silent, for so many seconds."""
+        """End the job over silent ranks, unless another rank does."""
         hosts = self._ranks.hosts if self._ranks is not None else ["unknown"] * self._job.Get_size()
         place = 0 if self._rank == HUB else place_to_speak(self._rank, hosts, silent_s)
         if self._over.wait(ulfm.turn_s(place, TURN_S)) or (ulfm.enabled() and self._job.Is_revoked()):
@@ -266,7 +249,7 @@ class Pulse:
         why = "it is stopped, no network leads there, or its code lets no other thread run"
         text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
         last_words(f"{text}; the job is ended")
-        way_on = self._way_on()  # it reads files, which may be on the other side of the same link
+        way_on = self._way_on()  # reads files, perhaps across the same link
         if way_on:
             last_words(way_on)
         time.sleep(FORWARD_S)

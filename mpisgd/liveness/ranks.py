@@ -1,4 +1,4 @@
-"""The ranks of a job as they were started: hosts, cores, and how each should behave on its node."""
+"""Ranks of a job as started: hosts, cores, conduct on a node."""
 
 from __future__ import annotations
 
@@ -22,31 +22,28 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 _OPEN_FILES = 128
-"""Files that a rank may open while it trains: log, checkpoints, data, pipes of its data's workers."""
+"""Files of a training rank: log, checkpoints, data, pipes."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Facts that all ranks know of each other."""
+    """Facts known to all ranks."""
 
     size: int
     rank: int
     hosts: tuple[str, ...]
-    """Host name of each rank."""
     cores: int
-    """Cores of this rank's node that any of its ranks may use."""
+    """Cores of this node that its ranks may use."""
     own_cores: int
-    """Cores that this rank is bound to."""
     pids: tuple[int, ...]
-    """Process of each rank, on its host."""
     badly_bound: str = ""
-    """Which ranks are bound to too few cores while others are idle; "" where none are."""
+    """Words on ranks bound to too few cores; "" = none."""
     allowed: frozenset[int] = frozenset()
-    """Those of this node that any of its ranks may use, by their numbers."""
+    """Numbers of this node's usable cores."""
     bound: tuple[frozenset[int], ...] = ()
-    """Where each rank is bound by its role (`cores.bind`); empty where none was asked to be."""
+    """Cores of ranks bound by role (`cores.bind`); empty = not asked."""
     shares: tuple[int, ...] = ()
-    """Then, how many cores each rank has for itself; 0 = it shares those of its node."""
+    """Then, cores that each rank has alone; 0 = it shares the node's."""
 
     @property
     def ranks_on_node(self) -> int:
@@ -54,12 +51,10 @@ class Ranks:
 
     @property
     def ranks_per_core(self) -> float:
-        """Ranks of this node over the cores that any of them may use."""
         return self.ranks_on_node / self.cores
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether this node has more ranks than cores."""
         return self.ranks_on_node > self.cores
 
     @property
@@ -68,13 +63,13 @@ class Ranks:
         return self.threads_of(self.rank)
 
     def threads_of(self, rank: int) -> int:
-        """That of a rank which is bound by its role, or else of one of this node."""
+        """Return the number for a rank bound by role, or of this node."""
         if self.shares and self.shares[rank]:
             return self.shares[rank]
         return max(1, min(self.own_cores, self.cores // self.ranks_on_node))
 
     def end(self, ranks: Iterable[int]) -> None:
-        """Kill those of these ranks that are on this host: the launcher would wait for one that hangs."""
+        """Kill those on this host: the launcher would wait for hanging ranks."""
         for rank in ranks:
             if self.hosts[rank] == self.hosts[self.rank] and rank != self.rank:
                 with contextlib.suppress(ProcessLookupError):
@@ -82,10 +77,7 @@ class Ranks:
 
 
 def place_to_speak(rank: int, hosts: Sequence[str], silent: Collection[int]) -> int:
-    """Count the ranks that speak before `rank` of ranks that are silent.
-
-    The first ranks of all nodes speak before the second ones; nodes of silent ranks, which may be gone, come last.
-    """
+    """Return how many ranks speak before `rank`: first ranks of nodes first, nodes of silent ranks last."""
     gone, on_node = {hosts[each] for each in silent}, Counter[str]()
     turns = []
     for each, host in enumerate(hosts):
@@ -95,7 +87,6 @@ def place_to_speak(rank: int, hosts: Sequence[str], silent: Collection[int]) -> 
 
 
 def look_around(comm: MPI.Intracomm) -> Ranks:
-    """Gather hosts and cores of all ranks."""
     own = binding.own_cores()
     everybody = comm.allgather((socket.gethostname(), own, os.getpid(), binding.granted_cores()))
     rank = comm.Get_rank()
@@ -116,7 +107,7 @@ def look_around(comm: MPI.Intracomm) -> Ranks:
 
 
 def connections(rank: int, hosts: Sequence[str], shard_ranks: Collection[int]) -> int:
-    """Count the other nodes' ranks that may connect to a rank: to shards and rank 0 all, to others shards and a tree of ranks."""
+    """Return how many other nodes' ranks may connect: all to shards and rank 0, else shards and a tree."""
     elsewhere = [each for each, host in enumerate(hosts) if host != hosts[rank]]
     if rank == 0 or rank in shard_ranks:
         return len(elsewhere)
@@ -124,7 +115,7 @@ def connections(rank: int, hosts: Sequence[str], shard_ranks: Collection[int]) -
 
 
 def make_room(connections: int) -> str:
-    """Raise this process's limit of open files to what it may need; say what is missing, "" = nothing."""
+    """Raise the limit of open files to this process's needs; return a shortage, "" = none."""
     needed = len(list(Path("/dev/fd").iterdir())) + _OPEN_FILES + connections if connections else 0
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -135,10 +126,7 @@ def make_room(connections: int) -> str:
 
 
 def refuse_singletons(ranks: Ranks) -> None:
-    """N jobs of one rank instead of one job of N (TRAPS 7): a launcher and an MPI that do not know each other.
-
-    Raises ConfigError.
-    """
+    """Refuse N jobs of one rank instead of a job of N (TRAPS 7). Raises ConfigError."""
     if ranks.size == 1 and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
             f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a launcher like it, starts processes"
@@ -147,7 +135,7 @@ def refuse_singletons(ranks: Ranks) -> None:
     if ranks.size > 1:
         return
     said = next((f"{name} = {os.environ[name]}" for name in SIZE_VARIABLES if int("0" + _digits(os.environ.get(name, ""))) > 1), "")
-    if not said and launched_rank() > 0:  # PMIx and ALPS say who this is, and not of how many
+    if not said and launched_rank() > 0:  # PMIx and ALPS tell the rank, not the size
         said = f"{launched_rank_variable()} = {launched_rank()}"
     if said:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whether a run is fault-tolerant, and what it says of that when it starts."""
+"""Whether a run is fault-tolerant."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from mpisgd.config import Config, FaultOptions, compatibility, replace
 
 
 def of(config: Config) -> bool:
-    """Whether the others are to go on when a learner dies.
-
-    Raises ConfigError where that is asked for, and the launcher does not tell of failures.
-    """
+    """Return whether others go on when a learner dies. Raises ConfigError: asked for without failure reports."""
     mode = config.faults.mode
     if mode == "tolerant":
         needs = "'auto' or 'fail-fast': tolerant needs an MPI that tells of failures; Open MPI 5: mpirun --with-ft ulfm ..."
@@ -22,7 +19,7 @@ def of(config: Config) -> bool:
 
 
 def said(config: Config, tolerant: bool, beats: bool) -> str:
-    """In the first line of a run; `beats`: whether it is noticed that a rank hangs (`pulse.py`)."""
+    """Return words for the first line; `beats`: whether hanging ranks are noticed."""
     if tolerant:
         return f"fault-tolerant: learners may die, or hang for {config.faults.patience_s:g} s"
     return f"fail-fast{f': ends when a rank dies, or hangs for {config.faults.patience_s:g} s' * beats}"

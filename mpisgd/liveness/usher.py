@@ -1,22 +1,17 @@
-"""Sees to it that the end of a fault-tolerant job, or of one on several nodes, comes to every node: who hangs cannot leave.
+"""An usher, a process of each node outside MPI, ends a fault-tolerant or multi-node job there: hanging ranks cannot leave.
 
-A learner that was given up is still a process: stopped, or waiting for a network that carries nothing. Where it is on the node of
-the others they kill it at the end; on another node its launcher waits for it for ever, and the job with it. So one small process of
-each node, its usher, which is none of MPI's, looks now and then whether the job is over, and gives who is left `GRACE_S` to leave.
-A rank that has come to the end in order says so, and is no longer its business. It says so by a socket in a directory of the job's
-user alone, whose name nobody can know before: rank 0 draws the job's name, and MPI hands it round.
+A given-up learner is still a process; on another node its launcher waits for ever. So each usher looks whether the job is over, and
+gives the rest `GRACE_S`. Ranks that leave in order tell the usher, by a socket in a directory of this user with a secret name,
+drawn by rank 0.
 
-The job is over when the file RUNNING is gone from the run's directory: rank 0 removes it at the end, and, however rank 0 ends, the
-usher of its node. Where mpirun hears no more of another node, since a link is down, it waits for that one's ranks for as long as
-TCP is patient, a quarter of an hour or more; so does its daemon there. So where a rank was given up, is lost or had to be killed,
-the usher ends the launcher's connections to other nodes, `LAUNCHER_S` after the last rank here: to it those are lost then, and it
-leaves with the status that its ranks gave it. That is allowed to who may debug it; where it is refused, or no help, it is killed;
-so it is, at once, where rank 0 has left without order: a launcher that has lost daemons may say 0.
-A link that goes down just as all ranks leave in order strands a launcher, too, in any job on several nodes: where nothing but the
-job was to be done, rank 0 has it seen out, `LEAVE_S` after itself.
+The job is over when RUNNING is gone from the run's directory, removed by rank 0 or its node's usher. Behind a dead link mpirun and
+its daemon wait for ranks as long as TCP: a quarter of an hour or more. So after a rank given up, lost or killed, the usher ends the
+launcher's connections to other nodes, `LAUNCHER_S` after the last rank; the launcher leaves with its ranks' status. Without leave
+to debug the launcher, or in vain, the usher kills it; at once if rank 0 left without order, as launchers without daemons may say 0.
+A link may also fail in an orderly end: rank 0 has its launcher seen out, `LEAVE_S` after itself.
 
-Limits: the ranks of a node see the same /tmp. The directory lies on a file system that all nodes see. Where a node's network is
-down and the file system with it, its usher waits until that is back. Where rank 0's node loses its power, nobody removes the file.
+Limits: a node's ranks see the same /tmp, all nodes the run's directory. Without network and file system an usher waits for both. If
+rank 0's node loses power, RUNNING stays.
 """
 
 from __future__ import annotations
@@ -37,48 +32,45 @@ from pathlib import Path
 from types import MappingProxyType
 
 GRACE_S = 5.0
-"""Seconds to leave in, when the job is over; ranks that do not hang mostly need less than one."""
+"""Seconds to leave after the job; mostly less than a second suffices."""
 LAUNCHER_S = 8.0
-"""More than the other nodes' ushers take."""
+"""More than other nodes' ushers take."""
 LEAVE_S = 20.0
-"""Seconds for mpirun to hear of ranks that have left in order, on all nodes."""
+"""Seconds for mpirun to hear of orderly leaves."""
 FORCE_S = 5.0
-"""Seconds for mpirun to leave, before it is killed."""
+"""Seconds for mpirun to leave before a kill."""
 LOOK_S = 0.5
 _ASKED_PER_S = 100
-"""How often the file RUNNING is asked for in a second, at most, by the ushers of all nodes: its file system serves all of them."""
+"""Most looks for RUNNING per second, by all ushers: one file system serves all."""
 _MOST_S = 30.0
 
 _SEE_OUT, _DOOR = "see-out", "door"
 _JOB = "USHERED_JOB"
-"""The variable that tells an usher the job's name, which a command line would show to all users."""
+"""Variable with the job's name, which a command line would show to all users."""
 _SPEAK_S = 1.0
 _LONGEST = 256
-"""Bytes of a message."""
 _PIDFD_GETFD = 438
-"""The number of the system call, on all machines."""
+"""Number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
-"""Variables that tell a process that it is a rank."""
 
 
 def name() -> str:
-    """Draw a name that only this job has, and that only its ranks know before it is used."""
+    """Draw a job's unique name, secret until use."""
     return secrets.token_hex(16)
 
 
 def announce(running: Path, job: str) -> None:
-    """By rank 0, before any usher looks: this job runs."""
+    """Announce, as rank 0, before ushers look."""
     running.write_text(job)
 
 
 def retract(running: Path, job: str) -> None:
-    """This job is over; a file of another one is left."""
     if _is_of(running, job):
         running.unlink(missing_ok=True)
 
 
 def _is_of(running: Path, job: str) -> bool:
-    """Whether that job runs; where a file system fails, or somebody has removed the directory, it does for all that is known."""
+    """Return whether the job runs; True if a file system fails, or the directory was removed."""
     try:
         return running.read_text() == job
     except FileNotFoundError:
@@ -88,18 +80,12 @@ def _is_of(running: Path, job: str) -> bool:
 
 
 def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0, *, node: int = 0, nodes: int = 1) -> None:
-    """Start this node's usher, by one of its ranks; when this returns, ranks can say that they leave.
+    """Start this node's usher, by a rank; afterwards ranks can say that they leave. Raises OSError: no socket.
 
     Args:
-        running: the file that says that the job runs.
-        job: a name of the job, which that file holds; no other job has it.
-        pids: the ranks of this node.
-        first: that of rank 0, where it is one of them.
-        launcher: that of mpirun, or its daemon on this node, where it serves no other job; 0 = not known.
-        node: its number; hosts of several names may be containers of one machine, with one network.
-        nodes: how many there are.
-
-    Raises OSError where no socket can be made.
+        first: pid of rank 0, if here.
+        launcher: pid of mpirun, or its daemon here, if of no other job; 0 = unknown.
+        node: number of this node; several hosts may be containers of a machine.
     """
     with open_door(job, node) as door:
         words = [str(door.fileno()), str(running), str(first), str(launcher), str(nodes), *map(str, pids)]
@@ -107,7 +93,7 @@ def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher:
 
 
 def open_door(job: str, node: int = 0) -> socket.socket:
-    """Make the socket by which ranks of this node say that they leave; nobody but this user can reach it. Raises OSError."""
+    """Make the socket at which ranks say that they leave, for this user only. Raises OSError."""
     place = _place(job, node)
     place.mkdir(0o700)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -121,17 +107,16 @@ def open_door(job: str, node: int = 0) -> socket.socket:
 
 
 def see_out(launcher: int) -> None:
-    """Have mpirun end `LEAVE_S` after this process, if it has not left by then; by rank 0, when all ranks leave in order."""
+    """Have mpirun end `LEAVE_S` after this process; by rank 0, in an orderly end."""
     _start([_SEE_OUT, str(os.getpid()), str(launcher)])
 
 
 def _start(words: Sequence[str], doors: Sequence[int] = (), more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Start this file as a process that holds nothing of a rank's."""
     subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # the launcher waits until nobody has its pipes any more
+        stderr=subprocess.DEVNULL,  # the launcher waits while anybody has its pipes
         env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)} | dict(more),
         cwd="/",
         pass_fds=doors,
@@ -140,19 +125,19 @@ def _start(words: Sequence[str], doors: Sequence[int] = (), more: Mapping[str, s
 
 
 def leave(job: str, *, given_up: bool = False, node: int = 0) -> None:
-    """Say that this rank has come to the end of the job in order. `given_up`: another node has ranks of which nothing is known."""
+    """Say that this rank leaves in order. `given_up`: another node's ranks may hang."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker, contextlib.suppress(OSError):
         speaker.settimeout(_SPEAK_S)
         speaker.sendto(f"{job} {os.getpid()} {given_up:d}".encode(), str(_place(job, node) / _DOOR))
 
 
 def _place(job: str, node: int = 0) -> Path:
-    """The directory of a node's socket: on each machine its own, with a path short enough for a socket's address."""
+    # On each machine its own, and short enough for a socket's address.
     return Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()) / f"mpisgd-{job}-{node}"
 
 
 class Process:
-    """A process of this machine; one that has got its number later is another one."""
+    """A process, told from later ones with its number."""
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self.pid = pid
@@ -160,7 +145,7 @@ class Process:
         self._began = self._look()
 
     def _look(self) -> str:
-        """When it began; "" = it is gone."""
+        """Return its start; "" = gone."""
         try:
             state, *rest = self._stat.read_text().rpartition(")")[2].split()
         except OSError:
@@ -172,7 +157,6 @@ class Process:
         return self._began != "" and self._look() == self._began
 
     def lives_on(self, within_s: float) -> bool:
-        """Whether it is still there then; False as soon as it is not."""
         until_s = time.monotonic() + within_s
         while self.lives and time.monotonic() < until_s:
             time.sleep(0.1)
@@ -185,14 +169,10 @@ class Process:
 
 
 class Usher:
-    """One node's.
-
-    Args:
-        door: where ranks say that they leave.
-        running, job, first, launcher, nodes: as of `call`; None = not on this node.
+    """A node's usher; arguments as of `call`, None = not on this node.
 
     Attributes:
-        ignored: messages that no rank of the job has sent.
+        ignored: messages from outside the job.
     """
 
     def __init__(
@@ -216,11 +196,11 @@ class Usher:
         self._pause_s = min(_MOST_S, max(LOOK_S, nodes / _ASKED_PER_S))
         self._next_s = time.monotonic() + random.uniform(0, self._pause_s)
         self._stranded = False
-        """Whether a launcher may wait for ranks that it cannot hear of."""
+        """Whether a launcher may wait for ranks it cannot hear of."""
         self._failed = False
 
     def attend(self) -> None:
-        """Until all ranks of this node have left, or have been made to."""
+        """Wait until this node's ranks have left, or make them."""
         while self._hear(LOOK_S) and not self._rank_0_is_gone() and not self._is_over():
             pass
         if self._rank_0_is_gone():
@@ -236,18 +216,17 @@ class Usher:
             end(self._launcher, self._ranks, LAUNCHER_S + self._pause_s, in_order=not self._failed)
 
     def _is_over(self) -> bool:
-        """Ask now and then whether RUNNING is gone."""
         if time.monotonic() < self._next_s:
             return False
         self._next_s = time.monotonic() + self._pause_s
         return not _is_of(self._running, self._job)
 
     def _rank_0_is_gone(self) -> bool:
-        """Whether it was on this node, and has left without order."""
+        """Return whether rank 0 left this node without order."""
         return self._first is not None and self._first.pid in self._inside and not self._first.lives
 
     def _hear(self, within_s: float) -> bool:
-        """Take note of who leaves; whether anybody is still inside."""
+        """Note leaving ranks; return whether any is inside."""
         self._door.settimeout(within_s)
         try:
             job, pid, given_up = self._door.recv(_LONGEST).decode().split()
@@ -263,8 +242,10 @@ class Usher:
 
 
 def end(launcher: Process, ranks: Sequence[Process], within_s: float, *, in_order: bool = True) -> None:
-    """End a launcher that does not leave so many seconds after the last of these ranks; that of a job that failed with a status
-    that says so: one that has lost its daemons leaves with 0."""
+    """End a launcher still there `within_s` after these ranks.
+
+    A failed job's launcher is killed, for its status: without daemons it leaves with 0.
+    """
     while any(rank.lives for rank in ranks):
         time.sleep(LOOK_S)
     if launcher.lives_on(within_s):
@@ -275,8 +256,8 @@ def end(launcher: Process, ranks: Sequence[Process], within_s: float, *, in_orde
 
 
 def hang_up(pid: int) -> None:
-    """End a process's connections to other machines, as seen from both ends."""
-    with contextlib.suppress(OSError):  # it has ended, or is not ours
+    """End a process's connections to other machines."""
+    with contextlib.suppress(OSError):  # ended, or not ours
         process = os.pidfd_open(pid)
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
@@ -312,7 +293,6 @@ def attend(words: Sequence[str]) -> None:
 
 
 def close_door(door: socket.socket) -> None:
-    """Remove the socket, and its directory."""
     path = Path(door.getsockname())
     with contextlib.suppress(OSError):
         path.unlink()

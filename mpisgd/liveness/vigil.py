@@ -1,8 +1,7 @@
-"""A watch over ranks that must all live, where MPI tells of failures (ULFM, `ulfm.py`): one that is lost ends the job in seconds.
+"""A watch over ranks that must all live, by MPI's failure reports (`ulfm.py`): a lost rank ends the job in seconds.
 
-A collective call waits for a dead rank for ever where its part has not reached that rank yet, and no deadline can tell that from
-a rank that reads its data for long. So a thread asks MPI who has failed. In a fault-tolerant run it watches the start, in any other
-all of the run; before MPI has started, `siblings.py` does.
+A collective waits for ever for a dead rank, and no deadline tells death from long reading. So a thread asks MPI for failed ranks:
+always, but in a fault-tolerant run only at the start. Before MPI, `siblings.py` watches.
 """
 
 from __future__ import annotations
@@ -24,19 +23,14 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.1
 OWN_S = 1.0
-"""Seconds for a rank's own loop to find out and to say so, as it mostly does (`guard.failing_fast`)."""
+"""Seconds for a rank's own loop to say so (`guard.failing_fast`)."""
 FORWARD_S = 0.5
-"""Seconds for the launcher to pass on the last words."""
 END_S = 2.0
-"""Seconds for a rank's own loop to end after the communicator was revoked."""
+"""Seconds for a rank's loop to end after revocation."""
 
 
 class Vigil:
-    """Watches while this context is open, or until `stop`.
-
-    Args:
-        who, way_on: as of `guard.failing_fast`.
-    """
+    """A watch while open, or until `stop`."""
 
     def __init__(self, comm: MPI.Intracomm, who: Callable[[], str], way_on: Callable[[], str]) -> None:
         self._comm = comm
@@ -54,7 +48,6 @@ class Vigil:
         self.stop()
 
     def stop(self) -> None:
-        """From now on ranks may be lost, or leave."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -63,7 +56,7 @@ class Vigil:
         from mpisgd.comm.mpi.library import MPI
 
         while not self._over.wait(LOOK_S):
-            MPI.COMM_SELF.Iprobe()  # MPI learns of a failure only when it is called: this rank may be importing torch
+            MPI.COMM_SELF.Iprobe()  # MPI learns of failures only in calls: this rank may be importing torch
             if self._comm.Is_revoked():
                 if not self._over.wait(END_S):
                     os._exit(EXIT_FAILED)
@@ -71,7 +64,7 @@ class Vigil:
                 self._end()
 
     def _end(self) -> None:
-        """Say who is lost, unless a rank before this one does: then that has ended the job meanwhile."""
+        """Name lost ranks, unless an earlier rank does."""
         comm = self._comm
         rank, lost = comm.Get_rank(), ulfm.seen_failed(comm)
         if not ulfm.has_turn(comm, self._over.wait):

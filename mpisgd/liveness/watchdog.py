@@ -1,8 +1,7 @@
-"""Says who waits for whom when a rank has been in one and the same wait for long, instead of silence.
+"""A watchdog that says who waits for whom when a rank is long in the same wait.
 
-A rank notes what it begins to wait for (`waiting.Waiting`), and that a wait is over, by a stored attribute each; the thread that
-waits for signals (`signals.py`) looks at that every second. It only reads, and says one line on stderr, again after twice the time.
-Whoever seems stuck may just be computing for long: nothing is ended here. (`MPISGD_HANG_S` dumps the stacks of all ranks.)
+A rank notes its wait and counts finished waits (`waiting.Waiting`); the signal thread reads both every second, and says a line,
+again after twice the time. Nothing is ended: a rank may just be computing.
 """
 
 from __future__ import annotations
@@ -17,21 +16,16 @@ from mpisgd.shard import Shard
 
 
 class Waits(Protocol):
-    """A rank's end of the wire, as far as it is looked at."""
-
     awaited: object
-    """Object of this rank's wait; None = it does not wait."""
     waits: int
-    """Waits that are over."""
 
 
 class Watchdog:
-    """Watches one rank.
+    """A watch over a rank.
 
     Args:
-        quiet_s: a wait is told of when it has lasted for so long, then for twice as long, and so on; 0 = never.
-        who: the rank, its role and host.
-        describe: what it waits for, in words; called while it waits, from another thread.
+        quiet_s: seconds until a wait is told, then doubled; 0 = never.
+        describe: called during the wait, from another thread.
     """
 
     def __init__(
@@ -55,7 +49,7 @@ class Watchdog:
         self._next_s = quiet_s
 
     def look(self) -> None:
-        """To be called every now and then."""
+        """Warn of a long wait."""
         now_s, seen = self._now_s(), self._waits.waits
         if self._quiet_s == 0:
             return
@@ -72,7 +66,7 @@ class Watchdog:
 
 
 def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:
-    """Which learners a shard waits for, and which wait for it; whose loop is in a wait."""
+    """Describe learners that a waiting shard waits for, and learners waiting for it."""
 
     def learner(learner_id: int) -> str:
         rank = server.channel.rank_of(learner_id)
