@@ -22,9 +22,6 @@ class Presence:
     def give_up(self, rank: int) -> None:
         """Wait no more for this rank, not even at the end."""
 
-    def lose(self, rank: int) -> None:
-        """Drop a rank that another rank calls dead, and report nothing."""
-
     def given_up(self) -> list[int]:
         """Return ranks neither waited for nor known to be dead."""
         return []
@@ -48,14 +45,11 @@ class Losses(Presence):
 
     def __init__(self) -> None:
         self.dead: set[int] = set()
-        self._replaced: set[int] = set()
-        """Dead ranks that were replaced, and may live."""
         self.hanging: set[int] = set()
         self.news: deque[tuple[int, int]] = deque()
 
     def died(self, rank: int) -> None:
         """Note a death seen by MPI."""
-        self._replaced.discard(rank)
         if rank not in self.dead:
             self.dead.add(rank)
             self.news.append((rank, Tag.LOST))
@@ -63,15 +57,8 @@ class Losses(Presence):
     def give_up(self, rank: int) -> None:
         self.hanging.add(rank)
 
-    def lose(self, rank: int) -> None:
-        """Drop a dead or hanging rank that another replaces, and its news."""
-        if rank not in self.dead:
-            self._replaced.add(rank)
-        self.dead.add(rank)
-        self.news = deque(each for each in self.news if each[0] != rank)
-
     def given_up(self) -> list[int]:
-        return sorted(self.hanging - (self.dead - self._replaced))
+        return sorted(self.hanging - self.dead)
 
     def away(self) -> list[int]:
         return sorted(self.hanging | self.dead)
