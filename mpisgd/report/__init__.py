@@ -1,1 +1,1 @@
-"""Tables and figures of runs, for a terminal and for a folder."""
+"""Tables and figures of runs."""

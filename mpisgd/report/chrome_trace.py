@@ -1,10 +1,8 @@
-"""A timeline as a Chrome trace: JSON in the Trace Event Format, which https://ui.perfetto.dev and chrome://tracing open.
+"""A timeline as a Chrome trace (JSON, Trace Event Format), for https://ui.perfetto.dev and chrome://tracing.
 
-A host is a process (`pid`), a rank a thread (`tid`). Spans are complete events (`X`), pushes and answers on the shards and
-events of the log are instants (`i`), arrows (`s`, `f`) go from a learner's push to the update that its gradient is part of, and
-counters (`C`) show each shard's clock and the mean staleness of each update. `ts` and `dur` are microseconds.
-
-Events are written as they are made, block by block: a trace may be larger than memory. Viewers order them.
+A host is a process (`pid`), a rank a thread (`tid`). Spans are `X`, moments `i`; arrows (`s`, `f`) lead from a push to its update;
+counters (`C`) show clocks and staleness. `ts` and `dur` are microseconds. Events are written block by block: a trace may exceed
+memory. Viewers order them.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ _Json = dict[str, Any]
 
 
 def write(path: Path, timeline: Timeline, about: _Json) -> int:
-    """Write the trace, with `about` as its metadata; makes the folder; returns the number of events.
-
-    Raises ConfigError where the file cannot be written.
-    """
+    """Write the trace, with `about` as metadata; return the number of events. Raises ConfigError: an unwritable file."""
     events = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,14 +45,12 @@ def write(path: Path, timeline: Timeline, about: _Json) -> int:
 
 
 class _Trace:
-    """The events of a timeline, each as one JSON object."""
-
     def __init__(self, timeline: Timeline) -> None:
         self._of = timeline
         ranks, shown = timeline.ranks, timeline.ranks.learners[: timeline.learners]
         self._rows = timeline.names
         hosts = list(dict.fromkeys(ranks.host(rank) for rank in sorted(self._rows)))
-        # above every tid: Perfetto takes a thread whose tid is its pid for the main one, and shows it first
+        # above every tid: Perfetto shows a thread whose tid equals its pid first, as the main thread
         self._processes = {host: max(self._rows) + 1 + at for at, host in enumerate(hosts)}
         self._where = {rank: {"pid": self._processes[ranks.host(rank)], "tid": rank} for rank in self._rows}
         self._shard = [self._where[rank] for rank in ranks.shards]
@@ -65,7 +58,7 @@ class _Trace:
         self._evaluator = self._where[ranks.evaluator]
 
     def events(self) -> Iterator[_Json]:
-        """Slices come before arrows, which bind to the slice that is open at their `ts`."""
+        """Yield slices before arrows, which bind to the slice open at their `ts`."""
         yield from self._metadata()
         yield from self._updates()
         yield from self._cycles()
@@ -136,7 +129,6 @@ class _Trace:
                 yield _event("i", "answer", self._shard[args.pop("shard")], moment, args=args)
 
     def _happened(self) -> Iterator[_Json]:
-        """Rows of `events`."""
         for at in self._shown(self._of.moment, self._of.moment):
             told = _told(self._of.events[at], "shard", "clock", "kind", "learner_id", "value")
             for args, moment in zip(told, *_lists(self._of.moment[at]), strict=True):
@@ -144,7 +136,7 @@ class _Trace:
                 yield _event("i", word_of(Event, kind), self._shard[shard] if shard >= 0 else self._evaluator, moment, args=args)
 
     def _arrows(self) -> Iterator[_Json]:
-        """From the begin of a push to the begin of its update, where the window shows both."""
+        """Yield arrows from pushes to updates that both begin in the window."""
         window, applied = self._of.window, np.flatnonzero(self._of.update >= 0)
         begin = self._of.cycles.edges[self._of.cycle[applied], PUSH]
         end = self._of.updates.start[self._of.update[applied]]
@@ -157,14 +149,13 @@ class _Trace:
                 yield _event("f", "gradient", self._shard[shard], stop, id=number, bp="e")
 
     def _shown(self, start: np.ndarray, end: np.ndarray) -> Iterator[np.ndarray]:
-        """Indices of the spans that the window touches, some at a time."""
         return _blocks(self._of.window.of(start, end))
 
 
 def _event(
     phase: str, name: str, where: _Json, start: int = 0, end: int | None = None, args: _Json | None = None, **more: Any
 ) -> _Json:
-    """One event; `start`, `end` in nanoseconds, so that spans that touch do so to the last digit."""
+    """Return an event; nanoseconds let touching spans agree to the last digit."""
     event = {"ph": phase, "name": name, "cat": _CATEGORIES[phase], **where, "ts": start / 1e3}
     if end is not None:
         event["dur"] = (end - start) / 1e3
@@ -183,16 +174,15 @@ def _lists(*columns: np.ndarray) -> list[list[Any]]:
 
 
 def _told(rows: LogRows, *names: str) -> Iterator[_Json]:
-    """These columns of each row, as JSON has them."""
     for values in zip(*_lists(*(rows[name] for name in names)), strict=True):
         yield dict(zip(names, map(_number, values), strict=True))
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
 def word_of(words: type[Verdict] | type[Reason] | type[Event], value: int) -> str:
-    """A newer log may know more words."""
+    """Return a word; the number for a word of newer logs."""
     return words(value).name.lower() if value in set(words) else f"{words.__name__.lower()} {value}"

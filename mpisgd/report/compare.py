@@ -1,4 +1,4 @@
-"""Several runs side by side: one table, and their curves in common figures."""
+"""Runs side by side: a table and common figures."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ def compare(
     console: Console | None = None,
     target: Target | None = None,
 ) -> Comparison:
-    """Print one row per run, or for all that differ in the seed alone (`seeds`); write tables and overlaid figures to `out`.
+    """Print a row per run, or per group of seeds; write tables and figures to `out`.
 
-    `target`: what it took to reach it is a table, too.
-
-    Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
+    `target` adds a table of costs. Raises ConfigError: no run given, or `out` unwritable; DataError: no run, or a log missing or
+    damaged.
     """
     if not run_paths:
         raise ConfigError("compare: 0 runs given, expected the directory of at least one")
@@ -67,7 +66,6 @@ def compare(
 
 
 def _over_seeds(groups: Sequence[Sequence[int]], names: Sequence[str], each: Table) -> Table:
-    """One row for all runs that differ in the seed alone."""
     (first, *columns), rows = each.columns, []
     for places in groups:
         cells = seeds.row([each.rows[at][1:] for at in places], columns)
@@ -77,7 +75,6 @@ def _over_seeds(groups: Sequence[Sequence[int]], names: Sequence[str], each: Tab
 
 
 def _target_table(target: Target, runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequence[int]]) -> Table:
-    """Tabulate epochs, updates, seconds and bytes until a target; runs that differ in the seed alone share a row."""
     columns = columns_of("run | weights | reached by | epochs :.2f | updates :.0f | training [s] | exchanged [GB]")
     rows: list[tuple[Cell, ...]] = []
     for places in groups:
@@ -103,7 +100,7 @@ def _spent(run: Run, reached: Reached) -> tuple[Cell, ...]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as few as tell it from all others; the same run given twice keeps one name."""
+    """Return the fewest last parts that tell each path from others; equal paths share a name."""
     names = []
     for path in paths:
         others = [other for other in paths if other != path]
@@ -115,7 +112,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _more(runs: Sequence[Run]) -> list[str]:
-    """What is shown besides errors, of theta: the loss where a run has no error, and the metrics of own steps."""
+    """Name further columns: loss if a run has no error, and own metrics."""
     curves = [training.on_test_data(run) for run in runs]
     loss = any(curve is not None and not curve.has_error for curve in curves)
     names = dict.fromkeys(name for curve in curves if curve is not None for name in curve.metrics)
@@ -181,7 +178,6 @@ def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequen
 
 
 def _title(names: Sequence[str]) -> str:
-    """Of a figure that shows runs of these names."""
     return "Comparison of " + (names[0] if len(names) == 1 else f"{len(names)} runs")
 
 

@@ -1,7 +1,4 @@
-"""The papers' figures of staleness and error, of one run or of several overlaid.
-
-Every function returns a Figure, or None where there are no data to draw.
-"""
+"""The papers' figures of staleness and error; None without data."""
 
 from __future__ import annotations
 
@@ -20,10 +17,9 @@ from mpisgd.report.writing import Drawing
 
 
 def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarray]], n: int | None) -> Figure | None:
-    """Share of gradients per staleness [Zhang16 Fig. 1]; bars for one run, steps for several.
+    """Draw the share of gradients per staleness [Zhang16 Fig. 1]: bars for a single run, steps for several.
 
-    `histograms` are (label, gradients of staleness 0, 1, 2 ...); `n` of n-softsync marks 2n [Zhang16 2.4]. The x-axis ends
-    where a long tail would crush the rest.
+    `histograms`: (label, gradients of staleness 0, 1, 2 ...). `n` marks 2n [Zhang16 2.4].
     """
     shown = [(name, counts) for name, counts in histograms if counts.sum() > 0]
     if not shown:
@@ -41,7 +37,7 @@ def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarra
             axes.bar(tau, share, width=0.8, color=style.COLOURS[0], edgecolor="white", linewidth=0.3)
             axes.axvline(mean, color=style.COLOURS[1], linestyle="--", label=f"mean = {mean:.2f}")
         else:
-            look = {**style.line(at), "markersize": max(4.0, 10.0 - 1.5 * at)}  # equal shares are seen around one another
+            look = {**style.line(at), "markersize": max(4.0, 10.0 - 1.5 * at)}  # equal shares stay visible around each other
             axes.plot(tau, share, label=style.plain(name), markevery=style.sparse(round(end) + 1), drawstyle="steps-mid", **look)
     if n is not None:
         axes.axvline(2 * n, color=style.GREY, linestyle=":", label=f"2n = {2 * n}")
@@ -53,7 +49,7 @@ def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarra
 
 
 def staleness_over_clock(title: str, found: OverClock) -> Figure | None:
-    """Mean staleness of the gradients of each update along the clock, and its range [Zhang16 Fig. 1]."""
+    """Draw mean and range per update [Zhang16 Fig. 1]."""
     if len(found.clock) == 0:
         return None
     width = -(-len(found.clock) // 400)
@@ -77,11 +73,9 @@ def staleness_over_clock(title: str, found: OverClock) -> Figure | None:
 
 
 def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Literal["epochs", "seconds"]) -> Figure | None:
-    """Error against epochs or seconds [Zhang16 Fig. 3]; `runs` are (label, curves). Points that are NaN are not drawn.
+    """Draw error, or loss if no curve has an error [Zhang16 Fig. 3].
 
-    Where no curve has an error, their losses.
-    Of one run, every curve has its own colour; of several, every run, and the curves of thetabar are dotted and hollow.
-    Around a mean over seeds lies a band from the least to the largest.
+    A single run has a colour per curve; several have a colour each, thetabar dotted and hollow. A band spans the range over seeds.
     """
     given = [(name, curve) for name, curves in runs for curve in curves]
     errors = any(curve.has_error for _, curve in given)
@@ -116,18 +110,15 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
 
 
 def _range(values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the largest at each place; NaN where one is."""
     return np.min(values, axis=0), np.max(values, axis=0)
 
 
 def errors(what: str, title: str, runs: Sequence[tuple[str, Sequence[Curve]]], missing: str) -> list[Drawing]:
-    """Both figures of `error`."""
     how: tuple[Literal["epochs", "seconds"], ...] = ("epochs", "seconds")
     return [Drawing(f"error_{each}", f"{what} against {each} [Zhang16 Fig. 3]", error(title, runs, each), missing) for each in how]
 
 
 def losses(title: str, iterations: LogRows) -> Figure | None:
-    """Loss of a batch optimisation against iterations, evaluations and seconds; rows of the log's table of them."""
     if len(iterations) == 0:
         return None
     figure, axes = style.new(title, "iterations, or evaluations", "loss of the batch")

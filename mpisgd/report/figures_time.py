@@ -1,7 +1,4 @@
-"""The papers' figures of time: arrivals, collecting k gradients, where learners' time went.
-
-Every function returns a Figure, or None where there are no data to draw.
-"""
+"""The papers' figures of time; None without data."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from mpisgd.analysis.arrivals import Collected
 from mpisgd.analysis.throughput import LearnerTime
 from mpisgd.report import style
 
-#: Activities of `LearnerTime`, from the bottom of a bar upwards: how they are called, and their colour.
+#: Activities of `LearnerTime`, from the bottom of a bar upwards: label and colour.
 _ACTIVITIES = {
     "compute_s": ("compute", style.COLOURS[0]),
     "neighbour_s": ("wait for neighbours", style.NEIGHBOUR),
@@ -26,15 +23,12 @@ _ACTIVITIES = {
     "wait_s": ("wait", style.COLOURS[1]),
     "pull_s": ("pull", style.COLOURS[5]),
 }
-#: More learners than these are drawn as an area: hatched bars would be too thin.
+#: Most learners drawn as bars; more are an area, for hatched bars would be too thin.
 _BARS = 64
 
 
 def arrival_cdf(title: str, samples: Sequence[tuple[str, np.ndarray]], x: str) -> Figure | None:
-    """Cumulative distribution of times [Chen16 Fig. 3]; `samples` are (label, sorted seconds).
-
-    The x-axis ends where a long tail would crush the rest.
-    """
+    """Draw the cumulative distribution of sorted seconds [Chen16 Fig. 3]."""
     shown = [(name, times) for name, times in samples if len(times)]
     if not shown:
         return None
@@ -58,7 +52,7 @@ def arrival_cdf(title: str, samples: Sequence[tuple[str, np.ndarray]], x: str) -
 
 
 def collect(title: str, found: Sequence[tuple[str, Collected]], lambda_: int, wanted: int | None) -> Figure | None:
-    """Mean (solid) and median (dotted) time to collect k gradients [Chen16 Fig. 4]; `wanted` marks N of λ."""
+    """Draw mean (solid) and median (dotted) time to collect k gradients [Chen16 Fig. 4]; `wanted` marks N of λ."""
     shown = [(name, one) for name, one in found if len(one.k)]
     if not shown:
         return None
@@ -82,7 +76,6 @@ def collect(title: str, found: Sequence[tuple[str, Collected]], lambda_: int, wa
 
 
 def time_spent(title: str, spent: LearnerTime) -> Figure | None:
-    """Draw where each learner's time went, stacked, and beside them the mean learner's."""
     pushing = spent.mini_batches > 0
     if not pushing.any():
         return None
@@ -113,7 +106,6 @@ def time_spent(title: str, spent: LearnerTime) -> Figure | None:
 
 
 def _name_learners(axes: Axes, learners: int, gap: float) -> None:
-    """Ticks at some learners and at the mean, which stands `gap` to the right of them behind a thin line."""
     steps = MaxNLocator(nbins=10, integer=True).tick_values(0, learners - 1)
     ticks = sorted({round(tick) for tick in steps if 0 <= tick < learners})
     axes.set_xticks([*ticks, learners + gap], [*(str(tick) for tick in ticks), "mean"])

@@ -1,7 +1,4 @@
-"""A small run, or a window of one, as a figure: a row of bars for each rank, shards on top.
-
-Besides its colour, an activity has its own height and place within the row.
-"""
+"""A small run, or a window, as a figure: a row of bars per rank, shards on top."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ from mpisgd.report import style
 from mpisgd.report.chrome_trace import word_of
 from mpisgd.report.writing import Drawing
 
-#: More rows, or more pushes of one learner, could not be told apart.
+#: Most rows, and most pushes of a learner, that can be told apart.
 MOST_ROWS = 40
 MOST_PUSHES = 100
-#: Pushes of one learner that are seen well.
+#: Pushes of a learner that are easy to see.
 GOOD_PUSHES = 25
 
 #: Name, colour as in the figure of the learners' time, and lower and upper edge in a row of height 1.
@@ -51,7 +48,6 @@ _ROW_IN = 0.27
 
 
 def drawing(run: Run, timeline: Timeline | None = None) -> Drawing:
-    """The figure of a timeline, by default that of the whole run, or why there is none."""
     figure, missing = None, unreadable(run, timeline)
     if not missing:
         try:
@@ -62,7 +58,7 @@ def drawing(run: Run, timeline: Timeline | None = None) -> Drawing:
 
 
 def unreadable(run: Run, timeline: Timeline | None = None) -> str:
-    """Say why a figure of this timeline, or of the whole run, could not be read, and what could be drawn; "" = it can be read."""
+    """Explain why a figure would be unreadable; "" = readable."""
     group = max(map(len, about.groups_of(run)), default=1)
     learners = timeline.learners if timeline else run.lambda_ * group
     others = run.shards + int(run.environment.get("evaluator_rank", -1) >= 0)
@@ -88,7 +84,7 @@ def unreadable(run: Run, timeline: Timeline | None = None) -> str:
 
 
 def draw(title: str, timeline: Timeline) -> Figure:
-    """All spans that the window touches, and, where there is room, the staleness of each mini-batch's gradient."""
+    """Draw the window's spans and, given room, each gradient's staleness."""
     ranks, window = timeline.ranks, timeline.window
     factor, unit = style.time_unit(window.end / 1e9)
     figure, axes = style.new(title, f"time since the start barrier [{unit}]", "")
@@ -123,14 +119,14 @@ def _of_learners(row_of: dict[int, int], timeline: Timeline, learner_id: np.ndar
 
 
 def _bars(axes: Axes, name: str, row: LogRows, start: np.ndarray, end: np.ndarray) -> None:
-    """Bars of one activity, one per span; one collection is drawn much faster than as many rectangles."""
+    """Draw bars as a collection, much faster than rectangles."""
     if not np.any(end > start):
         return
     label, colour, low, high = _BARS[name]
     top, bottom = row + low, row + high
     corners = np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
     look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.0}
-    if name == "compute":  # one mini-batch is seen apart from the next, also where nothing lies between that could be seen
+    if name == "compute":  # tells mini-batches apart even if nothing visible lies between
         look["linewidth"] = 0.4
     elif name == "delay":
         look["hatch"] = "////"
@@ -140,7 +136,6 @@ def _bars(axes: Axes, name: str, row: LogRows, start: np.ndarray, end: np.ndarra
 
 
 def _mark(axes: Axes, timeline: Timeline, row_of: dict[int, int], per_ns: float) -> None:
-    """Arrivals on the shards, by verdict, and events that concern a learner on its row."""
     at = timeline.window.of(timeline.arrival, timeline.arrival)
     verdict, shard = timeline.pushes["verdict"][at], timeline.pushes["shard"][at]
     for kind, (label, marker) in _MARKS.items():
@@ -158,7 +153,6 @@ def _mark(axes: Axes, timeline: Timeline, row_of: dict[int, int], per_ns: float)
 
 
 def _write_staleness(axes: Axes, timeline: Timeline, shown: np.ndarray, rows: LogRows, edges: np.ndarray) -> None:
-    """Into those bars of computing, with the delay after it, that are wide enough for it."""
     left, right = axes.get_xlim()
     start, end = np.clip(edges[:, COMPUTE], left, right), np.clip(edges[:, PUSH], left, right)
     pushes = timeline.pushes[timeline.cycles.row[shown]]

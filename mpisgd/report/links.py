@@ -1,9 +1,8 @@
-"""How fast the link of each node was: what it carries in a round, what its learners' pushes and pulls took, and who is slow.
+"""Speed of each node's link.
 
-A pull tells the rate of what has come; a push ends when its last bytes are with the system, and seems faster. Either also waits
-where a shard serves others first, but seldom both do: links are compared by the better of the two. A link that only shards are
-behind has no learner to tell of it. Where shards are on several nodes, everybody's transfers cross a slow link: its own learners
-suffer most, and so one node at most is named, and among few nodes perhaps none.
+A pull tells the rate of received bytes; a push ends once the system has the last bytes, and seems faster. Both also wait while a
+shard serves others, seldom together: the better rate counts. A link without learners is not measured. With shards on several nodes,
+all transfers cross a slow link, most of all its own learners': at most one node is named, among few nodes perhaps none.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from mpisgd.config import footprint
 from mpisgd.exchange.links import Carried, carried
 from mpisgd.records.log.reader import Run
 
-#: Slices smaller than this do not tell a rate: handling them takes longer than their bytes.
+#: Smaller slices tell no rate: handling takes longer than their bytes.
 TELLING_NBYTES = 64 * 1024
-#: A link is slow that has at most this share of the median of the others' rates.
+#: A slow link has at most this share of the median of the other links' rates.
 _SLOW = 0.5
 
 
 @dataclass(frozen=True)
 class Link:
-    """A node's link. `push_s`, `pull_s`: medians over its learners; None where it has none, or they are not in the log.
+    """A node's link.
 
-    `rate`: bytes per second in which one learner there was given weights; `faster`: the same, or of its pushes, if those were
-    faster; None where it cannot be told.
+    `push_s`, `pull_s`: medians over learners. `rate`: bytes per second of a learner's pulls; `faster`: of pulls or pushes. None =
+    unknown.
     """
 
     host: str
@@ -43,9 +42,10 @@ class Link:
 
 
 def links(run: Run) -> list[Link]:
-    """Of each node, in the order of ranks; none where all ranks share one, or the log cannot tell one link from another: learners
-    that double as shards wait for the slowest, groups exchange with the shards of their stage alone, and of layers the log does not
-    say how large they are."""
+    """Return each node's link; none for a single node, or if the log cannot tell links apart.
+
+    Learners that double as shards wait for the slowest, groups use their stage's shards alone, and sizes of layers are not logged.
+    """
     environment = run.environment
     hosts, nbytes = [str(host) for host in environment.get("hosts", [])], environment.get("parameter_nbytes")
     untold = about.doubled(run) or about.groups_of(run) or environment.get("layers") or run.is_batch
@@ -68,10 +68,9 @@ def links(run: Run) -> list[Link]:
 
 
 def slow(found: list[Link]) -> dict[str, float]:
-    """Hosts with slow links, and the median of the others' rates, in bytes per second.
+    """Return hosts with slow links, and the median of other links' rates.
 
-    Learners of one node share its link. So a link is slow only where it is both for one of them and for all together, if all use it
-    at once.
+    Learners of a node share its link: a slow link is slow for each learner and for all together.
     """
     told = [link for link in found if link.rate is not None]
     each = np.array([link.faster for link in told])
@@ -87,7 +86,6 @@ def slow(found: list[Link]) -> dict[str, float]:
 
 
 def table(run: Run, found: list[Link]) -> Table:
-    """Of `links(run)`."""
     fastest = max((link.rate for link in found if link.rate is not None), default=None)
     rows: list[tuple[Cell, ...]] = []
     for link in found:
@@ -113,7 +111,7 @@ def table(run: Run, found: list[Link]) -> Table:
 
 
 def _median(seconds: np.ndarray) -> float | None:
-    """Of those that were measured: 0 stands for a push or pull that did not happen."""
+    """Return the median without 0, which stands for no push or pull."""
     seconds = seconds[seconds > 0]
     return float(np.median(seconds)) if len(seconds) else None
 

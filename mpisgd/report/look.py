@@ -1,4 +1,4 @@
-"""How figures are to look, and as which files they are written: what `report`, `compare` and `timeline` take alike."""
+"""Look of figures, for `report`, `compare` and `timeline`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LEAST_IN, _MOST_IN = 3.0, 40.0
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Raises ConfigError where it cannot be."""
+    """Look of figures."""
 
     format: tuple[Format, ...] = ("png",)
-    """Write each figure in these formats. png has 150 dots per inch; pdf and svg can be enlarged."""
+    """Formats of each figure. png has 150 dots per inch; pdf and svg can be enlarged."""
     width: float = WIDTH_IN
-    """Width of figures, in inches, 3 to 40. Letters keep their size; the height goes with the width, down to 2.8 inches."""
+    """Width of figures in inches, 3 to 40. Letters keep their size; the height follows, down to 2.8 inches."""
     title: str | None = None
-    """Title of the figures, in place of their own; "" = none, as in papers, whose captions say it."""
+    """Title of figures, in place of their own; "" = none."""
 
     def __post_init__(self) -> None:
         known = bool(self.format) and all(each in FORMATS for each in self.format)
@@ -40,13 +40,12 @@ _PRESENT: ContextVar[Look] = ContextVar("look", default=_DEFAULT)
 
 
 def present() -> Look:
-    """The one that figures are drawn with now."""
     return _PRESENT.get()
 
 
 @contextmanager
 def applied(look: Look) -> Iterator[None]:
-    """Let figures that are drawn in here look so, whatever a matplotlibrc of the present directory says."""
+    """Apply a look within, whatever a matplotlibrc says."""
     from matplotlib import style
 
     before = _PRESENT.set(look)

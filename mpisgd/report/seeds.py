@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed, as one: the mean over them, and from which to which value they spread."""
+"""Runs that differ in the seed alone, as one: mean and range."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mpisgd.analysis.training import Curve
 from mpisgd.records.log.reader import Run
 
 _OF_ONE_RUN = ("environment", "out", "overwrite", "seed", "log", "loggers", "callbacks")
-"""Entries of config.toml that say nothing of what is computed; and the seed."""
+"""Entries of config.toml without effect on the computation, and the seed."""
 
 
 def grouped(runs: Sequence[Run]) -> list[list[int]]:
-    """Places of the runs that are one each: of the same configuration, ranks and way to end, with different seeds."""
+    """Group places of runs that differ in the seed alone."""
     groups: list[tuple[str, list[int]]] = []
     for at, run in enumerate(runs):
         same = _same(run)
@@ -41,13 +41,13 @@ def _same(run: Run) -> str:
 
 
 def name(names: Sequence[str]) -> str:
-    """What the names have in common: `soft-*` of `soft-1` and `soft-2`."""
+    """Return e.g. `soft-*` for `soft-1` and `soft-2`."""
     same = os.path.commonprefix(list(names))  # noqa: RUF071 - of letters, not of folders
     return names[0] if len(names) == 1 else f"{same}*"
 
 
 def row(rows: Sequence[tuple[Cell, ...]], columns: Sequence[Column]) -> tuple[Cell, ...]:
-    """Cells that differ are their mean, and in parentheses the least and the largest."""
+    """Merge cells that differ into their mean, with the range in parentheses."""
     return tuple(_cell(cells, column) for cells, column in zip(zip(*rows, strict=True), columns, strict=True))
 
 
@@ -62,7 +62,7 @@ def _cell(cells: Sequence[Cell], column: Column) -> Cell:
 
 
 def curves(found: Sequence[Sequence[Curve]]) -> list[Curve]:
-    """Of each kind that all have, the mean at each snapshot, as far as all have come."""
+    """Return means over kinds and snapshots of all runs."""
     if len(found) == 1:
         return list(found[0])
     kinds = {(curve.averaged, curve.part): curve for curve in found[0]}
@@ -79,7 +79,6 @@ def _mean(alike: Sequence[Curve]) -> Curve:
 
 
 def histogram(found: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of histograms, int64."""
     total = np.zeros(max(map(len, found)), np.int64)
     for counts in found:
         total[: len(counts)] += counts
@@ -87,7 +86,6 @@ def histogram(found: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def collected(found: Sequence[Collected]) -> Collected:
-    """The mean over the runs of their mean and median times."""
     if len(found) == 1:
         return found[0]
     count = min(len(one.k) for one in found)

@@ -1,4 +1,4 @@
-"""The report of one run: the papers' tables and figures from its log. Works on finished, running and killed runs."""
+"""The report of a run, finished or not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from mpisgd.report.writing import Drawing, say, tell, terminal, write
 
 @dataclass(frozen=True)
 class Report:
-    """The report as it was printed and written. `problems`: one line for each part of an ended run's books that does not
-    balance."""
+    """A report; `problems`: a line per unbalanced part of an ended run's books."""
 
     tables: tuple[Table, ...]
     drawings: tuple[Drawing, ...]
@@ -35,9 +34,9 @@ class Report:
 
 
 def report(run_path: str | Path, out: Path | None = None, console: Console | None = None) -> Report:
-    """Print the tables of a run; write them and the figures to `out`, by default `<run>/report`.
+    """Print a run's tables; write tables and figures to `out`, by default `<run>/report`.
 
-    Raises DataError (no run, or its log is missing, foreign or damaged), ConfigError (`out` cannot be written).
+    Raises DataError: no run, or a log missing, foreign or damaged; ConfigError: `out` unwritable.
     """
     console = console or terminal()
     run = Run(run_path)
@@ -87,7 +86,6 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
 
 
 def _tables_of_batch(run: Run, state: about.Status) -> tuple[Table, ...]:
-    """Of a batch optimisation, where no gradient is stale."""
     return (
         about.header(run, state, training.final_text(run)),
         training.summary_table(run),
@@ -101,7 +99,7 @@ def _tables_of_batch(run: Run, state: about.Status) -> tuple[Table, ...]:
 
 
 def draw(run: Run) -> tuple[Drawing, ...]:
-    """All figures of a run but its timeline; matplotlib is imported here and not before."""
+    """Draw figures but the timeline; imports matplotlib late."""
     from mpisgd.report import figures, figures_time
 
     title, synchronous = about.label(run), arrivals.synchronous(run)

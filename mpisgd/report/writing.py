@@ -1,4 +1,4 @@
-"""Tables and figures onto the terminal and into a folder: CSV, PNG (or PDF, SVG), and one Markdown page that shows them all."""
+"""Tables and figures on a terminal and in a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, or the reason why there is none; `key` is the name of its file."""
+    """A figure, or why there is none; `key` names the file."""
 
     key: str
     caption: str
@@ -31,20 +31,17 @@ class Drawing:
 
 
 def terminal() -> Console:
-    """Standard output; where it is no terminal (a batch job's file), lines are not wrapped at 80 columns."""
+    """Return standard output; a batch job's file is not wrapped at 80 columns."""
     return Console() if sys.stdout.isatty() else Console(width=240, color_system=None)
 
 
 def say(console: Console, line: str, style_: str = "") -> None:
-    """Print a line as it is, never wrapped, without markup."""
+    """Print a line without wrapping or markup."""
     console.print(Text(visible(line, kept="\n"), style=style_), soft_wrap=True)
 
 
 def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Table], drawings: Sequence[Drawing]) -> list[Path]:
-    """Write the Markdown page, which begins with `lines`, and beside it CSV and figures; makes the folder; returns the files.
-
-    Raises ConfigError where the folder cannot be written.
-    """
+    """Write a Markdown page, CSV and figures. Raises ConfigError: an unwritable folder."""
     from mpisgd.report import style
 
     folder = page_path.parent
@@ -69,7 +66,6 @@ def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Ta
 
 
 def _shown(caption: str, names: Sequence[str]) -> str:
-    """In Markdown: the figure where a page can show one of its files, and links to the others."""
     image = next((name for name in names if not name.endswith(".pdf")), "")
     others = " ".join(f"[{name}]({name})" for name in names if name != image)
     text = f"*{caption}*{others and ': '}{others}\n"
@@ -77,7 +73,6 @@ def _shown(caption: str, names: Sequence[str]) -> str:
 
 
 def tell(console: Console, folder: Path, drawings: Sequence[Drawing]) -> None:
-    """Print what was written, and which figures were not, and why."""
     for drawing in drawings:
         if drawing.figure is None:
             say(console, f"no figure {drawing.key}: {drawing.missing}")
