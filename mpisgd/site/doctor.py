@@ -1,7 +1,7 @@
-"""Is this machine, this allocation, this launch command fit for a run? One small function per finding.
+"""Checks of a machine, an allocation and a launch command before a run.
 
-A check is a pure function of the `Survey`; `CHECKS` lists them in the order of the report. A new one is a function and its
-name in that list (and a field of the facts in `survey` where it needs to know more). Those of a configuration are in `rolemap`.
+A check is a pure function of the `Survey`. A new check is a function, an entry of `CHECKS` (the report's order), and a field in
+`facts` for each new fact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from mpisgd.site.survey import SEGMENTS
 
 
 def launched_size(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Number of ranks that the launcher started, and the variable that says so; None where there was no launcher."""
     for name in SIZE_VARIABLES:
         if environment.get(name, "").isdigit():
             return name, int(environment[name])
@@ -27,7 +26,7 @@ def launched_size(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def is_singleton(survey: Survey) -> bool:
-    """Whether this is one of N jobs of one rank, where one job of N was meant (TRAPS 7)."""
+    """Return whether N jobs of 1 rank were started, not 1 job of N ranks (TRAPS 7)."""
     launched = launched_size(survey.ranks[0].environment)
     return len(survey.ranks) == 1 and launched is not None and launched[1] > 1
 
@@ -81,13 +80,12 @@ def check_ranks(survey: Survey) -> Finding:
 
 
 def _fits(survey: Survey) -> str:
-    """Which launchers start this library's ranks; "" where it is not known whose it is."""
     owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
     return "" if owner is None else f"{owner} is started by {', '.join(launchers.fitting(owner))}"
 
 
 def check_launcher(survey: Survey) -> Finding:
-    """What fits, and what is known not to: for whoever writes a batch script."""
+    """Name launchers for authors of batch scripts."""
     owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
     if owner is None:
         return Finding("launcher", "ok", "not known which fits this MPI")
@@ -100,7 +98,7 @@ def check_batch_system(survey: Survey) -> Finding:
     systems = {"SLURM": "SLURM_JOB_ID", "LSF": "LSB_JOBID", "PBS": "PBS_JOBID", "Flux": "FLUX_JOB_ID"}
     found = [f"{system} job {environment[name]}" for system, name in systems.items() if name in environment]
     granted = environment.get("LSB_DJOB_NUMPROC", "") if "LSB_JOBID" in environment else ""
-    # Not SLURM_NTASKS: below mpirun it counts its daemons. Under jsrun a slot is a core, and the batch host has one.
+    # Not SLURM_NTASKS: below mpirun, SLURM counts mpirun's daemons. Under jsrun a slot is a core, and the batch host has one.
     if granted.isdigit() and size > 1 and int(granted) != size and "JSM_NAMESPACE_SIZE" not in environment:
         text = f"{found[0]}: {granted} slots granted, {size} ranks started"
         return Finding("batch system", "warning", text, f"start as many ranks as there are slots: mpirun -n {granted}")
@@ -178,7 +176,7 @@ def check_cores(survey: Survey) -> Finding:
 
 
 def check_binding(survey: Survey) -> Finding:
-    """Which rank may run where, as the launcher and the batch system have bound them; and whether that leaves cores idle."""
+    """Report the binding; warn of crowded ranks beside idle cores."""
     parts, numbered = [], list(enumerate(survey.ranks))
     for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:HOSTS_SHOWN]:
         by_cores: dict[tuple[frozenset[int], int], list[int]] = {}
@@ -204,7 +202,7 @@ def check_omp(survey: Survey) -> Finding:
         text = f"differs over the ranks: {', '.join(value or 'not set' for value in sorted(values))}"
         return Finding("OMP_NUM_THREADS", "warning", text, f"{mend}; Open MPI: mpirun -x OMP_NUM_THREADS")
     value = values.pop()
-    # Nested levels, "4,2": the outer one counts. Where it is not set, torch has chosen.
+    # Of nested levels, "4,2", the outer level counts. Without a value, torch has chosen.
     outer = value.split(",")[0]
     threads = int(outer) if outer.isdigit() else max(facts.torch_threads for facts in survey.ranks)
     text = f"{value or 'not set'}{f': {threads} thread(s) per rank' if threads else ''}"
@@ -323,5 +321,4 @@ CHECKS: tuple[Callable[[Survey], Finding | None], ...] = (
 
 
 def diagnose(survey: Survey) -> list[Finding]:
-    """All findings, in the order of `CHECKS`; a check that has nothing to say of such a job gives none."""
     return [finding for check in CHECKS if (finding := check(survey)) is not None]

@@ -1,4 +1,4 @@
-"""What the doctor says of one thing that it looked at."""
+"""Findings of the doctor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Literal
 Level = Literal["ok", "warning", "fault"]
 
 HOSTS_SHOWN = 4
-"""Hosts of which a finding tells each rank; of the others it tells how many there are."""
+"""Hosts listed rank by rank; further hosts are counted."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check, and what mends it."""
-
     name: str
     level: Level
     text: str

@@ -1,8 +1,7 @@
 """Launchers, and the MPI libraries whose ranks they start: one table for `submit`, `run` and `doctor`.
 
-A launcher and a library that do not know each other's way of saying who is who (PMI-1, PMI-2, PMIx) start N jobs of one rank in the
-place of one job of N (TRAPS 7). What stands here is what the libraries' and the batch systems' documentation say; only Open MPI 5
-by mpirun and by srun with PMIx, and MPICH by its own launcher and by srun, were tried.
+Without a common protocol (PMI-1, PMI-2, PMIx), launcher and library start N jobs of 1 rank, not 1 job of N ranks (TRAPS 7). The
+table follows documentation; only Open MPI 5 (by mpirun, by srun with PMIx) and MPICH (by its launcher, by srun) were tried.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LauncherName = Literal["mpirun", "srun-pmix", "srun-pmi2", "srun-cray", "jsrun",
 Binding = Literal["none", "cores"]
 Family = Literal["Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI"]
 
-#: Words of MPI.Get_library_version() -> whose it is; the first that is found counts: Cray's and MVAPICH's name MPICH, too.
+#: Words of MPI.Get_library_version() -> family. The first match counts: the texts of Cray and MVAPICH name MPICH, too.
 _TOLD: Mapping[str, Family] = {
     "CRAY MPICH": "Cray MPICH",
     "Intel(R) MPI": "Intel MPI",
@@ -36,17 +35,13 @@ _TOLD: Mapping[str, Family] = {
 
 @dataclass(frozen=True)
 class Launcher:
-    """One way to start ranks.
+    """A way to start ranks.
 
     Attributes:
-        command: its words for bash, with {ranks} and {threads}.
-        more: batch system -> the words that a script of its needs besides, with {nodes}, {per_node}, {gpus} and {cores}; a system
-            that is not here does not have this launcher.
-        binds: how ranks are bound -> the words for it; `cores`: each rank has {threads} cores of its own.
-        unasked: how scripts have them bound where nobody asks; None: as the launcher does by itself.
-        not_by_run: why `mpisgd run` cannot start ranks by it; "" where it can.
-        fits: whose ranks it starts.
-        fails: whose it does not, and why.
+        more: batch system -> further words; other systems lack this launcher.
+        unasked: default binding in scripts; None = the launcher's own.
+        not_by_run: reason against `mpisgd run`.
+        fails: family -> reason.
     """
 
     command: str
@@ -145,17 +140,16 @@ assert set(LAUNCHERS) == set(get_args(LauncherName))
 
 
 def family(library: str) -> Family | None:
-    """Whose library it is, by MPI.Get_library_version() or its first line; None: nobody's that is known here."""
+    """Identify a library by MPI.Get_library_version(), or by the first line."""
     return next((name for words, name in _TOLD.items() if words.lower() in library.lower()), None)
 
 
 def fitting(owner: Family) -> list[LauncherName]:
-    """The launchers that start its ranks, in the table's order."""
     return [name for name, launcher in LAUNCHERS.items() if owner in launcher.fits]
 
 
 def check(name: LauncherName, library: str) -> None:
-    """Raises ConfigError where a launcher is known not to start this library's ranks."""
+    """Raise ConfigError for a launcher known to fail with this library."""
     owner = family(library)
     if owner is not None and owner in LAUNCHERS[name].fails:
         reason = LAUNCHERS[name].fails[owner]
@@ -163,22 +157,20 @@ def check(name: LauncherName, library: str) -> None:
 
 
 def words(name: LauncherName, system: str, asked: Binding | None, **counts: object) -> str:
-    """Its command for the bash of a batch system's script, with these counts, and how ranks are bound."""
     launcher = LAUNCHERS[name]
     parts = (launcher.command, bound(name, asked), launcher.more[system])
     return " ".join(part for part in parts if part).format(**counts)
 
 
 def bound(name: LauncherName, asked: Binding | None) -> str:
-    """The words by which a launcher is asked to bind ranks, with {threads}."""
     wanted = asked or LAUNCHERS[name].unasked
     return "" if wanted is None else LAUNCHERS[name].binds[wanted]
 
 
 def by_run(name: str, ranks: int) -> list[str]:
-    """The words with which `mpisgd run` starts so many ranks, in the allocation of this shell.
+    """Return the command by which `mpisgd run` starts ranks.
 
-    Raises ConfigError: none of the table, or one that cannot be used so, or that does not start the ranks of this Python's MPI.
+    Raises ConfigError: a launcher unknown, not for `run`, not on the PATH, or unfit for this Python's MPI.
     """
     can = [known for known, each in LAUNCHERS.items() if not each.not_by_run]
     known = next((each for each in LAUNCHERS if each == name), None)
@@ -198,7 +190,7 @@ def by_run(name: str, ranks: int) -> list[str]:
 
 
 def library_of(python: str) -> str:
-    """What the MPI of a Python's mpi4py says that it is; "" where it does not load, as on a login node without modules."""
+    """Return the version text of a Python's MPI; "" if mpi4py does not load, as on login nodes without modules."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     try:
         done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Nodes, and ranks on each, that a configuration's roles need; what cannot be is refused before a job waits in a queue."""
+"""Nodes and ranks per node for a configuration's roles; impossible sizes are refused before a job queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpisgd.job.placement import on_ranks
 
 @dataclass(frozen=True)
 class Wishes:
-    """Sizes that the user asks for; None is worked out from the rest."""
+    """Sizes from the user; None = derived."""
 
     nodes: int | None = None
     tasks_per_node: int | None = None
@@ -30,11 +30,10 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks = shards + learners (+ evaluator), `tasks_per_node` of them on every node but perhaps the last, which has the rest:
-    so LSF and mpirun fill nodes, and what else SLURM can be asked for leaves nodes empty.
+    """Ranks = shards + learners (+ evaluator), `tasks_per_node` per node; only the last node may have fewer.
 
-    Where learners double as shards (allreduce), `shards` is 0: they need no ranks. Where gradients are aggregated on their node,
-    or learners are groups, `learners` are the ranks that compute.
+    LSF and mpirun fill nodes in this way; SLURM's other options leave nodes empty. `shards` is 0 where learners double as shards
+    (allreduce); with node aggregation or groups, `learners` are all computing ranks.
     """
 
     nodes: int
@@ -49,7 +48,7 @@ class Layout:
 
     @property
     def equation(self) -> str:
-        """`ranks = shards + learners (+ 1 evaluator), here 1 + 16 + 1 = 18`."""
+        """E.g. `ranks = shards + learners (+ 1 evaluator), here 1 + 16 + 1 = 18`."""
         terms = [f"{self.shards} + "] * bool(self.shards) + [str(self.learners)]
         terms += [" + 1"] * self.evaluator
         words = "shards + learners (+ 1 evaluator)" if self.shards else "learners, which are the shards too (+ 1 evaluator)"
@@ -57,15 +56,14 @@ class Layout:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The node of each rank, as batch systems deal them out: node by node."""
+        """Node of each rank: batch systems fill node by node."""
         return tuple(f"node {rank // self.tasks_per_node}" for rank in range(self.ranks))
 
 
 def fit(config: Config, wishes: Wishes) -> Layout:
-    """The least that holds the configuration's roles and is what was wished for.
+    """Return the least layout for roles and wishes.
 
-    Raises ConfigError, with field, value and what was expected: too few or too many ranks for the nodes, nodes that would be empty,
-    more learners than GPUs on a node, GPUs that nobody asks for, and all that `train` would refuse of so many ranks.
+    Raises ConfigError: misfits of ranks, nodes or GPUs, or a refusal by `train`.
     """
     for field in ("device", "shard_device"):
         device = getattr(config, field)
@@ -93,7 +91,6 @@ def fit(config: Config, wishes: Wishes) -> Layout:
 
 
 def _learners(wishes: Wishes, fixed: int) -> int:
-    """All that the ranks which were asked for leave, or one for every GPU."""
     nodes = wishes.nodes or 1
     if wishes.tasks_per_node is None:
         if not wishes.gpus_per_node:

@@ -1,7 +1,4 @@
-"""Which rank does what, on which cores and which GPU: what a configuration means for the ranks that the doctor found.
-
-Checks of the doctor that have nothing to say without a configuration, or of one rank alone, give no finding.
-"""
+"""Roles, cores and GPUs of the doctor's ranks under a configuration. A check that does not apply returns None."""
 
 from __future__ import annotations
 
@@ -19,11 +16,10 @@ from mpisgd.site.facts import JobFacts, Survey
 from mpisgd.site.finding import HOSTS_SHOWN, Finding
 
 _GROUPS_SHOWN = 8
-"""Groups that are told of, besides as many that are on several nodes."""
+"""Groups listed, besides as many groups on several nodes."""
 
 
 def with_job(survey: Survey, config: Config) -> Survey:
-    """The survey of ranks that `train` would give these roles."""
     hosts = [facts.host for facts in survey.ranks]
     try:
         roles, _ = on_ranks(config, hosts)
@@ -54,7 +50,7 @@ def with_job(survey: Survey, config: Config) -> Survey:
 
 
 def _failures(config: Config) -> tuple[bool, str, str]:
-    """Whether a run outlives its learners, in words, or else why it cannot be as the configuration wants it."""
+    """Return whether a run outlives its learners, a description, and an error."""
     try:
         tolerant = tolerance.of(config)
         return tolerant, tolerance.said(config, tolerant, beats=False) + ": ends when a rank dies" * (not tolerant), ""
@@ -63,7 +59,7 @@ def _failures(config: Config) -> tuple[bool, str, str]:
 
 
 def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequence[str]) -> int | None:
-    """As `train` deals them out."""
+    """Return a rank's GPU, dealt as by `train`."""
     learners, shards = config.device == "cuda", config.shard_device == "cuda"
     computes = rank in roles.computing_ranks or roles.may_evaluate(rank)
     if not ((learners and computes) or (shards and rank in roles.shard_ranks)) or not survey.ranks[rank].gpus:
@@ -75,7 +71,6 @@ def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequenc
 
 
 def check_roles(survey: Survey) -> Finding:
-    """Which rank would do what, on which cores and which GPU."""
     job = survey.job
     if job is None:
         return Finding("roles", "ok", "not asked: mpisgd doctor job.toml shows the role, the cores and the GPU of each rank")
@@ -89,7 +84,6 @@ def check_roles(survey: Survey) -> Finding:
 
 
 def check_groups(survey: Survey) -> Finding | None:
-    """Which ranks are one learner together, and whether what passes between them crosses the network."""
     job = survey.job
     if job is None or not job.groups:
         return None
@@ -109,7 +103,6 @@ def check_groups(survey: Survey) -> Finding | None:
 
 
 def check_failures(survey: Survey) -> Finding | None:
-    """What becomes of the run when a learner dies."""
     job = survey.job
     if job is None or job.refused:
         return None
@@ -122,7 +115,7 @@ CHECKS = (check_roles, check_groups, check_failures)
 
 
 def _placed(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """`3-4 on n1, 7 on n2`."""
+    """Return e.g. `3-4 on n1, 7 on n2`."""
     places: dict[str, list[int]] = {}
     for rank in ranks:
         places.setdefault(hosts[rank], []).append(rank)
@@ -130,7 +123,7 @@ def _placed(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def _lines(survey: Survey, job: JobFacts) -> str:
-    """`n1: rank 0, shard 0, core 0; rank 1, learner 0, core 1-3, GPU 0 | n2: ...`."""
+    """Return e.g. `n1: rank 0, shard 0, core 0; rank 1, learner 0, core 1-3, GPU 0 | n2: ...`."""
     parts = []
     names = list(dict.fromkeys(facts.host for facts in survey.ranks))
     for host in names[:HOSTS_SHOWN]:

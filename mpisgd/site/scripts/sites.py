@@ -1,4 +1,4 @@
-"""A centre's own words, written down once: `~/.config/mpisgd/sites/NAME.toml` has defaults for `submit --site NAME`."""
+"""A centre's defaults for `submit --site NAME`, from `~/.config/mpisgd/sites/NAME.toml`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mpisgd.site.scripts.options import Request
 
 
 def folder() -> Path:
-    """Where sites lie: XDG_CONFIG_HOME/mpisgd/sites, else ~/.config/mpisgd/sites."""
+    """Return XDG_CONFIG_HOME/mpisgd/sites, else ~/.config/mpisgd/sites."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(base) if base else Path.home() / ".config") / "mpisgd" / "sites"
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """What a site's file says: options of `submit` by their names, with `_`. Raises ConfigError: no such file, or no TOML."""
+    """Return a site's options. Raises ConfigError: no file, no TOML, or a forbidden option."""
     there = sorted(path.stem for path in folder().glob("*.toml"))
     if name not in there:
         hint = f"one of: {', '.join(there)}" if there else "a file there: jobs/sites has examples to begin from"
@@ -41,10 +41,7 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def request(table: Mapping[str, Any], where: str) -> Request:
-    """The request that has these values, and the defaults of all else.
-
-    Raises ConfigError, after `where`: an unknown name, with the nearest; a value of another type, or one that cannot be.
-    """
+    """Return a request. Raises ConfigError, after `where`: an unknown name, a wrong type, or an impossible value."""
     known = [field.name for field in dataclasses.fields(Request)]
     for key in table:
         if key not in known:
@@ -58,7 +55,7 @@ def request(table: Mapping[str, Any], where: str) -> Request:
 
 
 def _plain(table: Mapping[str, Any], text: str) -> str:
-    """`nodes = '2': expected an int` for msgspec's words, and the list where only some are allowed."""
+    """Reword msgspec's error: `nodes = '2': expected an int`, or the allowed values."""
     found = re.search(r"\$\.(\w+)", text)
     if found is None:
         return text

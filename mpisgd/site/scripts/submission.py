@@ -1,4 +1,4 @@
-"""From what is asked for to a job: the script that it means, and handing that over."""
+"""From a request to a script and a job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from mpisgd.site.scripts.options import Request
 from mpisgd.site.scripts.render import Script
 
 Read = Callable[[Sequence[str]], Config]
-"""A configuration from a file's path, and options of `train` after it."""
+"""Configuration from a file and options of `train`."""
 
 
 def make(request: Request, read: Read, command: str) -> Script:
-    """The script that is asked for, made by `command`. Raises ConfigError: whatever cannot be."""
     venv = _venv() if request.venv is None else request.venv
     script = Script(request, _layout(request, read), command, venv)
     if request.launcher is not None:
@@ -30,7 +29,7 @@ def make(request: Request, read: Read, command: str) -> Script:
 
 
 def _layout(request: Request, read: Read) -> Layout:
-    """Fit the ranks, the same for every element of an array; each element's protocol must go with them."""
+    """Fit the ranks, equal for all elements of an array."""
     wishes = Wishes(request.nodes, request.tasks_per_node, request.learners, request.gpus_per_node)
     own = read([str(request.config)])
     if not request.array:
@@ -47,23 +46,22 @@ def _layout(request: Request, read: Read) -> Layout:
 
 
 def _with_roles(config: Config, request: Request) -> Config:
-    """The configuration with which the script will start its ranks."""
     expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
     require(request.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
-    if request.shards is not None and not (request.array and kind_of(config.protocol) == "allreduce"):  # which is given none there
+    if request.shards is not None and not (request.array and kind_of(config.protocol) == "allreduce"):  # allreduce has none
         config = replace(config, shards=request.shards)
     return replace(config, evaluator=config.evaluator or request.evaluator)
 
 
 def _venv() -> str:
-    """The virtual environment of this Python; empty where there is none to activate, as in conda's, whose PATH jobs inherit."""
+    """Return this Python's virtual environment; "" without `activate`, as in conda, whose PATH jobs inherit."""
     return sys.prefix if (Path(sys.prefix) / "bin" / "activate").exists() else ""
 
 
 def submit(script: Script) -> list[str]:
-    """Hand the script to the batch system; its number of the job, or of each element where it has no arrays.
+    """Submit; return the job's number, or each element's for systems without arrays.
 
-    Raises ConfigError: the batch system is not here, or refuses, in its own words.
+    Raises ConfigError: no batch system, or a refusal in its words.
     """
     elements = len(script.request.array)
     if script.of.one_by_one is None or not elements:
@@ -95,7 +93,7 @@ def _handed_over(script: Script, more: Sequence[str] = ()) -> str:
 
 
 def _number(system: str, told: str) -> str | None:
-    """`17;cluster` of SLURM, `Job <17> is submitted` of LSF, `17.server` or `17[].server` of PBS, `ƒ3XyZ` of Flux, as f3XyZ."""
+    """Parse `17;cluster` (SLURM), `Job <17> is submitted` (LSF), `17.server`, `17[].server` (PBS), or `ƒ3XyZ` (Flux, to f3XyZ)."""
     if system == "flux":
         found = re.search(r"^[ƒf]([1-9A-HJ-NP-Za-km-z]+)\s*$", told, re.MULTILINE)
         return f"f{found[1]}" if found else None

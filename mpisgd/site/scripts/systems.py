@@ -1,4 +1,4 @@
-"""Batch systems: one table says what each of them calls what all have, and what it has not."""
+"""Batch systems: words for common options, and options that a system lacks."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from mpisgd.base.errors import ConfigError
 SystemName = Literal["slurm", "lsf", "jsrun", "pbs", "flux"]
 
 WARNING_S = 120
-"""Seconds before the time limit at which the script is warned; SLURM's warning can come 60 s early (TRAPS 7)."""
+"""Seconds from the warning to the time limit; SLURM can warn 60 s early (TRAPS 7)."""
 
-#: Of a job that must have come so far before this one begins; what follows is its number, and more after colons.
+#: States that earlier jobs must reach first; the jobs' numbers follow, after colons.
 DEPENDENCIES = ("after", "afterany", "afterok", "afternotok")
 MAIL = ("begin", "end", "fail")
 
 
 @dataclass(frozen=True)
 class System:
-    """One batch system.
+    """A batch system.
 
     Attributes:
-        title: its name, for people.
-        keyword: what begins a line that the system reads.
-        submit: the command that takes a script from its standard input.
-        says: option -> what the system calls it, with {} for the value; "" where the template says it in a place of its own.
-        lacks: option -> what is to be done in its place.
-        after: kind of a dependency -> what the system calls it, with {} for one job's number.
-        joins: what stands between several.
-        mail: when there is mail -> the word for it.
+        keyword: beginning of a line for the system.
+        submit: command that reads a script from standard input.
+        says: option -> word, with {} for the value; "" = placed by the template.
+        lacks: option -> alternative.
+        after: kind of dependency -> word, with {} for a job's number.
         repeated: words that may begin several lines.
-        one_by_one: where there are no arrays: the words with which one element is queued, {index} from 1, and those with which
-            another is told the number of the first, {first}.
+        one_by_one: without arrays: words to queue an element, {index} from 1, and to tell later elements the first's number,
+            {first}.
     """
 
     title: str
@@ -50,18 +47,16 @@ class System:
     one_by_one: tuple[str, str] | None = None
 
     def refuse_what_it_lacks(self, given: Mapping[str, object]) -> None:
-        """Raises ConfigError for the first option that is given and that the system has not."""
         for option, instead in self.lacks.items():
             if given.get(option):
                 raise ConfigError(f"{option} = {given[option]!r}: expected none with {self.title}: {instead}")
 
     def lines(self, option: str, value: object) -> list[str]:
-        """What the system is told, without its keyword; none where nothing is asked for, or where the template says it."""
+        """Return an option's lines, without keyword; none if the template has them."""
         said = self.says.get(option, "")
         return [said.format(value)] if value and said else []
 
     def depends(self, text: str) -> list[str]:
-        """A dependency, checked, in the system's words. Raises ConfigError: another form."""
         kind, jobs = split_dependency(text)
         each = [self.after[kind].format(job) for job in jobs]
         if self.joins == "\n":
@@ -69,7 +64,7 @@ class System:
         return self.lines("dependency", self.joins.join(each))
 
     def mails(self, address: str, when: Sequence[str]) -> list[str]:
-        """Who is written to, and when; `fail` alone cannot be had where one mail stands for every end."""
+        """Return lines for mail; `fail` alone is impossible where a single mail covers every end."""
         if not address:
             return []
         words = list(dict.fromkeys(self.mail[each] for each in when))
@@ -79,10 +74,10 @@ class System:
         return {"SLURM": ",", "LSF": " ", "PBS": ""}[self.title].join(words)
 
     def check_directives(self, directives: Sequence[str], script: str) -> None:
-        """Raises ConfigError where one says what the script says already: of two, the last would count, unseen."""
+        """Raise ConfigError for a directive already in the script: the last would win, unseen."""
         lines = [line.removeprefix(self.keyword) for line in script.splitlines() if line.startswith(self.keyword)]
         for directive in directives:
-            if directive in lines:  # a template of the user's may have none
+            if directive in lines:  # a user's template may lack directives
                 lines.remove(directive)
         own = {first_word(line) for line in lines}
         for directive in directives:
@@ -92,13 +87,13 @@ class System:
 
 
 def first_word(directive: str) -> str:
-    """What is asked for: `--time` of `--time=1:00`, `-W` of `-W 60`, and `-l select` of PBS's `-l select=1:ncpus=4`."""
+    """Return `--time` of `--time=1:00`, `-W` of `-W 60`, `-l select` of PBS's `-l select=1:ncpus=4`."""
     found = re.match(r"-l\s+[^\s=:]+|[^\s=]+", directive.strip())
     return found[0] if found else ""
 
 
 def split_dependency(text: str) -> tuple[str, list[str]]:
-    """`afterok:17:18` -> ("afterok", ["17", "18"]). Raises ConfigError: another form."""
+    """Split `afterok:17:18` into ("afterok", ["17", "18"])."""
     kind, *jobs = text.split(":")
     good = kind in DEPENDENCIES and jobs and all(re.fullmatch(r"[\w.\[\]-]+", job) for job in jobs)
     expected = f"KIND:JOB, or KIND:JOB:JOB, with one of {', '.join(DEPENDENCIES)}: afterok:4711"
