@@ -1,1 +1,1 @@
-"""Numbers from a run's log, as tables: how stale, how fast, how well."""
+"""Tables from a run's log: staleness, speed, quality."""

@@ -1,4 +1,4 @@
-"""Summary of a run in a few lines: protocol, sizes, how far it came, whether and how it ended."""
+"""Summary of a run: protocol, sizes, progress, ending."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 
-#: More hosts than these are counted, not named.
+#: Most hosts named; more are counted.
 _HOSTS_NAMED = 8
-#: So much of a checksum tells files apart.
+#: Digits of a checksum that tell files apart.
 _DIGITS = 16
 
 
 @dataclass(frozen=True)
 class Status:
-    """State of a run. `ended`: all shards left in order, so that its books have to balance; `done`: it says so in DONE."""
+    """State of a run. `ended`: all shards left in order, so books must balance; `done`: DONE exists."""
 
     done: bool
     ended: bool
@@ -36,7 +36,7 @@ def protocol_name(run: Run) -> str:
 
 
 def protocol_options(run: Run) -> dict[str, object]:
-    """The options of the protocol; of backup, N and b as they came out [Chen16 3]."""
+    """Return the protocol's options; for backup, the resulting N and b [Chen16 3]."""
     options = {name: value for name, value in run.config.get("protocol", {}).items() if name != "name"}
     wanted = options.get("N", run.environment.get("gradients_per_update"))
     if protocol_name(run) == "backup" and wanted is not None:
@@ -47,46 +47,43 @@ def protocol_options(run: Run) -> dict[str, object]:
 
 
 def protocol_label(run: Run) -> str:
-    """E.g. `softsync n=2 modulation=inverse`."""
+    """Return e.g. `softsync n=2 modulation=inverse`."""
     of_rate = {"modulate": "rate"} if run.config.get("modulate") == "rate" else {}
     options = protocol_options(run) | of_rate
     return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in options.items())])
 
 
 def doubled(run: Run) -> bool:
-    """Whether learners double as shards: learner l and shard l are one rank."""
+    """Return whether learners double as shards: learner l and shard l share a rank."""
     return protocol_name(run) == "allreduce"
 
 
 def layerwise(run: Run) -> bool:
-    """Whether slices, cut by layers, were exchanged one by one within the passes of each mini-batch."""
+    """Return whether slices, cut by layers, were exchanged within the passes of a mini-batch."""
     return bool(run.config.get("exchange") == "layerwise") and not doubled(run)
 
 
 def splitting(run: Run) -> int | None:
-    """n of n-softsync [Zhang16 2.2], None for other protocols."""
+    """Return n of n-softsync [Zhang16 2.2]."""
     return int(run.config["protocol"].get("n", 1)) if protocol_name(run) == "softsync" else None
 
 
 def label(run: Run) -> str:
-    """The title of the run's figures: its name, and below it protocol, λ, shards and μ."""
     sizes = f"λ={run.lambda_} · shards={run.shards} · μ={run.config.get('mu', '?')}"
     return f"{run.name}\n{protocol_label(run)} · {sizes}"
 
 
 def samples_applied(run: Run) -> int:
-    """Samples that shard 0 has applied."""
     return max(run.begins.samples, run.counts[0].updates.samples)
 
 
 def epochs_reached(run: Run) -> float | None:
-    """Samples applied / training samples; None where the size of the training data is not known."""
     size = run.environment.get("train_samples")
     return samples_applied(run) / size if size else None
 
 
 def status(run: Run) -> Status:
-    """Read this first: DONE and the summaries are written last, so whatever is read afterwards is complete if they are."""
+    """Return the state; call first. DONE and summaries are written last: with them, later reads are complete."""
     done, summaries = run.done, run.summaries
     ended = done is not None or (len(summaries) >= run.shards and bool(np.all(summaries["final_clock"] >= 0)))
     diverged = bool(done and done.get("diverged")) or bool(np.any(summaries["diverged"]))
@@ -100,7 +97,6 @@ def status(run: Run) -> Status:
 
 
 def header(run: Run, state: Status, final_error: str) -> Table:
-    """The first lines of a report; `final_error` is what `training.final_text` says."""
     environment, config = run.environment, run.config
     reached, wanted = epochs_reached(run), config.get("epochs", "?")
     lines: list[tuple[str, str]] = [
@@ -134,7 +130,6 @@ def header(run: Run, state: Status, final_error: str) -> Table:
 
 
 def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
-    """Say how a killed run goes on, and what that costs, where it has checkpoints or was to have some."""
     options = run.config.get("checkpoint", {})
     near = bool(options.get("partner_updates"))
     if state.ended or state.diverged or not (options.get("every_updates") or near):
@@ -144,7 +139,6 @@ def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
 
 
 def _attempts(run: Run) -> list[tuple[str, str]]:
-    """At which clocks the run went on after interruptions, where there were any."""
     clocks = [clock for layout in run.earlier for clock in _resumed(layout.table("events"))] + _resumed(run.events)
     if not clocks:
         return []
@@ -160,7 +154,6 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
 
 
 def _resumed(events: schema.LogRows) -> list[int]:
-    """The clocks at which attempts went on, as shard 0 tells."""
     clocks: list[int] = events["clock"][(events["kind"] == schema.Event.RESUMED) & (events["shard"] == 0)].tolist()
     return clocks
 
@@ -191,7 +184,6 @@ def _pulled(run: Run) -> list[tuple[str, str]]:
 
 
 def virtual(run: Run) -> bool:
-    """Whether the run was one of virtual ranks, and its seconds are virtual."""
     return bool(run.environment.get("virtual", False))
 
 
@@ -207,12 +199,12 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
 
 
 def groups_of(run: Run) -> list[list[int]]:
-    """The ranks of each learner, one for each stage of the model; none where a learner is one rank."""
+    """Return each learner's ranks, by part of the model."""
     return [list(group) for group in run.environment.get("groups", [])]
 
 
 def partitioned(run: Run) -> bool:
-    """Whether the ranks of a learner are all at work on the same layer."""
+    """Return whether a learner's ranks all work on the same layer."""
     return bool(run.config.get("group_form", "stages") == "partition")
 
 
@@ -235,7 +227,7 @@ def _teams(run: Run) -> list[tuple[str, str]]:
 
 
 def hosts(run: Run) -> str:
-    """E.g. `n1 (3 ranks), n2 (2 ranks)`; of many, their number."""
+    """Return e.g. `n1 (3 ranks), n2 (2 ranks)`, or counts."""
     counted = collections.Counter(str(host) for host in run.environment.get("hosts", []))
     if len(counted) > _HOSTS_NAMED:
         least, most = min(counted.values()), max(counted.values())
@@ -244,7 +236,6 @@ def hosts(run: Run) -> str:
 
 
 def _kind(run: Run, part: str) -> str:
-    """The name of the model, data, loss or step; of what is the user's own, where it came from, as the run says."""
     table = run.config.get(part, {})
     entry = run.environment.get("brought", {}).get(part)
     if entry is None:

@@ -1,12 +1,10 @@
 """Arrival times of gradients, and the time to collect k of λ [Chen16 Fig. 3, 4].
 
-Synchronous protocols (hardsync, backup, timeout, allreduce): the gradients of one clock value are those computed from its weights,
-also dropped ones. Their time runs from the update that made the weights (clock 0: the start barrier) to their arrival on shard 0;
-in allreduce they all arrive when the last one is ready.
+Synchronous protocols: a clock value's gradients are those of its weights, dropped gradients included. Time runs from the update
+that made the weights (clock 0: the start barrier) to arrival on shard 0; in allreduce all arrive with the last.
 
-Other protocols have no common start. There a gradient's time is its learner's turnaround: from the answer to the learner's
-previous pull, which gave it the weights, to the arrival of its push on shard 0. First pushes have no such answer and are
-left out.
+Other protocols have no common start: time is a learner's turnaround, from the answer to its previous pull to its push's arrival on
+shard 0. First pushes have none.
 """
 
 from __future__ import annotations
@@ -20,15 +18,14 @@ from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
 
 SYNCHRONOUS = ("hardsync", "backup", "timeout", "allreduce")
-#: Percentiles of the table of arrival times.
 PERCENTILES = (1, 10, 50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Seconds until the k-th gradient of a clock value came: arrays over k = 1, 2 ..., shape (most gradients of a clock,).
+    """Seconds until the k-th gradient of a clock value; arrays over k.
 
-    `clocks` counts the clock values of which so many came: where gradients are dropped, few have all λ.
+    `clocks` counts clock values with k gradients: with dropping, few have all λ.
     """
 
     k: np.ndarray
@@ -43,17 +40,16 @@ def synchronous(run: Run) -> bool:
 
 
 def times(run: Run) -> np.ndarray:
-    """Arrival time of each gradient in seconds, as the text above says: float64, shape (gradients,), sorted."""
+    """Return sorted seconds."""
     return np.sort(np.concatenate(_groups(run) or [np.empty(0)]) if synchronous(run) else _turnarounds(run))
 
 
 def times_to(run: Run, k: int) -> np.ndarray:
-    """Seconds until the k-th gradient of each clock value that has so many: shape (clock values,), sorted."""
+    """Return sorted seconds until each clock value's k-th gradient."""
     return np.sort(np.array([group[k - 1] for group in _groups(run) if len(group) >= k]))
 
 
 def collected(run: Run) -> Collected:
-    """Mean and median time to collect k gradients [Chen16 Fig. 4]; empty where the protocol is not synchronous."""
     groups = _groups(run) if synchronous(run) else []
     most = max((len(group) for group in groups), default=0)
     padded = np.full((len(groups), most), np.nan)
@@ -69,7 +65,7 @@ def collected(run: Run) -> Collected:
 
 
 def wanted(run: Run) -> int:
-    """Gradients that make one update of a synchronous protocol: λ, or N of backup."""
+    """Return gradients per synchronous update: λ, or N of backup."""
     return int(run.environment.get("gradients_per_update", run.lambda_))
 
 
@@ -98,7 +94,6 @@ def collect_table(run: Run) -> Table:
 
 
 def _groups(run: Run) -> list[np.ndarray]:
-    """The sorted arrival times of each clock value that has any, in order of the clock."""
     rows = run.pushes[run.pushes["shard"] == 0]
     updates = run.updates[run.updates["shard"] == 0]
     start = np.full(int(max(rows["timestamp"].max(initial=0), updates["clock"].max(initial=0))) + 1, np.nan)

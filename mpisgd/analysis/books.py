@@ -1,12 +1,12 @@
-"""The account of every gradient: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4).
+"""The account of every gradient: pushed = applied + dropped + rejected + in flight (law 4).
 
-Each shard keeps its own books, of its own slices of the gradients. What a shard's `pushed` says comes from the learners'
-goodbyes. A learner pushes each gradient to all shards; its mini-batches are numbered by `seq`, which runs 0, 1, 2 ... without
-gaps. What it pushed is told by all shards together: of each mini-batch up to the largest `seq` on any shard one gradient, and
-more where a shard has more rows of it, for a mini-batch that was rejected is computed again under its old number. So is one that
-some shards had applied before a checkpoint, and others not, where a run is continued from that: what these had of it until the
-run was killed is not in the log. Nor is, where a shard had applied a mini-batch before, that it came once more after, for another
-had rejected it: the run goes on with the next one.
+Each shard has books of its own slices; `pushed` comes from learners' goodbyes. A learner numbers mini-batches by `seq` without
+gaps, and pushes each gradient to all shards. All shards together tell the pushes: a gradient per mini-batch up to the largest
+`seq`, and more where a shard has more rows, for a rejected mini-batch is computed again under its number.
+
+A continued run also computes again a mini-batch that its checkpoint has on some shards only. The log lacks pushes of the mini-batch
+to the other shards until the kill. The log also lacks a second push to a shard that had applied the mini-batch, if another shard
+had rejected it: the run goes on with the next mini-batch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ class LearnerBooks(Books):
 
 @dataclass(frozen=True)
 class Coverage:
-    """Coverage of one learner: mini-batches that it sampled, gave up to begin anew, computed to their end, and that every shard
-    applied."""
+    """Mini-batches sampled, given up to begin anew, computed, and applied by every shard."""
 
     learner_id: int
     sampled: int
@@ -42,26 +41,21 @@ class Coverage:
 
 
 def final_clocks(run: Run) -> np.ndarray:
-    """The last clock of each shard that the log knows, shape (shards,)."""
     return np.array([run.final_clock(shard) for shard in range(run.shards)], np.int64)
 
 
 def applied_rows(run: Run) -> np.ndarray:
-    """Mark the rows of `run.pushes` that are part of an update that was made: bool, shape (pushes,).
-
-    A gradient with verdict APPLY whose update never came is still in flight.
-    """
+    """Mark rows of `run.pushes` in a finished update; APPLY without an update is in flight."""
     rows = run.pushes
     return np.asarray((rows["verdict"] == Verdict.APPLY) & (rows["clock"] < final_clocks(run)[rows["shard"]]))
 
 
 def learners_of(run: Run) -> int:
-    """λ, or more where the log holds a larger learner_id."""
+    """Return λ, or more for a larger learner_id in the log."""
     return max(run.lambda_, *(len(counts.pushes.next_seq) for counts in run.counts))
 
 
 def learner_books(run: Run) -> list[LearnerBooks]:
-    """The account of every learner on every shard, learner by learner."""
     learners, became = learners_of(run), counted_learners(run)[:, :, 1:]
     pushed = _pushed(run, learners)
     return [
@@ -72,7 +66,7 @@ def learner_books(run: Run) -> list[LearnerBooks]:
 
 
 def counted_learners(run: Run) -> np.ndarray:
-    """`counts.Pushes.books` of each shard: int64 (shards, learners, 5)."""
+    """Return `counts.Pushes.books`: int64 (shards, learners, 5)."""
     found = np.zeros((run.shards, learners_of(run), 5), np.int64)
     for shard, counts in enumerate(run.counts):
         books = counts.pushes.books(run.final_clock(shard))
@@ -86,7 +80,7 @@ def _given_up(run: Run, learners: int) -> np.ndarray:
 
 
 def coverage(run: Run) -> list[Coverage]:
-    """Count how much of what each learner sampled was applied. What is always dropped biases the training data."""
+    """Return each learner's coverage. Data that are always dropped bias training."""
     learners = learners_of(run)
     told = (_sampled(run, learners), _given_up(run, learners), _computed(run, learners))
     each = zip(*(counts.tolist() for counts in told), _applied_everywhere(run, learners), strict=True)
@@ -94,7 +88,6 @@ def coverage(run: Run) -> list[Coverage]:
 
 
 def _applied_everywhere(run: Run, learners: int) -> list[int]:
-    """Count the mini-batches of each learner that every shard applied."""
     taken = run.pushes[applied_rows(run)]
     most = int(taken["seq"].max(initial=0)) + 1
     batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
@@ -105,12 +98,12 @@ def _applied_everywhere(run: Run, learners: int) -> list[int]:
 
 
 def never_counted(run: Run) -> list[int]:
-    """Learners that computed, and of whose mini-batches none was applied on every shard: their data had no part in the weights."""
+    """Return learners whose computed data had no part in the weights."""
     return [covered.learner_id for covered in coverage(run) if covered.computed and not covered.applied]
 
 
 def imbalances(run: Run) -> list[str]:
-    """List shards and learners whose books do not balance: a line each, with the numbers. Meaningful for ended runs only."""
+    """List imbalances. Meaningful for ended runs only."""
     lines = [f"shard {book.shard}: {_equation(book)}" for book in run.books() if not book.balanced]
     lines += [
         f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}" for book in learner_books(run) if not book.balanced
@@ -128,7 +121,7 @@ def imbalances(run: Run) -> list[str]:
 
 
 def _sums(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each shard, gradients that were applied, those that its updates sum, and its updates since the start: (shards,) each."""
+    """Return gradients applied, gradients summed by updates, and updates, by shard."""
     each = [(counts.pushes.applied(run.final_clock(shard)), counts.updates) for shard, counts in enumerate(run.counts)]
     found = np.array([(tally.gradients, made.gradients, run.begins.clock + made.rows) for tally, made in each])
     return found[:, 0], found[:, 1], found[:, 2]
@@ -168,7 +161,6 @@ _EQUATION = "Balanced: pushed = applied + dropped + rejected + in flight."
 
 
 def _sampled(run: Run, learners: int) -> np.ndarray:
-    """Mini-batches of each learner, shape (learners,)."""
     first = np.zeros(learners, np.int64)
     first[: len(run.begins.next_seq)] = run.begins.next_seq
     last = first - 1
@@ -179,15 +171,14 @@ def _sampled(run: Run, learners: int) -> np.ndarray:
 
 
 def _computed(run: Run, learners: int) -> np.ndarray:
-    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again."""
     whose, pushed = _of_mini_batches(run)
     return np.asarray(_sampled(run, learners) + _sums_of(pushed.max(axis=1, initial=1) - 1, whose, learners))
 
 
 def _pushed(run: Run, learners: int) -> np.ndarray:
-    """Gradients that each learner pushed to each shard and that the log should have, shape (shards, learners).
+    """Return pushed gradients that the log should have, (shards, learners).
 
-    Of a learner that was lost or missed one may lack on some shards, for each time.
+    Each time a learner was lost or missed, some shards may lack a gradient.
     """
     pushed = np.repeat(_computed(run, learners)[np.newaxis], run.shards, axis=0)
     if run.attempt:
@@ -198,7 +189,7 @@ def _pushed(run: Run, learners: int) -> np.ndarray:
 
 
 def _times_lost(run: Run, learners: int) -> np.ndarray:
-    """How often each learner was lost or missed, by the shard that says so most often, (learners,)."""
+    """Return losses and misses of each learner, by the shard with most."""
     told = run.events[np.isin(run.events["kind"], (Event.LOST, Event.MISSED, Event.STUCK)) & (run.events["learner_id"] >= 0)]
     times = np.zeros((run.shards, learners), np.int64)
     np.add.at(times, (told["shard"], told["learner_id"]), 1)
@@ -206,11 +197,10 @@ def _times_lost(run: Run, learners: int) -> np.ndarray:
 
 
 def _of_mini_batches(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Of each mini-batch in the log: its learner, (batches,), and how many gradients of it were pushed to each shard,
-    (batches, shards), without those which an earlier attempt lost.
+    """Return each mini-batch's learner, (batches,), and gradients pushed, (batches, shards), but for losses of earlier attempts.
 
-    In the last attempt of a mini-batch, every shard should have as many of it as any. But an attempt that was continued ends at a
-    checkpoint, which may be one push of a learner later on one shard than on another: the last ones of each learner may lack.
+    The last attempt should have equally many on all shards. But a continued attempt ends at a checkpoint, which may be a push later
+    on some shards: a learner's last pushes may be missing.
     """
     rows, shards = run.pushes, run.shards
     most = int(rows["seq"].max(initial=0)) + 1
@@ -236,7 +226,7 @@ def _times_continued(run: Run) -> int:
 
 
 def _attempts(run: Run) -> np.ndarray:
-    """In which attempt each row of `run.pushes` was written: how often its shard had been continued by then, (pushes,)."""
+    """Return each push's attempt: its shard's continuations before."""
     resumed, rows = run.events[run.events["kind"] == Event.RESUMED], run.pushes
     found = np.zeros(len(rows), np.int64)
     for shard in range(run.shards):
@@ -246,7 +236,6 @@ def _attempts(run: Run) -> np.ndarray:
 
 
 def _sums_of(counts: np.ndarray, whose: np.ndarray, learners: int) -> np.ndarray:
-    """Sums over each learner's mini-batches: int64 (learners,)."""
     return np.bincount(whose, weights=counts, minlength=learners).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Activities of learners, mini-batch by mini-batch, placed on the common clock of a timeline (`timeline` says how)."""
+"""Activities of learners, mini-batch by mini-batch, on the common clock of `timeline`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mpisgd.base.errors import DataError
 from mpisgd.records.log.schema import LogRows
 
-#: What a learner does for one mini-batch, in this order.
+#: Activities of a learner for a mini-batch, in order.
 ACTIVITIES = ("wait", "pull", "compute", "neighbour", "delay", "push")
 
 WAIT, PULL, COMPUTE, NEIGHBOUR, DELAY, PUSH = range(6)
@@ -26,9 +26,9 @@ class Cycles:
     """Activities of learners for each push, learner by learner, in order.
 
     edges: (cycles, 7) int64; activity a of cycle i lasts from edges[i, a] to edges[i, a + 1].
-    slack: (cycles,) int64; all of the cycle may have been so much later.
-    known: (cycles,) bool; the length of the push is known.
-    row: (cycles,) int64; the row in `Timeline.pushes` of the lowest shard that logged it.
+    slack: (cycles,) int64; how much later the whole cycle may have been.
+    known: (cycles,) bool; whether the push's length is known.
+    row: (cycles,) int64; row of the lowest shard in `Timeline.pushes`.
     """
 
     learner_id: np.ndarray
@@ -39,16 +39,16 @@ class Cycles:
 
 
 def nanoseconds(seconds: np.ndarray) -> np.ndarray:
-    """Seconds as int64 nanoseconds, which is what they were when they were measured; NaN becomes 0."""
+    """Return int64 nanoseconds, as measured; NaN becomes 0."""
     return np.asarray(np.rint(1e9 * np.nan_to_num(seconds)), np.int64)
 
 
 @dataclass(frozen=True)
 class _Chains:
-    """Cycles as rows of `pushes` tell them, learner by learner; nanoseconds.
+    """Cycles as in rows of `pushes`, learner by learner; nanoseconds.
 
-    first: index of each learner's first cycle. durations: (cycles, 6), of ACTIVITIES, but for the push, which is that of the
-    cycle before. push: of this cycle, 0 where it is not known.
+    first: each learner's first cycle. durations: (cycles, 6) by ACTIVITIES, with the push of the cycle before. push: of this cycle,
+    0 = unknown.
     """
 
     row: LogRows
@@ -71,7 +71,7 @@ def chains_of(pushes: LogRows, cycle: np.ndarray) -> _Chains:
 
 
 def offsets_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, shards: int) -> np.ndarray:
-    """Nanoseconds to add to the seconds of each shard, int64 (shards,): none to shard 0's; the least that makes a log possible.
+    """Return nanoseconds to add to each shard's times, int64 (shards,): the least that makes the log possible.
 
     A push arrives on all shards between its begin and its end.
     """
@@ -96,7 +96,7 @@ def cycles_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.n
         accounted = np.cumsum(before[own])
         least = np.maximum.accumulate(np.maximum(low[own] - accounted, 0))
         most = np.minimum.accumulate((high[own] - accounted)[::-1])[::-1]
-        unaccounted = np.minimum(least, most)  # in no row, up to each push: grows, as both of them do
+        unaccounted = np.minimum(least, most)  # time in no row before each push: grows, as both bounds do
         begin[own], slack[own] = accounted + unaccounted, most - unaccounted
 
     edges = np.empty((len(push), len(ACTIVITIES) + 1), np.int64)
@@ -110,7 +110,12 @@ def cycles_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.n
 def _bounds(
     pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Between which moments each push began, by the module's text, but for what other pushes tell: int64 (cycles,) each."""
+    """Return the earliest and latest begin of each push, from its own rows: int64 (cycles,) each.
+
+    Not before weights were there and used: a pull begins to end with shard 0's answer and ends after the last answer, so
+    max(answer_0 + pull, last answer) + compute + delay. Not before the last arrival minus the length: a push ends once all shards
+    have it. Not after the first arrival, nor after the next pull's first answer minus the length.
+    """
     durations, push, known = chains.durations, chains.push, chains.known
     answer_0, on_0 = np.full(len(push), NO_ANSWER), pushes["shard"] == 0
     answer_0[cycle[on_0]] = answer[on_0]
@@ -123,9 +128,9 @@ def _bounds(
 
 
 def number_cycles(pushes: LogRows, path: Path) -> np.ndarray:
-    """Number the cycle that each push is part of: int64 (pushes,), running on from learner to learner.
+    """Return each push's cycle, running on from learner to learner: int64 (pushes,).
 
-    Every push goes to all shards, and overtakes none: a learner's k-th on one shard is its k-th on every other.
+    No push overtakes another: a learner's k-th on a shard is its k-th on every shard.
     """
     learner, shard, arrival_s = pushes["learner_id"].astype(np.int64), pushes["shard"], pushes["arrival_s"]
     follows = np.zeros(len(pushes), bool)
@@ -145,7 +150,6 @@ def number_cycles(pushes: LogRows, path: Path) -> np.ndarray:
 
 
 def _largest(values: np.ndarray, cycle: np.ndarray) -> np.ndarray:
-    """The largest over the shards, for each cycle."""
     largest = np.full(int(cycle.max()) + 1, np.iinfo(np.int64).min)
     np.maximum.at(largest, cycle, values)
     return largest

@@ -1,4 +1,4 @@
-"""Learners that died or hung: when each shard noticed, for how long the others waited, what was under way (`serving/faults.py`)."""
+"""Learners that died or hung: when shards noticed, waits, mini-batches under way (`serving/faults.py`)."""
 
 from __future__ import annotations
 
@@ -51,6 +51,5 @@ def table(run: Run) -> Table:
 
 
 def _reached(run: Run, learner_id: int) -> int:
-    """Mini-batches of this learner that came to every shard."""
     mine = run.pushes[run.pushes["learner_id"] == learner_id]
     return min((int(mine["seq"][mine["shard"] == shard].max(initial=-1)) + 1 for shard in range(run.shards)), default=0)

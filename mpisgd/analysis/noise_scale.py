@@ -1,35 +1,16 @@
-"""The gradient noise scale of a run, from the squared norms in its log: how large a batch still pays.
+"""The gradient noise scale of a run, from squared norms in its log: how large a batch still pays.
 
 [McCandlish18] McCandlish, Kaplan, Amodei et al.: An Empirical Model of Large-Batch Training (arXiv:1812.06162).
-G is the mean gradient over samples and Sigma the covariance of the gradient of one sample; both change as training goes on.
+G is the mean gradient, Sigma the covariance of one sample's gradient; both change during training.
 
     B_simple = tr(Sigma) / |G|^2                                      (eq. 2.9, in samples)
     E |g|^2  = |G|^2 + tr(Sigma) / B                                  (appendix A.1; g: mean over B samples)
 
-Two batch sizes B make that two equations. The small batch is a single gradient's, the big one an update's: the sum of c gradients
-g_i with weights w_i, each the mean over mu_i samples. The log has c `gradient_sq` = sum |w_i g_i|^2 and `sum_sq` =
-|sum w_i g_i|^2, whose difference is made of products of different gradients, and so free of noise on average:
-
-    |G|^2     = (|sum w_i g_i|^2 - sum |w_i g_i|^2) / ((sum w_i)^2 - sum w_i^2)
-    tr(Sigma) = (sum |w_i g_i|^2 - sum w_i^2 |G|^2) / (sum w_i^2 / mu_i)
-
-What a team of k ranks pushes is the sum of its gradients: k times their mean over all their samples, so k counts as a weight.
-
-With all weights 1 that is A.1 for batches of mu and c mu samples. So every protocol's updates give an estimate; w_i and mu_i
-are those of `pushes`. Where they are weights of the rate (`modulate`), gradients are summed as they are: w_i is 1.
-
-As A.1 says, |G|^2 and tr(Sigma) are averaged over many updates and only then divided: their ratio in one update would be
-biased, and mostly noise. They are estimated shard by shard and added up, whichever gradients each shard summed.
-
-What the numbers do not say:
-
-- Updates of one gradient (hardsync with one learner, lambda-softsync) have one batch size only: no estimate.
-- Where the gradients of one update come from different weights (softsync), the differences between these count as noise or
-  signal: the estimate is approximate, the better, the less the weights move in n updates.
-- Dropout and augmentation are noise like any other. Batch normalisation, clipped gradients (`clip_norm`), and a loss that is no
-  mean over samples are outside the theory.
-- With `sampling = "epoch"` or `"own"` mini-batches do not overlap; |G|^2 is then that of the population that the training data came
-  from, with `"replacement"` that of the training data, which is larger by tr(Sigma) / training samples.
+Limits: updates of a single gradient (hardsync with one learner, lambda-softsync) give no estimate. Gradients from different weights
+(softsync) give an approximate estimate: better, the less weights move in n updates. Dropout and augmentation are noise. Batch
+normalisation, `clip_norm`, and losses that are no mean over samples are outside the theory. With `sampling` "epoch" or "own",
+mini-batches do not overlap: |G|^2 is of the data's population; with "replacement" of the training data, larger by tr(Sigma) /
+training samples.
 """
 
 from __future__ import annotations
@@ -55,24 +36,24 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """tr(Sigma), |G|^2 and their ratio, averaged over a part of a run; NaN where the log does not tell."""
+    """tr(Sigma), |G|^2 and their ratio over a part of a run; NaN = unknown."""
 
     variance: float
-    """tr(Sigma): the variance of the gradient of one sample, summed over the parameters."""
+    """tr(Sigma), summed over parameters."""
     gradient_sq: float
-    """|G|^2. Where noise hides it, its estimate can be negative."""
+    """|G|^2; estimates can be negative in noise."""
     error: float
     """Standard error of `samples`."""
     updates: int
-    """Updates that were measured, on the shard that has the fewest."""
+    """On the shard with the fewest."""
 
     @property
     def samples(self) -> float:
-        """B_simple = tr(Sigma) / |G|^2, in samples; NaN where |G|^2 is lost in noise."""
+        """B_simple; NaN where |G|^2 is lost in noise."""
         return max(0.0, self.variance) / self.gradient_sq if self.gradient_sq > 0 else math.nan
 
     def updates_ratio(self, batch: float) -> float:
-        """S/S_min = 1 + B_noise/B: updates to a given loss with so many samples in each, relative to endlessly many.
+        """Return S/S_min = 1 + B_noise/B: updates to a given loss, relative to endless batches.
 
         From (S/S_min - 1) (E/E_min - 1) = 1 [McCandlish18 eq. 2.11, 5.1], with S/S_min = 2 at B = B_noise.
         """
@@ -81,10 +62,10 @@ class NoiseScale:
 
 @dataclass(frozen=True)
 class Measured:
-    """The updates that can be used, over all shards; arrays of shape (measured,).
+    """Usable updates of all shards; arrays, (measured,).
 
-    `shard`; `clock`; `progress`, samples applied up to and with the update as a share of all on the shard, 0 ... 1; `variance` and
-    `gradient_sq`, tr(Sigma) and |G|^2 of the shard's slice as this update alone tells them: right on average, mostly noise.
+    `progress`: share of the shard's samples applied by then. `variance`, `gradient_sq`: tr(Sigma) and |G|^2 of the shard's slice
+    from this update alone: unbiased, mostly noise.
     """
 
     shard: np.ndarray
@@ -98,7 +79,18 @@ class Measured:
 
 
 def measured(run: Run) -> Measured:
-    """Updates of two pushes and more whose norms were measured and whose gradients are all in the log."""
+    """Return updates of two or more pushes with norms measured and all gradients logged.
+
+    A gradient and an update have different batch sizes, for two equations. An update sums c gradients g_i, means over mu_i samples,
+    with weights w_i. The log has c `gradient_sq` = sum |w_i g_i|^2 and `sum_sq` = |sum w_i g_i|^2; their difference, products of
+    different gradients, is free of noise on average:
+
+        |G|^2     = (|sum w_i g_i|^2 - sum |w_i g_i|^2) / ((sum w_i)^2 - sum w_i^2)
+        tr(Sigma) = (sum |w_i g_i|^2 - sum w_i^2 |G|^2) / (sum w_i^2 / mu_i)
+
+    Weights 1 give A.1 for mu and c mu samples. A team of k ranks pushes a sum of k means: k is a weight. Weights of the rate
+    (`modulate`) leave w_i at 1.
+    """
     updates, pushes = run.updates, run.pushes[books.applied_rows(run)]
     clocks = 1 + int(updates["clock"].max(initial=0))
     cells = run.shards * clocks
@@ -106,7 +98,6 @@ def measured(run: Run) -> Measured:
     summed_in = pushes["shard"].astype(np.int64) * clocks + pushes["clock"] + 1
 
     def sums(values: np.ndarray) -> np.ndarray:
-        """Sum one value per gradient over each update."""
         return np.asarray(np.bincount(summed_in, weights=values, minlength=cells)[cell])
 
     last = np.zeros(run.shards, np.int64)
@@ -125,7 +116,7 @@ def measured(run: Run) -> Measured:
 
 
 def noise_scale(run: Run, start: float = 0.0, end: float = 1.0) -> NoiseScale:
-    """The noise scale over a part of the run: from one share of the samples applied to another, both 0 ... 1."""
+    """Return the noise scale between two shares of the samples."""
     return _noise_scale(measured(run), run.shards, start, end)
 
 
@@ -137,7 +128,10 @@ def _noise_scale(rows: Measured, shards: int, start: float, end: float) -> Noise
 
 
 def _means(rows: Measured, shards: int) -> tuple[float, float]:
-    """tr(Sigma) and |G|^2: means over the updates of each shard, summed over the shards; NaN where a shard has none."""
+    """Return tr(Sigma) and |G|^2: means over each shard's updates, summed over shards.
+
+    Only means are divided (A.1): ratios of single updates are biased, and mostly noise.
+    """
     count = np.bincount(rows.shard, minlength=shards)
     with np.errstate(invalid="ignore"):
         variance, gradient_sq = (
@@ -148,10 +142,10 @@ def _means(rows: Measured, shards: int) -> tuple[float, float]:
 
 
 def _error(rows: Measured, shards: int) -> float:
-    """Standard error of B_simple by the jackknife: one block of updates is left out at a time.
+    """Return the jackknife's standard error of B_simple.
 
-    Blocks are interleaved (every 20th clock), so that each spans the whole part and what changes during training is not taken
-    for an error; a clock is in the same block on every shard, for there they have gradients in common.
+    Blocks are interleaved (every 20th clock), to tell error from change during training. A clock has the same block on every shard,
+    for shards share gradients.
     """
     clocks, place = np.unique(rows.clock, return_inverse=True)
     blocks = min(_BLOCKS, len(clocks))
@@ -180,7 +174,6 @@ def table(run: Run) -> Table:
 
 
 def _batch(run: Run) -> float:
-    """Mean samples of an update."""
     return float(run.updates["samples"].max(initial=0)) / max(1, int(run.updates["clock"].max(initial=0)))
 
 

@@ -21,13 +21,12 @@ _NAMED: dict[str, type[IntEnum]] = {"verdict": schema.Verdict, "reason": schema.
 
 
 class OpenRun:
-    """A run, read as it is when something of it is asked for first; of one under way, open it again to see more.
+    """A run as it stands when first asked; open a running run again to see more.
 
-    Tables are pandas DataFrames, whose columns `docs/reference/log-format.md` explains; `verdict`, `reason` and `kind` are
-    categories: APPLY, STALE, CHECKPOINT ...
+    Tables are pandas DataFrames (columns: `docs/reference/log-format.md`); `verdict`, `reason` and `kind` are categories: APPLY,
+    STALE, CHECKPOINT ...
 
-    Raises DataError where the directory is no run, or a file of it is missing or damaged; ConfigError, at the first table, where
-    pandas is not installed.
+    Raises DataError: no run, or a file missing or damaged; ConfigError, at the first table: no pandas.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,27 +38,27 @@ class OpenRun:
 
     @cached_property
     def config(self) -> Config:
-        """The effective configuration: what the user gave, and the defaults of all else. Nothing that it names is imported."""
+        """User's configuration with defaults; nothing named in it is imported."""
         return config_file.read(self.path / schema.CONFIG)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Learners, hosts, versions, sizes: the table [environment] of config.toml."""
+        """[environment] of config.toml: learners, hosts, versions, sizes."""
         return self._run.environment
 
     @cached_property
     def pushes(self) -> pd.DataFrame:
-        """One row per gradient that a shard received."""
+        """A row per gradient received by a shard."""
         return self._table("pushes")
 
     @cached_property
     def updates(self) -> pd.DataFrame:
-        """One row per update of a shard's slice."""
+        """A row per update of a shard."""
         return self._table("updates")
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """One row per snapshot, data split and kind of weights; a column for each metric of an own step."""
+        """A row per snapshot, data split and kind of weights; a column per own metric."""
         return self._table("evaluations")
 
     @cached_property
@@ -69,18 +68,18 @@ class OpenRun:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """Entries of DONE: clock, samples, diverged ...; None while the run is under way, and where it did not finish."""
+        """Entries of DONE: clock, samples, diverged ...; None for an unfinished run."""
         return self._run.done
 
     @property
     def balanced(self) -> bool:
-        """Whether every shard's books balance: pushed = applied + dropped + rejected + in flight. So far, of a run under way."""
+        """Whether all books balance so far: pushed = applied + dropped + rejected + in flight."""
         return all(books.balanced for books in self._run.books())
 
     def weights(self, averaged: bool = False, best: bool = False) -> State:
-        """The last weights as a state dict, their average, or the best ones (`evaluation.best`); imports torch.
+        """Return the last weights as a state dict, their average, or the best (`evaluation.best`); imports torch.
 
-        Raises CheckpointError where the run has left none: it has not ended, did not average, or kept no best.
+        Raises CheckpointError: the run has not ended, did not average, or kept no best.
         """
         from mpisgd.records import weights
 
@@ -102,5 +101,5 @@ class OpenRun:
 
 
 def open_run(path: str | Path) -> OpenRun:
-    """Open the directory of a run, real or virtual, finished, under way or killed, of this or an earlier commit."""
+    """Open a run's directory: real or virtual, finished, running or killed, of this or an earlier commit."""
     return OpenRun(path)

@@ -1,7 +1,6 @@
-"""Staleness τ of the gradients that were applied, per learner, per shard and overall [Zhang16 2.2, 2.4, Fig. 1].
+"""Staleness τ of applied gradients [Zhang16 2.2, 2.4, Fig. 1].
 
-Applied means: part of an update that was made (`books.applied_rows`), so that counts agree with the books. Dropped ones are
-counted beside them.
+Applied gradients are part of a finished update (`books.applied_rows`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from mpisgd.records.log.schema import Verdict
 
 @dataclass(frozen=True)
 class Staleness:
-    """τ of one group of T applied gradients; None where there are none.
+    """τ of T applied gradients.
 
-    `unevenness` is sqrt(T sum z^2) / sum z, z = 1 / max(1, τ): by it the bound on convergence is larger than with equally stale
-    gradients of the same sum z [Zhang16 Theorem 1, Remark 1]. `beyond` is P(τ > 2n), None unless n-softsync.
+    `unevenness` is sqrt(T sum z^2) / sum z, z = 1 / max(1, τ): growth of the convergence bound over equally stale gradients of
+    equal sum z [Zhang16 Theorem 1, Remark 1]. `beyond` is P(τ > 2n).
     """
 
     gradients: int
@@ -55,7 +54,7 @@ def by_learner(run: Run) -> list[Staleness]:
 
 
 def histogram(run: Run) -> np.ndarray:
-    """Number of applied gradients of staleness 0, 1, 2 ..., over all shards: int64, shape (largest τ + 1,) or (0,)."""
+    """Count applied gradients of staleness 0, 1, 2 ...: int64."""
     found = [tally.staleness for tally in _tallies(run)]
     longest = max(map(len, found))
     return np.asarray(sum(np.pad(each, (0, longest - len(each))) for each in found))
@@ -66,7 +65,7 @@ def _tallies(run: Run) -> list[Tally]:
 
 
 def of_histogram(counts: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
-    """Of so many gradients of staleness 0, 1, 2 ...: int64, shape (largest τ + 1,); the deviation is that of the population."""
+    """Summarise a histogram, with the population's deviation."""
     total = int(counts.sum())
     if total == 0:
         return Staleness(0, dropped)
@@ -88,8 +87,6 @@ def of_histogram(counts: np.ndarray, dropped: int, n: int | None = None) -> Stal
 
 @dataclass(frozen=True)
 class OverClock:
-    """Staleness of each update: its clock, and mean, least and largest τ of its gradients; arrays, shape (updates,)."""
-
     clock: np.ndarray
     mean: np.ndarray
     minimum: np.ndarray
@@ -97,7 +94,7 @@ class OverClock:
 
 
 def over_clock(run: Run) -> OverClock:
-    """Per update, all shards' updates to the same clock taken together; updates without a gradient are left out."""
+    """Return staleness by clock, over all shards; skip updates without gradients."""
     rows = run.pushes[books.applied_rows(run)]
     clock, tau = rows["clock"] + 1, rows["staleness"]
     size = int(clock.max(initial=0)) + 1
@@ -116,7 +113,7 @@ def shard_table(run: Run) -> Table:
 
 
 def layer_table(run: Run) -> Table:
-    """Staleness by layer, the top one first; layers of one slice are exchanged together. No rows where slices are no layers."""
+    """Tabulate staleness by layer, top layer first."""
     slices = run.environment.get("layers", [])
     layers = [(shard, name) for shard, names in enumerate(slices) for name in names]
     found = by_shard(run) if layers else []

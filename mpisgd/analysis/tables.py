@@ -1,4 +1,4 @@
-"""A small table with units: aligned terminal text (rich), Markdown and CSV from the same rows."""
+"""A small table with units, for terminals (rich), Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rich.text import Text
 
 from mpisgd.base.speech import visible
 
-#: What a cell may hold; None is shown as an en dash, and left empty in CSV.
+#: Content of a cell; None is an en dash, and empty in CSV.
 Cell = str | int | float | bool | None
 
 _MARKUP = re.compile(r"[|<]|\]\(|!\[")
 _FORMULA = re.compile(r"[=+\-@](?![\d.]+( %)?$)")
-"""The beginning of what a spreadsheet takes for a formula, but for numbers."""
+"""Begin of a spreadsheet's formula, not of a number."""
 
-#: Rows of one table that are shown on the terminal and in Markdown; CSV always has them all.
+#: Most rows shown on the terminal and in Markdown; CSV has all rows.
 SHOWN_ROWS = 40
 
 
 @dataclass(frozen=True)
 class Column:
-    """Heading, unit and number format (Python's; empty: four significant digits) of one column."""
+    """Heading, unit and number format (Python's; "" = four significant digits)."""
 
     name: str
     unit: str = ""
@@ -42,7 +42,7 @@ class Column:
 
 
 def columns_of(headings: str) -> tuple[Column, ...]:
-    """Columns from their headings: `"clock | error [%] | rate [1/s] :.2f"`, each with its unit and number format, if it has one."""
+    """Parse headings: `"clock | error [%] | rate [1/s] :.2f"`."""
     columns = []
     for text in headings.split(" | "):
         heading, _, spec = text.partition(" :")
@@ -53,7 +53,7 @@ def columns_of(headings: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Table:
-    """`key` is the name of its CSV file; `rows` hold one cell per column. Raises ValueError where a row does not."""
+    """Rows with a cell per column, else ValueError; `key` names the CSV file."""
 
     key: str
     title: str
@@ -70,20 +70,18 @@ class Table:
         object.__setattr__(self, "_numeric", tuple(numeric))
 
     def cells(self, column: str) -> list[Cell]:
-        """The cells of one column, by its name without the unit. Raises KeyError."""
         names = [known.name for known in self.columns]
         if column not in names:
             raise KeyError(f"table {self.key} has no column {column!r}, but {', '.join(names)}")
         return [row[names.index(column)] for row in self.rows]
 
     def text(self, width: int = 240, limit: int = SHOWN_ROWS) -> str:
-        """Plain aligned text."""
         sink = io.StringIO()
         self.print_to(Console(file=sink, width=width, color_system=None), limit)
         return sink.getvalue()
 
     def print_to(self, console: Console, limit: int = SHOWN_ROWS) -> None:
-        """Print to a terminal; in place of the middle of long tables stands how much was left out."""
+        """Print, with `⋮` for the middle of long tables."""
         shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=Text(visible(self.title), style="bold"), title_justify="left")
         for column, numeric in zip(self.columns, self._numeric, strict=True):
             shown.add_column(Text(visible(column.heading)), justify="right" if numeric else "left", overflow="fold")
@@ -94,7 +92,6 @@ class Table:
             console.print(Text(f"  {visible(line)}"))
 
     def markdown(self, limit: int = SHOWN_ROWS) -> str:
-        """A heading and a pipe table."""
         headings = [escaped(column.heading) for column in self.columns]
         rows = [[escaped(cell) for cell in cells] for cells in self._shortened(limit)]
         widths = [max(3, *(len(row[at]) for row in [headings, *rows])) for at in range(len(headings))]
@@ -104,7 +101,7 @@ class Table:
         return "\n".join([f"## {escaped(self.title)}", "", *lines, *(f"\n{escaped(line)}" for line in self._remarks()), ""])
 
     def csv(self) -> str:
-        """All rows, floats in full precision, missing cells empty."""
+        """Return all rows; floats in full precision, missing cells empty."""
         sink = io.StringIO()
         writer = csv.writer(sink, lineterminator="\n")
         writer.writerow([_harmless(column.heading) for column in self.columns])
@@ -138,7 +135,7 @@ class Table:
 
 
 def show(cell: Cell, spec: str = "") -> str:
-    """Format one cell: four significant digits without an exponent where that is short, an en dash for None."""
+    """Format a cell: four significant digits, without exponent if short."""
     if cell is None:
         return "–"
     if isinstance(cell, bool):
@@ -158,10 +155,10 @@ def _pipes(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -
 
 
 def escaped(text: str) -> str:
-    """A text in Markdown, in which nothing is a cell's end, HTML, or a link."""
+    """Escape ends of cells, HTML and links for Markdown."""
     return _MARKUP.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", visible(text))
 
 
 def _harmless(cell: Cell) -> Cell:
-    """Write a cell so that a spreadsheet takes it for no formula, and a terminal for no command."""
+    """Disarm spreadsheet formulas and terminal commands."""
     return cell if not isinstance(cell, str) else f"'{visible(cell)}" if _FORMULA.match(cell) else visible(cell)

@@ -1,9 +1,8 @@
-"""Speed of a run, and where its learners' and shards' time went.
+"""Speed of a run, and the time of learners and shards.
 
-Training time of a shard is from the start barrier to its last update. A row of `pushes` describes what a learner did since
-its previous push began: push (push_s), wait (wait_s), pull (pull_s), be delayed on purpose (delay_s), compute (compute_s).
-Every shard logs the same row, so that shard 0's are enough; the cycle after a learner's last push is in no row. In a group of
-ranks each stage of the model has seconds of its own, and waits for its neighbours (neighbour_s): those of stage 0 are on shard 0.
+A shard trains from the start barrier to its last update. A row of `pushes` covers a learner since its previous push began: push_s,
+wait_s, pull_s, delay_s (injected), compute_s. Every shard logs the same, so shard 0 suffices; the cycle after the last push is in
+no row. In a group, each stage has its own seconds and waits for neighbours (neighbour_s); stage 0's are on shard 0.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ from mpisgd.config import footprint
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, LogRows, Outcome
 
-#: What learners spend time on, as columns of `pushes`, in the order of one cycle.
+#: Activities of learners, as columns of `pushes`, in the order of a cycle.
 ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
 NEIGHBOURS = "neighbour_s"
-"""Another one, of the ranks of a group, where the log tells it."""
+"""A further activity, of ranks in groups, if logged."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Work of one shard in `seconds` of training; `update_seconds` of them in the optimiser."""
-
     shard: int
     updates: int
     gradients: int
@@ -40,7 +37,7 @@ class Rates:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Applied samples per second: the papers' images/s."""
+        """The papers' images/s."""
         return self.per_second(self.samples)
 
     @property
@@ -49,7 +46,7 @@ class Rates:
 
 
 def rates(run: Run) -> list[Rates]:
-    """Rates of each shard. Each has all samples, of which it applies its own slice of the gradient."""
+    """Return each shard's rates; every shard counts all samples."""
     begins, result = run.begins, []
     for shard, counts in enumerate(run.counts):
         made = counts.updates
@@ -67,9 +64,9 @@ def rates(run: Run) -> list[Rates]:
 
 
 def exchanged_until(run: Run, second: float) -> float | None:
-    """Bytes that learners have pushed and pulled by then, with the first weights of each attempt; None: the log does not tell.
+    """Return bytes pushed and pulled by then, with each attempt's first weights; None = not logged.
 
-    Also those of shards on the learner's own node; but in an allreduce no learner sends its own slice to itself.
+    Transfers within a node count; in allreduce, no learner sends its own slice to itself.
     """
     nbytes = run.environment.get("parameter_nbytes")
     if run.is_batch or not isinstance(nbytes, int):
@@ -84,10 +81,7 @@ def exchanged_until(run: Run, second: float) -> float | None:
 
 @dataclass(frozen=True)
 class LearnerTime:
-    """Seconds of each learner, by activity, up to its last push: arrays of float64, shape (learners,).
-
-    `elapsed` is when its last push arrived; `other` is what no column accounts for, such as loading data.
-    """
+    """Seconds of each learner to its last push's arrival: float64, (learners,). `other` is in no column, e.g. loading data."""
 
     mini_batches: np.ndarray
     activities: dict[str, np.ndarray]
@@ -99,7 +93,6 @@ class LearnerTime:
 
 
 def learner_time(run: Run) -> LearnerTime:
-    """Sums over the rows of shard 0."""
     rows, learners = run.pushes[run.pushes["shard"] == 0], books.learners_of(run)
     learner_id = rows["learner_id"]
     elapsed = np.full(learners, run.begins.time_s)
@@ -116,12 +109,10 @@ def _activities(rows: LogRows) -> tuple[str, ...]:
 
 
 def tells_neighbours(run: Run) -> bool:
-    """Whether learners were groups, and the log tells their waiting apart from computing."""
     return NEIGHBOURS in (run.pushes.dtype.names or ())
 
 
 def bubble_table(run: Run) -> Table:
-    """Where the ranks of groups were while they passed mini-batches: computing, or waiting for their neighbours."""
     what = "piece" if about.partitioned(run) else "stage"
     columns = columns_of(f"{what} | shards | pushes | computing [s] | neighbours [s] | cycle [s] | bubble [%] :.1f")
     rows: list[tuple[Cell, ...]] = []
@@ -175,7 +166,7 @@ def time_table(run: Run) -> Table:
 
 
 def portion_table(run: Run) -> Table:
-    """What became of the portions that were dealt, and who waited: dealt = counted + duplicates + late + lost."""
+    """Tabulate portions, dealt = counted + duplicates + late + lost, and waits."""
     portions, iterations = run.of_coordinator("portions"), run.of_coordinator("iterations")
     evaluating_s, commanding_s = (float(iterations[name].sum()) for name in ("evaluating_s", "commanding_s"))
     rows = [_portions_of(str(each), portions[portions["learner_id"] == each], evaluating_s) for each in range(run.lambda_)]

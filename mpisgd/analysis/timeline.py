@@ -1,34 +1,13 @@
 """Spans of computing, waiting, sending and receiving, rank by rank on one clock, from a run's log alone.
 
-Learners log durations, shards log moments; both count from the common start barrier. All times here are int64 nanoseconds.
-
-Exact, on the learner's own clock: how long each wait, pull, compute, delay and push took, and their order; but of a learner's
-last push the length is in no row, and it is drawn up to its last arrival, its least length.
-Exact, on the shard's own clock: when a push arrived (its header was taken out of the queue), when the pull after it was
-answered, each update from begin to end, events. When a shard had received a slice, and when an answer had left, is not logged.
-
-Reconstructed: where on the common clock a learner's spans lie. Between its pushes i - 1 and i there is the time that rows
-account for (push, wait, pull, compute, delay) and time in no row, such as preparing a mini-batch, which lies between push and
-wait. Of the moment at which push i began one knows that
-
-- it was not before weights were there, computed with and delayed: the pull before it began to end when shard 0 answered, and
-  ended after the last shard had answered, so it was not before max(answer_0 + pull, last answer) + compute + delay;
-- it was not before its last arrival less its length, for a push ends after all shards have taken it;
-- it was not after its first arrival, nor after the first answer to the pull that followed it, less its length;
-- time in no row is never negative: pushes are at least the accounted time apart, and the first counts from the barrier.
-
-Every push is placed at the earliest moment that fits all of this, also what is known of pushes before and after it. So spans of
-one rank never overlap, and no push begins after its arrival; `Cycles.slack` says how much later it may have begun. Where clocks
-disagree, so that nothing fits all, arrivals are believed.
-
-A learner that is a group of ranks has a row for each of these, one stage of the model. Its pushes are those to the shards of that
-stage. What it waited for its neighbours lies between pieces of computing; it is drawn behind all of them, at its length.
-
-Ranks leave the start barrier some microseconds, on a crowded node milliseconds, apart. What is drawn is the clock of shard 0. A
-push arrives on all shards between its begin and its end: where a shard's log contradicts that, all its moments are moved by the
-least that mends it. What a learner did before shard 0's clock began is cut off.
-
-Evaluations: their length is exact, their begin is the earliest possible: after the snapshot was taken and the last evaluation.
+Learners log durations, shards moments, both from the start barrier; all times are int64 nanoseconds.
+Exact: length and order of a learner's activities (the last push has no length, and is drawn to its last arrival); a shard's
+arrivals (headers left the queue), answers, updates, events. Ends of receiving a slice and of sending an answer are not logged.
+Reconstructed: a learner's place on the common clock. Each push begins as early as `cycles._bounds` and all other pushes allow; time
+in no row (preparing a mini-batch, between push and wait) is never negative. So spans of a rank never overlap, and no push begins
+after its arrival; `Cycles.slack` tells how much later a push may have begun. If nothing fits, arrivals are believed.
+The common clock is shard 0's; earlier activities are cut off. Ranks leave the barrier microseconds apart, on a crowded node
+milliseconds: a shard that contradicts others is moved by the least that mends the log.
 """
 
 from __future__ import annotations
@@ -53,17 +32,14 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import PUSHES_OF_GROUPS, LogRows, Verdict
 
-#: Unless asked for more, so many learners and pushes are shown: viewers of traces grow slow.
+#: Default limits of learners and pushes shown: viewers of traces grow slow.
 MOST_LEARNERS = 256
 MOST_PUSHES = 50_000
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank and host of each role. Without a rank of its own, the evaluator has learner 0's.
-
-    `group`: how many ranks a learner is; `learners` then has all of them, learner by learner.
-    """
+    """Rank and host of each role. `group`: ranks per learner; `learners` has all of them."""
 
     shards: Sequence[int]
     learners: Sequence[int]
@@ -81,20 +57,15 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Window:
-    """The nanoseconds to show."""
-
     start: int
     end: int
 
     def of(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Indices of the spans, or moments, that the window touches."""
         return np.flatnonzero((end >= self.start) & (start <= self.end))
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Spans of the rows of a table."""
-
     rows: LogRows
     start: np.ndarray
     end: np.ndarray
@@ -102,21 +73,20 @@ class Spans:
 
 @dataclass(frozen=True)
 class Updates(Spans):
-    """Those of `updates`, with the mean staleness of their gradients (NaN where they have none)."""
+    """Spans of `updates`, with mean staleness; NaN = no gradients."""
 
     staleness: np.ndarray
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run, or its first learners, and the window of it that is to be shown.
+    """A run, or its first learners, and the window to show.
 
-    pushes: rows of the learners shown, learner by learner, shard by shard, in order.
+    pushes: rows, learner by learner, shard by shard, in order.
     arrival, answer: (pushes,) int64; answer may be NO_ANSWER.
-    cycle: (pushes,) int64; which of `cycles` each is part of.
-    update: (pushes,) int64; which of `updates` each went into, -1 = none.
-    events, moment: rows of `events`, and their nanoseconds.
-    notes: how it was cut, one line each.
+    cycle, update: (pushes,) int64; index of `cycles`, of `updates`, -1 = none.
+    moment: nanoseconds of `events`.
+    notes: cuts, a line each.
     """
 
     ranks: Ranks
@@ -136,7 +106,6 @@ class Timeline:
 
     @property
     def names(self) -> dict[int, str]:
-        """What each rank shown is called: shards first."""
         evaluator = {self.ranks.evaluator: "evaluator"} if self.ranks.dedicated_evaluator else {}
         shown, group = self.ranks.learners[: self.learners], self.ranks.group
         learners = {rank: f"learner {at // group}{f', stage {at % group}' if group > 1 else ''}" for at, rank in enumerate(shown)}
@@ -144,7 +113,6 @@ class Timeline:
         return shards | evaluator | learners
 
     def slack(self) -> str:
-        """Say in a line how well learners' spans are placed."""
         shown = self.window.of(self.cycles.edges[:, 0], self.cycles.edges[:, -1])
         if len(shown) == 0:
             return "no learner's span lies in this window"
@@ -154,10 +122,10 @@ class Timeline:
 
 
 def ranks_of(run: Run) -> Ranks:
-    """Read the ranks from [environment]; what it does not tell is as `roles.assign` packs ranks.
+    """Read ranks from [environment], else as `roles.assign` packs them.
 
-    Of a team, the leader's rank stands for the learner. Where learners double as shards, a shard has a row of its own, for both do
-    things at once: it is numbered after all ranks.
+    A team's leader stands for the learner. Shards on learners' ranks are numbered after all ranks, for rows of their own: both act
+    at once.
     """
     environment = run.environment
     shards = [int(rank) for rank in environment.get("shard_ranks", range(run.shards))]
@@ -179,13 +147,13 @@ def ranks_of(run: Run) -> Ranks:
 
 
 def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, learners: int | None = None) -> Timeline:
-    """The timeline of a run: of its first `learners` learners, from `from_s` to `to_s`.
+    """Return the timeline of the first `learners` learners.
 
-    By default of all, but of at most MOST_LEARNERS, and up to the end, but for at most MOST_PUSHES pushes; `notes` say so.
+    By default all, but at most MOST_LEARNERS and MOST_PUSHES. A group's ranks have a row each, for pushes of their stage; waits for
+    neighbours, between pieces of computing, are drawn behind all pieces.
 
-    Raises DataError (no push was logged, the log holds several attempts, layers were exchanged one by one, an earlier mpisgd
-    logged a run of groups),
-    ConfigError (there can be no such window).
+    Raises DataError: no push, several attempts, layerwise exchange, or groups of an earlier mpisgd; ConfigError: an impossible
+    window.
     """
     if about.layerwise(run):
         raise DataError(f"{run.path}: there is no timeline, its layers were pulled and pushed in the middle of computing")
@@ -203,7 +171,7 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
         notes.append(f"learners 0 to {shown - 1:,} of {all_learners:,}; choose their number by --learners")
     pushes = run.pushes[run.pushes["learner_id"] < shown]
     events = run.events
-    if groups:  # each rank is drawn as a learner is
+    if groups:  # each rank is drawn like a learner
         stage, group = _stages(run), len(about.groups_of(run)[0])
         pushes["learner_id"] = pushes["learner_id"] * group + stage[pushes["shard"]]
         events = events.copy()
@@ -212,7 +180,7 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
         shown *= group
     if len(pushes) == 0:
         raise DataError(f"{run.path}: there is no timeline, no gradient was pushed by learners 0 to {shown - 1:,}")
-    pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: the order in time stays within each
+    pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: keeps the order in time
     cycle = number_cycles(pushes, run.path)
     chains = chains_of(pushes, cycle)
     offset = offsets_of(pushes, cycle, chains, run.shards)
@@ -245,13 +213,11 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
 
 
 def _stages(run: Run) -> np.ndarray:
-    """Of each shard, the stage of the model that it has parameters of; int64 (shards,)."""
     stages = run.environment["stages"]
     return np.repeat(np.arange(len(stages)), [len(shards) for shards in stages])
 
 
 def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | None) -> tuple[Window, list[str]]:
-    """The window, and a line where it was cut; `end` is that of the log."""
     if from_s is not None and not 1e9 * from_s <= end:
         raise ConfigError(f"--from-s {from_s:g}: expected a number below {end / 1e9:g}, at which the log ends")
     start = 0 if from_s is None else round(1e9 * max(from_s, 0.0))
@@ -271,7 +237,6 @@ def _apart(offset: np.ndarray) -> list[str]:
 
 
 def _updates(run: Run, pushes: LogRows, offset: np.ndarray) -> tuple[Updates, np.ndarray]:
-    """Spans of all updates, and which of them each of `pushes` went into."""
     rows, all_pushes = run.updates, run.pushes
     end = nanoseconds(rows["time_s"]) + offset[rows["shard"]]
     start = end - nanoseconds(rows["update_s"])
@@ -295,7 +260,7 @@ def _updates(run: Run, pushes: LogRows, offset: np.ndarray) -> tuple[Updates, np
 
 
 def _evaluations(run: Run, after: int) -> Spans:
-    """Place evaluations one after the other, none before its snapshot was taken, nor before nanosecond `after`."""
+    """Place evaluations in sequence, as early as their snapshots and nanosecond `after` allow."""
     rows = run.evaluations
     lengths = nanoseconds(rows["evaluate_s"])
     before = np.cumsum(lengths) - lengths

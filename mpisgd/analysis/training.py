@@ -1,4 +1,4 @@
-"""Learning curves: evaluations against epochs and seconds, of theta and thetabar, on test and training data; targets they meet."""
+"""Learning curves of theta and thetabar, and targets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _AXES = ("epochs", "taken_s", "loss", "error", "clock_min")
 
 @dataclass(frozen=True)
 class Target:
-    """Error or loss to be reached on the test data."""
-
     what: Literal["error", "loss"]
     value: float
 
@@ -31,7 +29,7 @@ class Target:
 
 
 def make_target(error: float | None, loss: float | None) -> Target | None:
-    """Raises ConfigError where both are given, or an error is no share."""
+    """Return the target, if any. Raises ConfigError: two targets, or an impossible value."""
     if error is not None and loss is not None:
         raise ConfigError(f"--target-error {error:g} and --target-loss {loss:g}: expected one of them")
     if error is not None:
@@ -46,7 +44,7 @@ def make_target(error: float | None, loss: float | None) -> Target | None:
 
 
 class Reached(NamedTuple):
-    """When a curve first met a target: linear between two evaluations."""
+    """First meeting of curve and target, linear between evaluations."""
 
     epochs: float
     updates: float
@@ -55,10 +53,10 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Evaluations of one kind of weights on one kind of data, by snapshot; arrays, shape (snapshots,).
+    """Evaluations of a kind of weights on a part of the data; arrays, (snapshots,).
 
-    `seconds` is when the snapshot was taken, `error` the share of wrong classes, 0 ... 1, `updates` the least clock of all shards;
-    `metrics` are those of an own step.
+    `seconds`: of taking the snapshot; `error`: share of wrong classes; `updates`: least clock of all shards; `metrics`: an own
+    step's.
     """
 
     averaged: bool
@@ -70,7 +68,7 @@ class Curve:
     updates: np.ndarray
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
     seeds: tuple[Curve, ...] = ()
-    """Where it is the mean over runs of several seeds: theirs, with as many snapshots."""
+    """For a mean over seeds: the runs' curves, of equal length."""
 
     @property
     def weights(self) -> str:
@@ -82,16 +80,14 @@ class Curve:
 
     @property
     def final(self) -> float:
-        """Error of the last snapshot; NaN where the run diverged or the data have no classes."""
+        """Error of the last snapshot; NaN if the run diverged or data have no classes."""
         return float(self.error[-1])
 
     def least(self, what: Literal["error", "loss"]) -> float | None:
-        """The least value; None where all are NaN."""
         values = self._of(what)
         return None if np.isnan(values).all() else float(np.nanmin(values))
 
     def reached(self, target: Target) -> Reached | None:
-        """When the target was first met; None: never."""
         values = self._of(target.what)
         known = np.isfinite(values)
         met = np.flatnonzero(values[known] <= target.value)
@@ -107,18 +103,17 @@ class Curve:
 
     @property
     def has_error(self) -> bool:
-        """Whether there is any error but NaN: regression and language models have none, and their loss is shown."""
+        """Whether any error is known: regression and language models show their loss."""
         return not np.isnan(self.error).all()
 
     @property
     def best(self) -> int | None:
-        """Index of the least error, or of the least loss where there is no error, the first of equals; None where all are NaN."""
+        """Index of the first least error, or loss without errors."""
         shown = self.error if self.has_error else self.loss
         return None if np.isnan(shown).all() else int(np.nanargmin(shown))
 
 
 def curves(run: Run) -> list[Curve]:
-    """List the curves that have evaluations: theta test, thetabar test, theta training, thetabar training, and so on."""
     result = []
     for part in Part:
         for averaged in (False, True):
@@ -136,7 +131,7 @@ def on_test_data(run: Run, averaged: bool = False) -> Curve | None:
 
 
 def final_text(run: Run) -> str:
-    """E.g. `2.50 % (theta), 2.31 % (thetabar) at epoch 10.00`; what there is instead of an error is named."""
+    """Return e.g. `2.50 % (theta), 2.31 % (thetabar) at epoch 10.00`."""
     found = [curve for curve in curves(run) if curve.part is Part.TEST]
     if not found:
         return "not evaluated"
@@ -151,7 +146,6 @@ def final_text(run: Run) -> str:
 
 
 def metric_names(run: Run) -> tuple[str, ...]:
-    """Metrics of the run's own step."""
     return metrics_of(run.evaluations.dtype)
 
 
@@ -212,7 +206,6 @@ _ENDS = {
 
 
 def iteration_table(run: Run) -> Table:
-    """Loss against iterations, evaluations and seconds, of a batch optimisation."""
     rows = run.of_coordinator("iterations")
     names = ("iteration", "clock", "time_s", "loss", "gradient_max", "step", "evaluations", "history")
     cells = tuple(tuple(row[name].item() for name in names) for row in rows)
