@@ -1,16 +1,14 @@
-"""A log is a proof (DESIGN 4, law 6): a run computed again, serially, in the order of its log, to the same bits.
+"""A log is a proof (DESIGN 4, law 6): a run computed again serially, in its log's order, to the same bits.
 
     from mpisgd import replay
     assert not replay.check("results/run")                          # "" = proven, else why not
     print(*replay.replay("results/run", until=100).lines(), sep="\\n")
 
-1. The log is checked without computing (`walk`, `learners`, `order`): would the protocol, fed these pushes, have decided so?
-2. Each gradient is computed again from the weights of the clocks that its pushes name, with the draws that (seed, learner_id, seq)
-   names; summed, weighted and applied by each shard in the order of its rows (`serial`). Each loss must be the recorded one.
-3. The last weights must be those that the run saved (`difference`).
+1. Would the protocol, given these pushes, decide alike (`walk`, `learners`, `order`)?
+2. Is each loss, computed from logged clocks in logged order, the recorded loss (`serial`)?
+3. Are the last weights the saved weights (`difference`)?
 
-Bit for bit holds where the same libraries compute on the same kind of CPU with as many threads; a run that computed on a GPU is
-computed again on the CPU and compared within a tolerance.
+Bits are the same only with the same libraries, kind of CPU and threads. A GPU's run is compared within a tolerance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""A virtual job is simulated again, as a whole, and everything that it logs compared: seconds, too, for they are its costs'.
+"""A virtual job simulated again, with all log rows compared: seconds, too, computed from the configured costs.
 
-What is computed in float32 is left to the serial computation (`serial.py`), whose order is another: so each shows what the other
-cannot. Where nothing was computed, this is all there is.
+float32 results are left to the serial computation (`serial.py`), in another order: each finds errors hidden from the other.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from mpisgd.replay.environment import compare
 from mpisgd.replay.proof import Proof
 from mpisgd.simulate.job import Job
 
-#: Computed by the serial replay, to the bits of the run or within its tolerance; and whether a run diverged follows from them.
+#: Compared by the serial replay, bit for bit or within its tolerance; `diverged` follows from these columns.
 _COMPUTED = {
     "pushes": ("loss", "rounded", "scale"),
     "updates": ("mean_loss", "gradient_sq", "sum_sq"),
@@ -36,9 +35,9 @@ _COMPUTED = {
 
 
 def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated: bool) -> None:
-    """Simulate a virtual job again. What is found is in `proof`, also where the job cannot be simulated.
+    """Simulate a virtual job again; findings, or why this is impossible, go into `proof`.
 
-    `evaluated`: evaluate, too, and compare that.
+    `evaluated`: evaluate, too.
     """
     if why := _why_not(record):
         proof.not_simulated = why
@@ -58,7 +57,6 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
 
 
 def _why_not(record: Record) -> str:
-    """Why this job cannot be simulated as it was then, "" where it can."""
     config = record.config
     if (record.run.events["kind"] == Event.INTERRUPTED).any():
         return "a signal interrupted it, which is not in its configuration"
@@ -73,7 +71,10 @@ def _why_not(record: Record) -> str:
 
 
 def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:
-    """Raises Untrue where the job cannot be as config.toml says. Returns why it failed, ""."""
+    """Return the job's failure, "" = none.
+
+    Raises Untrue: no job, or another [environment].
+    """
     needed = evaluated or not record.computed or config.evaluation.patience > 0
     try:
         job = Job(config, brought, evaluated=needed, kept=False)
@@ -94,7 +95,7 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
         pairs = zip(*(read_tables(path / name, tables) for path in (again, record.path)), strict=True)
         for table, (found, theirs) in zip(tables, pairs, strict=True):
             ours = found if found.dtype == theirs.dtype else _as_before(found, theirs.dtype)
-            if table == "events" and record.older:  # which had no goodbyes
+            if table == "events" and record.older:  # older logs have no goodbyes
                 ours = ours[ours["kind"] != Event.GOODBYE]
             skipped = _COMPUTED.get(table, ()) if record.computed else ()
             _compare(ours, theirs, log.shard, table, skipped, whole=log.finished)
@@ -112,7 +113,7 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
 
 
 def _as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
-    """As they were logged before scales were, or before waiting for neighbours was told apart from computing."""
+    """Return pushes as in older logs: without `scale`, or with `neighbour_s` in `compute_s`."""
     found = np.empty(len(pushes), dtype)
     for name in dtype.names or ():
         found[name] = pushes[name]
@@ -122,7 +123,7 @@ def _as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
 
 
 def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
-    """Raises Untrue at the first row that differs; of a log that is not whole, the last rows, and answers, may be missing."""
+    """Raise Untrue at the first difference; an unfinished log may lack last rows, and answers."""
     both = min(len(ours), len(theirs))
     first: dict[str, int] = {}
     for column in ours.dtype.names or ():
@@ -130,7 +131,7 @@ def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tu
         differs = ~((one == other) | (np.isnan(one) & np.isnan(other)))
         if column == "answer_s" and not whole:
             differs &= ~np.isnan(other)
-        if table == "events" and column == "value":  # the loss of a gradient that is not finite
+        if table == "events" and column == "value":  # a nonfinite gradient's loss
             differs &= ours["kind"][:both] != Event.NONFINITE
         if column not in skipped and differs.any():
             first[column] = int(np.flatnonzero(differs)[0])
@@ -145,7 +146,6 @@ def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tu
 
 
 def _compare_end(record: Record, again: Run, failed: str) -> None:
-    """Compare what DONE says, but for whether the run diverged."""
     if again.done is None:
         refuse(f"simulated again, it does not end: {failed}", -1, schema.DONE)
     for name in ("clock", "samples", "seconds"):

@@ -1,8 +1,7 @@
-"""A run that was interrupted and continued: one attempt after the other is computed again, through the seams between them.
+"""A continued run: its attempts computed one after another, through the seams between them.
 
-At a seam each shard has the tensors of the checkpoint, which must be those that its log gives. Where shards are asynchronous they
-may lack the other half of gradients that some of them had taken before it, when the job was killed before that came into a file:
-then no log gives the slices of that clock, and the checkpoint's are taken as they are, which is said.
+At a seam each shard's tensors in the checkpoint must equal its log's. After a kill, asynchronous shards' logs may lack gradients
+taken by other shards before the checkpoint: then the checkpoint's slices are taken, and `proof.seams` tells.
 """
 
 from __future__ import annotations
@@ -29,17 +28,14 @@ Tensors = Mapping[str, np.ndarray]
 
 
 class Last(NamedTuple):
-    """Result when all is computed; `diverged`: of each shard, whether something was not finite, and the run went on."""
+    """Result of all attempts; `diverged`: per shard, whether nonfinite values were met and the run continued."""
 
     serial: Serial
     diverged: list[bool]
 
 
 def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Proof, kept: Kept, reach: Reach) -> Last:
-    """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`.
-
-    Returns what there is at the end, of the last attempt that was come to.
-    """
+    """Compute attempts as in `prove.replay`, with findings in `proof`; return the last reached."""
     until, at_first, told = reach
     diverged = [False]
     begun: Sequence[Tensors] = []
@@ -62,10 +58,7 @@ def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Pro
 def _goes_on(
     attempt: Record, before: Serial | None, brought: Brought, data: DataSet, begun: Sequence[Tensors], proof: Proof
 ) -> Serial:
-    """An attempt as it begins: after another one, from slices that are cut anew where it has others, or other learners.
-
-    Its model says which slices these are: that of the attempt before may have been cut elsewhere.
-    """
+    """Begin an attempt, or continue another from its slices, cut anew if bounds differ."""
     serial = Serial(attempt, brought, data, begun, None if before is None else before.bounds)
     if before is not None and (before.record.lambda_, before.bounds) != (attempt.lambda_, serial.bounds):
         proof.seams.append(
@@ -76,7 +69,6 @@ def _goes_on(
 
 
 def _diverged(attempt: Record, serial: Serial, before: Sequence[bool], following: Record | None) -> list[bool]:
-    """Tell for each shard whether it had something that was not finite, and went on; up to the next attempt's checkpoint."""
     seam = math.inf if following is None else following.start_clock
     goes_on = attempt.config.nonfinite == "continue"
     begun = [any(before)] * len(attempt.shards) if attempt.recut or len(before) != len(attempt.shards) else before
@@ -86,7 +78,7 @@ def _diverged(attempt: Record, serial: Serial, before: Sequence[bool], following
 
 
 def check_start(record: Record, shard: ShardRecord) -> None:
-    """Raises Untrue where the rows that an attempt continues are not those of one clock."""
+    """Raise Untrue if shards continue from different clocks."""
     start = shard.start
     if start.clock != record.start_clock:
         why = f"it continues clock {start.clock}, shard {record.shards[0].shard} continues clock {record.start_clock}"
@@ -94,9 +86,9 @@ def check_start(record: Record, shard: ShardRecord) -> None:
 
 
 def _begun(record: Record, following: Record, shard: int, computed: Tensors | None, proof: Proof) -> Tensors:
-    """Give what a shard begins an attempt with.
+    """Return a shard's tensors at an attempt's begin.
 
-    Raises DataError where its log does not give it, and its checkpoint is not there any more.
+    Raises DataError: neither log nor checkpoint has the tensors.
     """
     clock = following.start_clock
     try:

@@ -1,4 +1,4 @@
-"""How what is the user's own (`naming.NAMED`) gets into a replay: by name, from the module that the run had it from."""
+"""How the user's objects (`naming.NAMED`) get into a replay: by name, from the run's modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLACEHOLDER = "MODULE:NAME"
 
 
 def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) -> None:
-    """Raises ConfigError where the run names code that is neither brought nor `named` (part -> package.module:attribute)."""
+    """Raise ConfigError if the run names code neither brought nor `named` (part -> package.module:attribute)."""
     names = trust.names_of(record.config)
     parts = {field: field.removesuffix(".factory") for field in names}
     consented = {
@@ -36,13 +36,12 @@ def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) ->
 
 
 def renamed(record: Record, named: Mapping[str, str]) -> Record:
-    """Rename the user's objects (part -> package.module:attribute), also in the attempts before."""
+    """Rename the user's objects in all attempts."""
     config = renamed_in(record.config, {part: name for part, name in named.items() if name})
     return dataclasses.replace(record, config=config, earlier=tuple(renamed(each, named) for each in record.earlier))
 
 
 def renamed_in(config: Config, named: Mapping[str, str]) -> Config:
-    """Rename them in a configuration."""
     changes: dict[str, Any] = {part: named.get(part, getattr(config, part)) for part in ("loss", "step")}
     for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
         if part in named:
@@ -57,9 +56,9 @@ def renamed_in(config: Config, named: Mapping[str, str]) -> Config:
 
 
 def with_initial(record: Record, where: str, proof: Proof) -> Record:
-    """Let a run that was given weights begin with them again; `where` they are now, if not where they were.
+    """Give a run its initial weights again; `where`: their place, if moved.
 
-    Raises DataError where the file is gone, or has changed.
+    Raises DataError: the file is gone, or has changed.
     """
     if not record.config.init_from or not record.computed:
         return record
@@ -75,7 +74,7 @@ def _with_initial(record: Record, path: str) -> Record:
 
 @contextmanager
 def saying_how(record: Record, brought: Brought) -> Iterator[None]:
-    """Say how to bring the user's objects where they cannot be had. Raises ConfigError."""
+    """Tell in a ConfigError how to bring the user's missing objects."""
     config, entries = record.config, _entries(record.run)
     unnamed = {
         "model": isinstance(config.model, CustomModelOptions) and not config.model.factory,
@@ -102,7 +101,7 @@ def saying_how(record: Record, brought: Brought) -> Iterator[None]:
 
 
 def line(run: Run) -> str:
-    """A line for the shell that replays a run with the objects that it had, from where it was started."""
+    """Return a shell line to replay a run with its objects."""
     entries, directory = _entries(run), str(run.environment.get("directory", ""))
     words = ["mpisgd", "replay", str(run.path.absolute())]
     for part, entry in entries.items():
@@ -114,7 +113,7 @@ def line(run: Run) -> str:
 
 
 def changed(run: Run) -> list[str]:
-    """List modules that are not what they were in the run, in words."""
+    """Describe modules with other files than in the run."""
     notes = []
     for part, entry in _entries(run).items():
         module = entry["object"].partition(":")[0]
@@ -125,14 +124,12 @@ def changed(run: Run) -> list[str]:
 
 
 def _root(entry: Mapping[str, str]) -> str:
-    """The directory from which a module is imported."""
     file, module = Path(entry["file"]), entry["object"].partition(":")[0]
     levels = module.count(".") + (file.stem == "__init__")
     return str(file.parents[levels])
 
 
 def _entries(run: Run) -> dict[str, dict[str, str]]:
-    """Entries of the run on them; nothing in runs of versions that wrote none."""
     said = run.environment.get("brought", {})
     fields = ("object", "qualified_name", "file", "sha256")
     return {part: {name: str(said[part].get(name, "")) for name in fields} for part in NAMED if part in said}

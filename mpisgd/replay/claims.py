@@ -1,11 +1,10 @@
-"""Claims: what a replay proves of a log, checks, and takes on trust; one list, from which `mpisgd replay` makes its table.
+"""Claims: parts of a log proved, checked, or on trust in a replay; source of `mpisgd replay`'s table.
 
     proved     computed again from configuration, seed and data: another value is refused
-    checked    it must agree with other things in the log, and seconds must follow each other: where all of those are changed
-               alike, nobody sees it
-    on trust   nothing can say what it was; of seconds that were spent, no more than the most that there was room for
+    checked    must agree with the rest of the log, and seconds with each other; consistent changes pass unseen
+    on trust   not computable; seconds spent must fit the available time
 
-A test changes each of these, one at a time, and holds this list to its word.
+A test changes each value separately.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 
 
 class Standing(enum.Enum):
-    """Certainty of a value; see the module's text."""
-
     PROVED = "proved"
     CHECKED = "checked"
     TRUST = "on trust"
@@ -27,9 +24,9 @@ class Claim:
     """A claim about columns or entries of a table or file.
 
     Attributes:
-        of: kinds of events, where it is not about all rows.
-        simulated: of a virtual run that was simulated again they are proved, too.
-        evaluated: they are what evaluating again gives.
+        of: kinds of events; empty = all.
+        simulated: proved by a simulation.
+        evaluated: result of an evaluation.
     """
 
     where: str
@@ -46,7 +43,7 @@ def _claim(where: str, names: str, standing: Standing, of: str = "", *, simulate
 
 _P, _C, _T = Standing
 
-#: Every column of `records.schema`, every entry of DONE, and every key of [environment] in config.toml.
+#: All columns of `records.log.schema`, entries of DONE, and keys of [environment] in config.toml.
 CLAIMS: tuple[Claim, ...] = (
     _claim(
         "pushes",
@@ -89,7 +86,7 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 SOME = {name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _T), ("scale", _P))}
-"""Of columns that only some runs have: where data are dealt, learners are groups of ranks, or losses are scaled."""
+"""Columns of some runs: with dealt data, groups of ranks, or scaled losses."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),
@@ -114,11 +111,11 @@ BATCH: tuple[Claim, ...] = (
     _claim("weights.pt", "theta", _P),
     _claim("[environment]", "learners shard_ranks hosts versions brought started", _T),
 )
-"""Of a batch optimisation. Portions that do not count are on trust."""
+"""Claims of a batch optimisation; uncounted portions are on trust."""
 
 
 Table = list[tuple[str, list[str], list[str], list[str]]]
-"""For each table or file, its name and what is proved, checked, and on trust."""
+"""Table or file, and its proved, checked and trusted entries."""
 
 
 def table(
@@ -132,17 +129,12 @@ def table(
     commands: bool = False,
     columns: tuple[str, ...] = (),
 ) -> Table:
-    """Table of what a replay says.
+    """Return the claims of a replay (see `Proof`).
 
     Args:
-        computed: gradients, updates and weights were computed again.
-        simulated: the virtual job was, as a whole.
-        evaluations: of how many snapshots, "all", "last" or "none".
-        finished: the run has left DONE and weights.
-        metrics: of an own step, which stand as the loss of an evaluation does.
-        batch: it is a batch optimisation.
-        commands: whose commands were logged.
-        columns: of its pushes; those that not all runs have are told of.
+        evaluations: snapshots evaluated again: "all", "last" or "none".
+        metrics: of an own step; with the standing of an evaluation's loss.
+        columns: of pushes; adds columns of `SOME`.
     """
 
     def standing_of(claim: Claim) -> Standing:

@@ -1,4 +1,4 @@
-"""Two vectors of weights beside each other: the same bits, or how far apart, and where."""
+"""Difference of two weight vectors: its size and place."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from mpisgd.vectors.memory import host_view
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of recomputed weights from recorded ones.
+    """Difference of recomputed from recorded weights.
 
     Attributes:
-        name: "theta" or "thetabar".
-        elements: how many have other bits (any NaN is like any other).
-        largest: the largest absolute difference; infinite where one is not finite and the other is.
-        moved: the largest way that a weight went in the run, from the initial to the recorded one.
-        parameter: the name, in the model, of the parameter with the largest difference.
-        place: its place in the flat vector.
-        shard: the shard that owns it, and `bounds` that shard's slice.
+        elements: number of elements with other bits (all NaN are alike).
+        largest: largest absolute difference; infinite if a differing value is not finite.
+        moved: largest finite way of a weight, from initial to recorded.
+        place: place of `largest` in the flat vector, in `parameter`, within `bounds` of `shard`.
     """
 
     name: str
@@ -43,7 +40,7 @@ class Difference:
     bounds: tuple[int, int] = (0, 0)
 
     def within(self, tolerance: float) -> bool:
-        """Whether the difference is at most this share of the way that weights went; 0 = every bit is the same."""
+        """Return whether the difference is within this share of `moved`; 0 = the same bits."""
         return self.elements == 0 or (tolerance > 0 and self.largest <= tolerance * self.moved)
 
     def __str__(self) -> str:
@@ -58,7 +55,7 @@ class Difference:
 def difference(
     name: str, recomputed: Tensor, recorded: Tensor, initial: Tensor, model: FlatModel, bounds: list[tuple[int, int]]
 ) -> Difference:
-    """All vectors (parameters,) float32."""
+    """Compare vectors, all (parameters,) float32."""
     ours, theirs = host_view(recomputed), host_view(recorded)
     other = (ours.view(np.int32) != theirs.view(np.int32)) & ~(np.isnan(ours) & np.isnan(theirs))
     if not other.any():
@@ -80,7 +77,7 @@ def difference(
 
 
 def _apart(ours: LogRows, theirs: LogRows) -> np.ndarray:
-    """float64: infinite also where either is NaN."""
+    """Return absolute differences, float64; infinite for NaN."""
     with np.errstate(invalid="ignore", over="ignore"):
         apart: np.ndarray = np.abs(ours.astype(np.float64) - theirs)
     apart[np.isnan(apart)] = np.inf
@@ -98,11 +95,9 @@ def _parameter_at(model: FlatModel, place: int) -> str:
 
 
 def load_weights(path: Path, names: list[str], model: FlatModel, told: dict[str, int] | None = None) -> dict[str, Tensor]:
-    """The recorded weights as flat vectors, (parameters,) float32, in the order that `model` has; its weights are overwritten.
+    """Return recorded weights, flat (parameters,) float32; overwrites the weights of `model`.
 
-    `told`: the file's length and CRC-32, where DONE says them (`sums.of_file`).
-
-    Raises DataError where there is no such file, it is another than was written, or it holds other parameters.
+    `told`: length and CRC-32 in DONE. Raises DataError: no file, another file, or other parameters.
     """
     with reading(path):
         if told is not None:
@@ -113,7 +108,7 @@ def load_weights(path: Path, names: list[str], model: FlatModel, told: dict[str,
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raises DataError where a file of weights cannot be read, or is of another model."""
+    """Raise DataError if a file of weights is unreadable, or of another model."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Do DONE, the summaries and [environment] say what follows from configuration, data and log?"""
+"""Checks of DONE, summaries and [environment] against configuration, data and log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpisgd.replay.serial import Serial
 from mpisgd.serving.divergence import has_diverged
 from mpisgd.vectors.flat import named
 
-#: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
+#: Keys of [environment] derived from configuration, hosts, model and data.
 FOLLOWS = (
     "learners", "teams", "groups", "stages", "world_size", "shard_ranks", "evaluator_rank", "train_samples", "test_samples",
     "gradients_per_update", "parameters", "parameter_nbytes", "batch_norm_policy", "layers",
@@ -30,7 +30,7 @@ FOLLOWS = (
 
 
 def compare(record: Record, expected: Mapping[str, Any]) -> None:
-    """Raises Untrue where [environment] has another value, of those that it has. Hosts of a real run are not expected."""
+    """Raise Untrue if an [environment] entry is not as expected; absent keys pass."""
     environment = record.run.environment
     for name in (*FOLLOWS, "hosts"):
         if name == "batch_norm_policy" and record.older:
@@ -42,7 +42,7 @@ def compare(record: Record, expected: Mapping[str, Any]) -> None:
 
 
 def check_rules(record: Record) -> None:
-    """Raises DataError where the run follows rules that are not today's (`schema.RULES`), and no rate would be what it was."""
+    """Raise DataError if older rules (`schema.RULES`) gave other learning rates."""
     config = record.config
     own_rates = stages.steps_by_itself(config) and not isinstance(config.schedule, ConstantOptions)
     if record.older and (config.schedule.warmup_epochs > 0 or own_rates):
@@ -53,7 +53,7 @@ def check_rules(record: Record) -> None:
 
 
 def _layers(said: Any, serial: Serial) -> list[list[str]]:
-    """The names of each slice's layers, as they are to be said; with rule 2, parts of large ones were named otherwise."""
+    """Return expected names of layers; rules before 3 named parts of large layers otherwise."""
     layers = named(serial.model.layers, serial.bounds)
     if serial.record.rules > 2 or not isinstance(said, list):
         return layers
@@ -65,7 +65,6 @@ def _whole(names: Any) -> list[str]:
 
 
 def check_environment(record: Record, serial: Serial) -> None:
-    """Raises Untrue where it cannot be."""
     environment = record.run.environment
     expected: dict[str, Any] = {
         "gradients_per_update": record.protocol().gradients_per_update,
@@ -94,7 +93,6 @@ def check_environment(record: Record, serial: Serial) -> None:
 
 
 def _check_attempts(record: Record) -> None:
-    """Check what is told of each attempt, where there are several."""
     told = {each["attempt"]: each for each in record.run.environment.get("attempts", []) if "attempt" in each}
     for before, attempt in zip([None, *record.earlier], [*record.earlier, record], strict=True):
         entry = told.get(attempt.attempt)
@@ -110,9 +108,9 @@ def _check_attempts(record: Record) -> None:
 
 
 def check_done(record: Record) -> None:
-    """Raises Untrue where DONE does not say what the log does; whether the run diverged, only computing tells.
+    """Raise Untrue if DONE contradicts the log; only computing tells `diverged`.
 
-    Raises DataError where the file of the best weights is not as DONE says.
+    Raises DataError: best weights or `log.h5` have another checksum.
     """
     done = record.done
     if done is None:
@@ -127,14 +125,15 @@ def check_done(record: Record) -> None:
         refuse(f"seconds = {done.get('seconds')!r}, but the last update was done at {outcome.training_s!r} s", -1, schema.DONE)
     for name in ("best", "log"):
         path = record.path / schema.SUMMED[name]
-        if name in done and (name == "best" or path.is_file()):  # the log may have been taken away to save room
+        if name in done and (name == "best" or path.is_file()):  # log.h5 may be deleted to save room
             with reading(path):
                 sums.check_file(path, done[name])
 
 
 def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:
-    """Check `found`, whether each shard found something not finite in any attempt, and the last weights, (parameters,) float32,
-    which a run looks at too.
+    """Check recorded `diverged`.
+
+    `found`: nonfinite values met, by shard. `weights`: the last, (parameters,) float32; runs check these, too.
     """
     for log, diverged in zip(record.shards, found, strict=True):
         if log.finished and bool(log.summary["diverged"]) != diverged:

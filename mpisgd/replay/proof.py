@@ -11,20 +11,19 @@ from mpisgd.replay.claims import Table, table
 from mpisgd.replay.difference import Difference
 
 _LAST_BITS = 1e-3
-"""Losses that differ by less may be of the same run, computed by other kernels."""
+"""Smaller differences of losses may come from other kernels."""
 
 
 class Waypoint(NamedTuple):
-    """A shard when it had come to the clock that was asked for."""
+    """A shard at the requested clock."""
 
     shard: int
     clock: int
     crc32: int
-    """CRC-32 of the bytes of the slice of theta."""
+    """CRC-32 of theta's slice; `norm`: its L2 norm."""
     norm: float
-    """L2 norm of that slice."""
     mean_loss: float
-    """Mean loss of the update that made this clock, recomputed; NaN at clock 0."""
+    """Recomputed, of the update to this clock; NaN at clock 0."""
     recorded_mean_loss: float
 
     def __str__(self) -> str:
@@ -36,28 +35,22 @@ class Waypoint(NamedTuple):
 
 @dataclass
 class Proof:
-    """Result of a replay, compared with what the run left.
+    """Result of a replay.
 
     Attributes:
-        run: the protocol and sizes, in words.
-        tolerance: share of the way of weights, and of a loss, by which recomputed ones may differ; 0 = bit for bit.
-        why_tolerant: why it is not 0 by itself.
-        finding: the first place where the log cannot be true; what is found before anything is computed ends the replay.
-        clocks: how far each shard came; `gradients` were recomputed for it, in `seconds`.
-        other_losses: gradients whose recomputed loss is another than the recorded one, by `largest_loss` at most.
-        differences: of theta and, where the run kept it, thetabar; empty where there was nothing to compare with, for
-            `nothing_to_compare`.
-        waypoints: the weights at the clock that was asked for.
-        notes: what may explain a difference.
-        seams: how attempts of the run go on from each other, and what else is to be said.
-        evaluations: rows that were evaluated again; `which`: of which snapshots.
-        simulated: a virtual run was simulated again; else, of a virtual one, `not_simulated` says why not.
+        run: protocol and sizes, in words.
+        tolerance: allowed share of the way of weights, and of a loss; 0 = bit for bit.
+        finding: first impossible place in the log.
+        clocks: reached by each shard, with `gradients` recomputed in `seconds`.
+        other_losses: gradients with another loss than recorded, by `largest_loss` at most.
+        differences: of theta and any thetabar; if empty, `nothing_to_compare` tells why.
+        notes: possible causes of a difference.
+        seams: how attempts continue each other, and other remarks.
+        evaluations: rows evaluated again, of snapshots `which`.
+        simulated: a virtual run was simulated again; else `not_simulated` tells why.
         computed: gradients were computed, in the run and again.
-        finished: the run has ended and left its weights.
-        batch: it is a batch optimisation.
-        commands: whose commands were logged.
-        metrics: names of those that evaluations of an own step have.
-        columns: of `pushes`.
+        finished: the run left its weights.
+        commands: commands of a `batch` optimisation were logged.
     """
 
     path: Path
@@ -89,31 +82,29 @@ class Proof:
     columns: tuple[str, ...] = ()
 
     def find(self, finding: Finding) -> None:
-        """Only the first place is evidence: what comes after it follows from it."""
+        """Keep only the first finding: others follow from it."""
         if self.finding is None:
             self.finding = finding
 
     @property
     def claims(self) -> Table:
-        """What is proved, what only checked, and what is taken on trust."""
         how = {"computed": self.computed, "simulated": self.simulated, "finished": self.finished}
         of = {"batch": self.batch, "commands": self.commands}
         return table(**how, **of, evaluations=self.which, metrics=self.metrics, columns=self.columns)
 
     @property
     def holds(self) -> bool:
-        """Whether the log proves what the run left."""
+        """Whether the log proves the run's results."""
         return self.finding is None and all(each.within(self.tolerance) for each in self.differences)
 
     @property
     def reason(self) -> str:
-        """Reason why it does not hold, in one line; "" where it does."""
+        """Reason of failure; "" = none."""
         if self.finding is not None:
             return str(self.finding)
         return "; ".join(str(each) for each in self.differences if not each.within(self.tolerance))
 
     def lines(self) -> list[str]:
-        """The account, a line each, the result last."""
         lines = [f"{self.path}: {self.run}"]
         if self.clocks:
             clocks = " and ".join(f"{clock:,}" for clock in self.clocks)

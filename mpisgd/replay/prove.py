@@ -1,4 +1,4 @@
-"""The replay of a run: its log is checked, then computed again, then compared (DESIGN 4, law 6)."""
+"""Replay of a run: its log is checked, computed again, and compared (DESIGN 4, law 6)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from mpisgd.replay.serial import as_in_the_run, load_data
 from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
 
 FOREIGN_TOLERANCE = 0.05
-"""Share of the way of weights, and of a loss, by which a CPU may differ from the GPU, or the batch, that a run computed on."""
+"""Tolerance for runs on a GPU or in batches."""
 
 
 def replay(  # noqa: PLR0913 - each an option by name
@@ -57,27 +57,24 @@ def replay(  # noqa: PLR0913 - each an option by name
     told: Told = lambda number, row, loss: None,
     at_first: bool = False,
 ) -> Proof:
-    """Compute a run again, serially, from its log, and compare with what it left.
+    """Compute a run again, serially, from its log, and compare the results.
 
     Args:
-        path: the run's directory; of a run that did not finish, it is replayed as far as its log goes.
-        brought: the objects that the run was given as Python objects (`mpisgd.train(model=..., loss=..., data=...)`).
-        until: stop when all shards have come to this clock.
-        tolerance: by which share of the way of weights recomputed ones may differ; default: 0, every bit must be the same, but
-            `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
-        data_dir: where the data lie here, if not where the run found them.
-        init_from: where the weights lie that the run was given to begin with, if not where it found them.
-        named: the user's own model, data, loss, step or protocol, as package.module:attribute, in place of what the run named.
-        trust: import what the run named, where it is neither brought nor `named` (`mpisgd.config.trust`).
-        evaluations: which snapshots are evaluated again.
-        told: see `Told`.
+        path: the run's directory; an unfinished run is replayed to its log's end.
+        brought: Python objects given to the run (`mpisgd.train`).
+        until: stop when all shards reach this clock.
+        tolerance: allowed difference of weights, as a share of their way; default: 0 (bit for bit), or `FOREIGN_TOLERANCE` for runs
+            not computed on a CPU, one mini-batch at a time.
+        data_dir: place of the data, if moved.
+        init_from: place of the initial weights, if moved.
+        named: replacements for the user's model, data, loss, step, protocol or schedule, as package.module:attribute.
+        trust: import code named by the run, if neither brought nor `named` (`mpisgd.config.trust`).
+        evaluations: snapshots to evaluate again.
         at_first: stop at the first disagreement.
 
     Raises:
-        DataError: there is no run, no log or no weights of it that can be read, the data or model are of other sizes, or the file
-            that it began with is gone or has changed.
-        ConfigError: the run names code that is not to be imported, model, data or loss cannot be made, or the log does not reach
-            `until`.
+        DataError: no readable run, log or weights; other sizes of data or model; initial weights gone or changed; older rules.
+        ConfigError: code not to be imported; model, data or loss cannot be made; the log ends before `until`.
     """
     record = read(path)
     if not trust:
@@ -123,7 +120,7 @@ def replay(  # noqa: PLR0913 - each an option by name
 
 
 def _check_joined(record: Record, proof: Proof, until: int | None) -> None:
-    """Look at `log.h5` last: of a rank's file that was changed, the other checks say what cannot be."""
+    """Check `log.h5` last: other checks explain a changed rank's file better."""
     if proof.holds and record.done is not None and until is None:
         if "files" not in record.done and (record.path / schema.LOG).is_file():
             proof.seams.append(f"{schema.LOG} is on trust: an earlier mpisgd wrote it, in other forms")
@@ -135,7 +132,6 @@ def _check_joined(record: Record, proof: Proof, until: int | None) -> None:
 
 
 def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | None) -> Proof:
-    """A batch optimisation: the coordinator's own code again, on evaluations that are made from the recorded claims."""
     if until is not None:
         raise ConfigError(f"until = {until}: expected None: a batch optimisation is replayed as a whole")
     proof.batch, started_s = True, time.monotonic()
@@ -173,7 +169,7 @@ def _compare_batch(record: Record, batch: Batch, proof: Proof) -> None:
 
 
 def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof: Proof, reach: Reach) -> bool:
-    """Compute again, evaluate again, and compare all that follows from it; whether it could be evaluated here."""
+    """Compute, evaluate and compare; return whether evaluation was possible."""
     kept = Kept(record, plan)
     last = through_attempts(record, brought, data, proof, kept, reach)
     if reach.until is not None or (reach.at_first and not proof.holds):
@@ -182,7 +178,7 @@ def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof:
     failures = record.config.failures
     lasting = has_lasting_buffers(last.serial.model.module, record.config.buffers_evaluated)
     lost = bool(np.isin(record.run.events["kind"], Event.LOST).any() or failures.at_s or failures.mean_s)
-    virtual = record.rules < 6 and record.run.environment.get("virtual", False)  # whose learners had buffers in common
+    virtual = record.rules < 6 and record.run.environment.get("virtual", False)  # with buffers shared by all learners
     before = record.older and bool(batch_norms(last.serial.model.module))
     evaluates = not before and (not lasting or not (lost or virtual))
     try:
@@ -203,15 +199,12 @@ def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof:
 
 
 def check(path: str | Path, brought: Brought = NOTHING_BROUGHT, *, trust: bool = False) -> str:
-    """ "" where the log of a run proves what it left; else, in one line, the first place that does not fit.
-
-    Raises what `replay` raises.
-    """
+    """Return the first contradiction, in a line; "" = proved. Raises as `replay`."""
     return replay(path, brought, trust=trust, at_first=True).reason
 
 
 def check_log(record: Record) -> None:
-    """All that can be seen without computing. Raises Untrue at the first place that cannot be."""
+    """Raise Untrue at the first place impossible without computing."""
     for shard in record.shards:
         check_start(record, shard)
         walk(record, shard)
@@ -220,7 +213,7 @@ def check_log(record: Record) -> None:
     compare_shards(record)
     check_last_answers(record)
     for _ in serial_order(record):
-        """Ask only whether there is an order."""
+        """Only the order's existence matters."""
     for log, clock in zip(record.shards, record.done["clock"] if record.done else [], strict=False):
         if log.final_clock != clock or not log.finished:
             refuse(f"DONE says that it ended at clock {clock}", log.shard, "updates", row=log.final_clock)

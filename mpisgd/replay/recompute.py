@@ -1,4 +1,4 @@
-"""Goes through the serial order, computes, and compares each loss, each update and the last weights with what the run left."""
+"""Computation in serial order, compared with the run's losses, updates and last weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.memory import host_view
 
 _NORM_TOLERANCE = 1e-3
-"""Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
+"""Relative; numpy's own number of threads sets the order of float32 sums in squared norms."""
 
 _FROM_THE_START = (
     "from the first gradient on: have model, loss or data changed since, or do they draw from generators of their own?"
@@ -31,11 +31,11 @@ _FROM_THE_START = (
 _OF_A_STREAM = "its data are a stream: does that give learners the same samples again? One that does not cannot be replayed"
 
 Told = Callable[[int, Row, float], None]
-"""Told of each gradient that a shard takes: the number of its row, the row, the recomputed loss."""
+"""Callback per gradient taken by a shard: row number, row, recomputed loss."""
 
 
 class Reach(NamedTuple):
-    """How far to compute, as `prove.replay` says, and who is told of each gradient."""
+    """Extent of a computation (`prove.replay`), and its callback."""
 
     until: int | None
     at_first: bool
@@ -43,10 +43,7 @@ class Reach(NamedTuple):
 
 
 class Recompute:
-    """Writes into `proof` what it finds.
-
-    `seam`: the clock at which another attempt goes on; this one is gone through until all shards have come there.
-    """
+    """Computation of an attempt, until all shards reach `seam`, the next attempt's clock; findings go into `proof`."""
 
     def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told, kept: Kept, seam: int | None = None) -> None:
         self.record = record
@@ -57,7 +54,6 @@ class Recompute:
         self.clocks = [shard.start.clock for shard in record.shards]
         self.seam = seam
         self.at_seam: dict[int, dict[str, np.ndarray]] = {}
-        """State of each shard when it came to the clock at which the next attempt begins."""
         kept.begin(record, serial.bounds)
         kept.keep(record, serial)
         for shard in range(len(record.shards)):
@@ -68,7 +64,7 @@ class Recompute:
         proof.parameters = serial.model.size
 
     def run(self, *, until: int | None, at_first: bool) -> None:
-        """To the end of the log, until all shards have come to clock `until`, or to the first disagreement."""
+        """Compute to the log's end, clock `until` on all shards, or the first disagreement."""
         proof = self.proof
         for shard in range(len(self.clocks)):
             self._pass(shard, until, math.nan, math.nan)
@@ -116,13 +112,13 @@ class Recompute:
         if samples != row.samples:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
         scale = self.serial.scale_of(action.learner_id)
-        told = log.scale_of(number)  # NaN, of a row that was there before the column was
-        # Where sums differ, so does what overflows, and what is rounded off: both are on trust then.
+        told = log.scale_of(number)  # NaN in rows older than the column
+        # Within a tolerance, sums differ, and so do overflow and rounding: both are on trust.
         if not (same(told, scale) or math.isnan(told) or self.proof.tolerance):
             self._find(Finding(f"scale {told!r}, recomputed {scale!r}", log.shard, "pushes", **place))
         for each, share in zip(self.record.shards, rounded, strict=True):
             at = int(each.rows_of[action.learner_id][action.number])
-            if at in each.inserted:  # nobody told this shard: the row is another's, whose stage has rounded another slice
+            if at in each.inserted:  # another shard's row, and its stage rounded another slice
                 continue
             said = float(each.pushes["rounded"][at])
             if not (same(said, share) or self.proof.tolerance or math.isclose(said, share, rel_tol=_NORM_TOLERANCE)):
@@ -140,7 +136,7 @@ class Recompute:
                     self.proof.notes.append(_OF_A_STREAM)
 
     def _update(self, action: Update, until: int | None) -> None:
-        """Make it, and compare what it was made of; the norms, where both have them, say that the sums are the same."""
+        """Make an update and compare its ingredients; equal norms show equal sums."""
         shard, clock = action
         recorded = self.record.shards[shard].update(clock)
         step = self.serial.update(action)
@@ -170,7 +166,6 @@ class Recompute:
         self.kept.look(self.record, shard, self.clocks[shard], start, self.serial.shards[shard])
 
     def _pass(self, shard: int, until: int | None, mean_loss: float, recorded: float) -> None:
-        """Note the weights where a shard passes the clock that was asked for."""
         if self.clocks[shard] == until:
             weights = host_view(self.serial.shards[shard].weights)
             norm = float((weights.astype(float) ** 2).sum() ** 0.5)
@@ -180,7 +175,6 @@ class Recompute:
         self.proof.find(finding)
 
     def _check_nonfinite(self) -> None:
-        """The gradients that were not finite are those of which the log says so."""
         if self.record.config.nonfinite == "stop" or (self.proof.tolerance and self.proof.why_tolerant):
             return
         for log, found in zip(self.record.shards, self.serial.nonfinite, strict=True):

@@ -1,8 +1,6 @@
-"""The computation again, serially: the same gradients, sums and steps as the run's, in the order of its log.
+"""Serial computation of the run's gradients, sums and steps, in logged order.
 
-A learner computed from weights whose slices were of certain clocks of certain shards. A slice is kept from the update that
-made it until the last gradient that came from it; the log tells how many there are. So as many slices are kept as the run itself
-had under way.
+A slice is kept from its update to its last gradient, as counted in the log: never more slices than the run had under way.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import Runs, common, within
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
-"""Reasons for which a gradient was dropped before anybody asked whether it was finite."""
+"""Reasons of drops before any check for finite values."""
 
 
 @dataclass
 class _Gradient:
-    """A gradient, (parameters,) float32, that not all shards have taken."""
+    """A gradient, (parameters,) float32, not yet taken by all shards."""
 
     vector: Tensor
     loss: float
@@ -53,7 +51,7 @@ class _Gradient:
 
 
 class _InTurn(Travels):
-    """The gradient of a learner, or of all ranks of its team, computed by one process: one rank after the other, and summed."""
+    """Gradient of a learner, or a team's sum, computed by one process."""
 
     def __init__(self, ranks: Mapping[int, Travels], drop_nonfinite: bool) -> None:
         self._ranks = ranks
@@ -77,14 +75,12 @@ class _InTurn(Travels):
 
 
 class Serial:
-    """All learners and all shards, one after the other, on the CPU.
+    """All learners and all shards in turn, on the CPU.
 
-    `begun`: where the record does not begin at clock 0, what each shard begins with (`SliceUpdate.state`); `begun_bounds`: the
-    slices which these are of, where there were others, or other learners, before.
+    `begun`: states (`SliceUpdate.state`) of slices `begun_bounds`, if the clock begins after 0. `model` holds the weights of the
+    last computed gradient.
 
-    `model` is the network; its flat weights are those of the gradient that was computed last.
-
-    Raises ConfigError or DataError where the parts cannot be made, or are not of the sizes that the run had.
+    Raises ConfigError, DataError: parts cannot be made, or have other sizes than the run's.
     """
 
     def __init__(
@@ -109,7 +105,7 @@ class Serial:
         protocol = record.protocol()
         self.shards = [self.tensors.update(bounds, record.gradients_per_update) for bounds in self.bounds]
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
-        """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
+        """Clock, learner and loss, by shard."""
         self._gradients = [self._chain(ranks) for ranks in record.members]
         self._format = PushFormat.of(config)
         self._moves_weights = stages.moves_weights(config)
@@ -118,7 +114,7 @@ class Serial:
         self._keeper = Keeps()
         self._snapshots_at: Callable[[int], int] = lambda _: 0
         self._agreed = 0
-        """The clock that shards have come to by the last norm that they agreed on."""
+        """Clock of the shards' last agreed norm."""
         self._own_weights: dict[int, Tensor] = {}
         self._uses = [np.bincount(log.pushes["timestamp"], minlength=1).tolist() for log in record.shards]
         self._slices: list[dict[int, Tensor]] = [{} for _ in self.shards]
@@ -133,8 +129,7 @@ class Serial:
             self._keep(shard, log.start.clock)
 
     def compute(self, action: Compute) -> tuple[float, int, list[float]]:
-        """A learner's gradient, from the slices of the clocks that its pushes name; its loss, samples, and what was rounded off
-        for each shard."""
+        """Compute a gradient from its pushes' clocks; return loss, samples, and rounded-off share per shard."""
         learner_id, number = action
         shards = range(len(self.shards))
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
@@ -160,22 +155,22 @@ class Serial:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
         if self._moves_weights:
-            self._loaded = [-1 for _ in shards]  # they have moved the model's weights
+            self._loaded = [-1 for _ in shards]  # the stages moved the model's weights
         self._under_way[learner_id, number] = _Gradient(vector, loss, gradient.skipped, to_take=len(shards))
         return loss, gradient.samples, [gradient.rounded_of(shard) for shard in shards]
 
     def scale_of(self, learner_id: int) -> float:
-        """By what the loss was multiplied in the last backward pass of a learner."""
+        """Return the loss's factor in the last backward pass."""
         return self._gradients[learner_id].scaled.by
 
     def take(self, action: Take, row: Row) -> float:
-        """A shard sums its slice of a gradient, if the log says so, with the weight that the log says; returns the loss."""
+        """Sum a slice with the logged verdict and weight; return the loss."""
         key = (action.learner_id, action.number)
         gradient, update, looks = self._under_way[key], self.shards[action.shard], self.config.nonfinite != "stop"
         if row.verdict == Kind.APPLY or (looks and row.reason not in _NOT_LOOKED_AT):
             start, end = self.bounds[action.shard]
             update.scratch[:] = gradient.vector[start:end].numpy()
-            # As the shard did: the norm that it found on the way is in the log.
+            # As the shard did: its log has the norm found on the way.
             if (update.cached or looks) and not (update.scratch_is_finite() and math.isfinite(gradient.loss)):
                 self.nonfinite[action.shard].append((row.clock, row.learner_id, gradient.loss))
         if row.verdict == Kind.APPLY:
@@ -187,7 +182,6 @@ class Serial:
         return gradient.loss
 
     def update(self, action: Update) -> Step:
-        """A shard makes its next update."""
         if self.config.agrees and action.clock > self._agreed:
             agree(self.shards)
             self._agreed = action.clock
@@ -198,11 +192,11 @@ class Serial:
         return step
 
     def weights(self, averaged: bool = False) -> Tensor:
-        """(parameters,) float32: the slices of all shards as they are now, a copy."""
+        """Copy all slices, (parameters,) float32."""
         return torch.cat([_of(update, averaged) for update in self.shards])
 
     def _chain(self, ranks: Sequence[int]) -> Travels:
-        """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
+        """Return a learner's gradient with all stages; a sole rank's number is the learner_id."""
         own = {rank: stages.accumulated(self.config, self.tensors.gradient(rank)) for rank in ranks}
         in_turn = _InTurn(own, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
@@ -214,30 +208,26 @@ class Serial:
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, segments, pieces, fused=fused)
 
     def keep(self, keeper: Keeps, snapshots_at: Callable[[int], int]) -> None:
-        """Let `keeper` have what learner 0 keeps at each snapshot; `snapshots_at`: how many there are at a clock of shard 0."""
+        """Let `keeper` keep learner 0's state; `snapshots_at`: number of snapshots at a clock of shard 0."""
         self._keeper, self._snapshots_at = keeper, snapshots_at
 
     def end(self) -> None:
-        """All has been computed."""
         self._keeper.end(0, 0, interrupted=False)
 
     def turn_of(self, number: int) -> Callable[[], None]:
-        """As `Tensors.turn_of`."""
         return turn_of(self.tensors, number)
 
     @property
     def first_rank(self) -> int:
-        """The rank that computes first of learner 0's."""
         return self.record.members[0][0]
 
     def _keep(self, shard: int, clock: int) -> None:
-        """Keep the slice that a shard has now, if a gradient will be computed from it."""
         uses, weights, held = self._uses[shard], self.shards[shard].weights, self._deltas[shard]
         if clock < len(uses) and uses[clock]:
             self._slices[shard][clock] = (weights if held is None else held.kept(weights)).clone()
 
     def _load(self, learner_id: int, shard: int, clock: int, pulled: bool) -> None:
-        """Put a slice into the model, where the learner had pulled it; forget it after its last use."""
+        """Put a pulled slice into the model; forget it after its last use."""
         start, end = self.bounds[shard]
         compensation = self.shards[shard].compensation
         if pulled and compensation is not None:
@@ -261,7 +251,7 @@ def _of(update: SliceUpdate, averaged: bool) -> Tensor:
 
 
 def load_data(record: Record, brought: Brought) -> DataSet:
-    """Raises ConfigError, DataError: also where the data are not as many as the run's."""
+    """Return the data. Raises ConfigError; DataError: also for another number of samples."""
     data = parts.load_data(record.config, brought)
     recorded = record.environment("train_samples")
     if len(data.train) != recorded:
@@ -279,7 +269,7 @@ def _check_size(record: Record, size: int) -> None:
 
 @contextmanager
 def as_in_the_run(threads: int) -> Iterator[None]:
-    """So many torch threads, for the last bits of sums depend on them; afterwards torch, and what draws, are as they were."""
+    """Use this number of torch threads (last bits depend on it); finally restore torch and generators."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,7 +1,7 @@
-"""The snapshots of a run, taken again while it is computed again, and evaluated as the run did (`evaluator.py`).
+"""A run's snapshots, taken again during the computation, and evaluated as in the run (`evaluator.py`).
 
-A snapshot is a slice of each shard, each of that shard's own clock. Which ones were taken, the updates tell; what was evaluated of
-them must be in `evaluations`, in order, one row for each kind of weights and data.
+A snapshot has a slice of each shard, at the shard's own clock. Updates tell the snapshots; `evaluations` must have their rows in
+order.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ Which = Literal["all", "last", "none"]
 
 
 class Taken(NamedTuple):
-    """A slice of a snapshot."""
-
     clock: int
     samples: int
     taken_s: float
@@ -53,13 +51,13 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Snapshots that there were.
+    """A run's snapshots.
 
     Attributes:
-        taken: per shard of the last attempt, its slices in order.
-        known: the same, as each attempt's evaluator was told: before slices were cut anew, each had its own shard's clock.
-        numbers: by attempt and shard, the number of the snapshot that was taken at a clock.
-        kept: by attempt and shard, how many there were when it began.
+        taken: slices by shard of the last attempt.
+        known: the same, as told to each attempt's evaluator: before a new cut, slices had their own shards' clocks.
+        numbers: snapshot number by attempt, shard and clock.
+        kept: number of snapshots at the begin, by attempt and shard.
     """
 
     taken: list[list[Taken]]
@@ -69,18 +67,17 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """Number of snapshots that all shards took."""
         return min(map(len, self.taken))
 
     def slices(self, number: int, attempt: int) -> list[Taken]:
-        """The slices of a snapshot, as the evaluator of this attempt was told, if it can have been."""
+        """Return a snapshot's slices, as told to this attempt's evaluator if possible."""
         known = self.known.get(attempt, [])
         there = bool(known) and number < min(map(len, known))
         return [mine[number] for mine in (known if there else self.taken)]
 
 
 def plan_of(record: Record) -> Plan:
-    """From the updates and events of all attempts; at a seam those are kept that the checkpoint knew of."""
+    """Return the plan from all attempts; seams keep the checkpoint's snapshots."""
     taken: list[list[Taken]] = []
     known: dict[int, list[list[Taken]]] = {}
     numbers: dict[tuple[int, int], dict[int, int]] = {}
@@ -105,9 +102,9 @@ def plan_of(record: Record) -> Plan:
 
 
 def check_rows(record: Record, plan: Plan) -> None:
-    """Raises Untrue at the first row of `evaluations` that is not the one that the run had to write there.
+    """Raise Untrue at the first row of `evaluations` not due there.
 
-    The evaluator flushes each row: of a run that was killed, it may have more than the shards' logs lead to.
+    The evaluator flushes each row: after a kill it may be ahead of the shards' logs.
     """
     rows = record.run.evaluations
     expected = list(_expected(record, plan)) if record.computed else []
@@ -128,7 +125,7 @@ def check_rows(record: Record, plan: Plan) -> None:
 
 
 def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], float, bool]]:
-    """Yield what each row must say but for its seconds; when it was taken; whether it is of the last weights."""
+    """Yield a row's values without seconds; the time taken; whether of the last weights."""
     train_samples = record.environment("train_samples")
     vectors, evaluated = _kinds(record)
     rows_each = vectors * len(evaluated)
@@ -147,12 +144,11 @@ def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], f
 
 
 def _kinds(record: Record) -> tuple[int, tuple[Part, ...]]:
-    """Number of kinds of weights that are evaluated, and what on."""
     return (2 if record.config.averaging > 0 else 1), record.config.evaluated
 
 
 class Kept:
-    """The slices of snapshots, on disk, until all is computed: so they are evaluated in the run's order, by the run's model."""
+    """Slices of snapshots, on disk until the end: evaluation needs the run's order and model."""
 
     def __init__(self, record: Record, plan: Plan) -> None:
         self._size = record.environment("parameters")
@@ -163,7 +159,7 @@ class Kept:
         self._there: dict[int, dict[int, int]] = {}
 
     def begin(self, attempt: Record, bounds: list[tuple[int, int]]) -> None:
-        """An attempt with these slices begins: what there is of later snapshots was lost in the run, and taken again."""
+        """Forget later snapshots: the run lost these, and took them again."""
         for shard, (start, _) in enumerate(bounds):
             first = self._plan.kept[attempt.attempt, shard]
             for number, slices in self._there.items():
@@ -172,7 +168,7 @@ class Kept:
                         slices.pop(each, None)
 
     def keep(self, attempt: Record, serial: Serial) -> None:
-        """Let an attempt begin with what its learners had beside their parameters, and keep learner 0's, as the run did."""
+        """Restore learners' state beside parameters, and keep learner 0's, as the run did."""
         module, first = serial.model.module, self._plan.kept[attempt.attempt, 0]
         if not (attempt.config.hands_state_on and is_stateful(module)):
             return
@@ -188,11 +184,10 @@ class Kept:
         serial.keep(keeper, lambda clock: first + bisect.bisect_right(clocks, clock))
 
     def given(self, serial: Serial) -> buffers.Given:
-        """What was kept, for whoever evaluates."""
         return buffers.Given(serial.model.module, Path(self._buffers.name), serial.turn_of(EVALUATOR))
 
     def look(self, attempt: Record, shard: int, clock: int, start: int, update: SliceUpdate) -> None:
-        """Keep the slice of a shard, which begins at `start` of the vector, where the run took it at this clock."""
+        """Keep a slice, from `start` of the vector, if due at this clock."""
         number = self._plan.numbers[attempt.attempt, shard].get(clock)
         if number is None:
             return
@@ -203,7 +198,7 @@ class Kept:
         self._there.setdefault(number, {})[start] = len(update.weights)
 
     def get(self, number: int, vector: int) -> Tensor | None:
-        """(parameters,) float32; None where the log does not lead to all of its slices."""
+        """Return a snapshot's (parameters,) float32; None if slices are missing."""
         if sum(self._there.get(number, {}).values()) < self._size:
             return None
         self._file.seek(4 * (number * self._vectors + vector) * self._size)
@@ -211,24 +206,21 @@ class Kept:
 
 
 def has_lasting_buffers(module: nn.Module, policy: str) -> bool:
-    """Whether what is evaluated depends on more than weights: on buffers that are not measured anew, by this policy (`measure`)."""
+    """Return whether evaluation depends on buffers not measured anew (`measure`)."""
     layers = [] if policy == "learner" else batch_norms(module)
     anew = {id(each) for layer in layers for each in layer.buffers()}
     return any(id(each) not in anew for each in module.buffers())
 
 
 def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, kept: Kept, proof: Proof) -> None:
-    """Evaluate snapshots, and the last weights, and compare with the rows that there are; what is found is in `proof`.
-
-    `proof.which` says of which ones.
-    """
+    """Evaluate snapshots `proof.which` and last weights; compare with recorded rows."""
     rows = record.run.evaluations
     vectors, evaluated = _kinds(record)
     snapshots = -(-len(rows) // (vectors * len(evaluated)))
     numbers = {"all": range(snapshots), "last": range(snapshots)[-1:], "none": range(0)}[proof.which]
     handed_on = record.rules > 5 and record.config.hands_state_on and is_stateful(serial.model.module)
     given = kept.given(serial) if handed_on else None
-    if given is None:  # by the rank that evaluated; of one that did nothing else, and of a group, as the factory made them
+    if given is None:  # the evaluating rank's; of a dedicated evaluator, or a group, as made by the factory
         alone = record.config.evaluator or record.config.in_groups
         serial.turn_of(EVALUATOR if alone else serial.first_rank)()
     measure = parts.make_measure(record.config, serial.model, serial.tensors.loss, data)
@@ -260,12 +252,9 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
 
 
 class BestOfRun:
-    """The file of a run's best weights, beside the rows of `evaluations` and the weights that are computed again.
+    """File of best weights, compared with `evaluations` and recomputed weights.
 
-    A run that went on may have kept the best of evaluations that were made after the checkpoint that it went on from; of these
-    the log knows nothing.
-
-    Raises DataError where the file cannot be read.
+    A continued run may keep the best of evaluations after the checkpoint, unknown to the log. Raises DataError: unreadable file.
     """
 
     def __init__(self, record: Record, proof: Proof) -> None:
@@ -284,7 +273,6 @@ class BestOfRun:
             proof.find(Finding("it is not of the best evaluation of the log", -1, schema.BEST))
 
     def compare(self, number: int, vector: int, weights: Tensor, serial: Serial, proof: Proof) -> None:
-        """Compare the weights, (parameters,) float32, of this snapshot, if it is the best."""
         if self._told is None or (self._told["snapshot"], self._told["averaged"]) != (number, vector):
             return
         with reading(Path(schema.BEST)):
@@ -306,13 +294,12 @@ def _compare(row: np.void, at: int, found: Measured, proof: Proof) -> None:
 
 
 def _compare_saved(record: Record, serial: Serial, vector: int, proof: Proof, there: bool) -> None:
-    """Compare what was saved beside the parameters; by rules before 6, it was saved as evaluations had left it."""
+    """Compare saved buffers; rules before 6 saved them after evaluation."""
     if there and record.done is not None:
         _compare_buffers(record, serial.model.module, ("theta", "thetabar")[vector], proof)
 
 
 def _compare_buffers(record: Record, module: nn.Module, name: str, proof: Proof) -> None:
-    """Compare what was saved beside the parameters."""
     path = record.path / schema.WEIGHTS
     with reading(path):
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")[name]

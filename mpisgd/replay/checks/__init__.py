@@ -1,1 +1,1 @@
-"""Is a log possible at all? Row by row, beside the rules that the shards followed."""
+"""Checks of a log, row by row, beside the shards' rules."""

@@ -1,4 +1,4 @@
-"""A batch optimisation computed again: the coordinator's own code, on evaluations made from what was claimed (`claimed.py`)."""
+"""A batch optimisation computed again: the coordinator's own code, on the log's claims (`claimed.py`)."""
 
 from __future__ import annotations
 
@@ -25,27 +25,18 @@ from mpisgd.sandblaster.remote import Slot
 from mpisgd.vectors.memory import Memory
 
 _NORM_TOLERANCE = 1e-3
-"""Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
+"""See `recompute.py`."""
 
 
 _SLOTS = ("out", "a", "b")
 
 
 class _LogEnds(Exception):
-    """The run did not finish, and its log goes no further."""
+    """End of the log before the coordinator's."""
 
 
 class Batch:
-    """In the place of `sandblaster.evaluations.Evaluations`. Raises Untrue where it comes to something else than the log says.
-
-    Args:
-        which: as in `prove.replay`.
-
-    Attributes:
-        clock, seconds: as there.
-        gradients: of portions, that were computed again.
-        evaluated: rows of `evaluations` that were.
-    """
+    """Stand-in for `sandblaster.evaluations.Evaluations`. Raises Untrue at the first difference from the log."""
 
     def __init__(self, record: Record, claimed: Claimed, tensors: Tensors, data: DataSet, which: str) -> None:
         self.clock = self.gradients = self.evaluated = 0
@@ -104,7 +95,7 @@ class Batch:
     # ---------------------------------------------------------------------------------------------------- evaluations
 
     def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
-        """The loss at a point, from the recorded claims; compared with what the log says."""
+        """Return loss and squared norm at a point, from recorded claims."""
         if self.clock == self._claimed.evaluations:
             raise _LogEnds
         rows, losses = self._claimed.rows, dict[int, tuple[float, int]]()
@@ -143,19 +134,18 @@ class Batch:
                 refuse(why, log.shard, "updates", row=at, clock=self.clock + 1)
 
     def _go_on(self) -> None:
-        """Where another attempt begins, its shards have other slices, perhaps; all else is as if there had been none."""
+        """Cut slices anew at the next attempt; all else continues."""
         while self.clock == self._stretch.end and (following := next(self._stretches, None)) is not None:
             self._stretch = following
             self.bounds = parts.bounds(following.record.config, self.tensors.model)
             self._here.cut_anew(self.bounds)
 
     def end(self, ending: Ending) -> None:
-        """There are no more."""
+        """Do nothing: no learners wait."""
 
     # ----------------------------------------------------------------------------------------------------- iterations
 
     def _iteration(self, **fields: float) -> None:
-        """A row that the coordinator writes, compared with the one it wrote."""
         rows, at = self._claimed.iterations, self._iterations
         if at == len(rows):
             raise _LogEnds
@@ -172,7 +162,6 @@ class Batch:
         self._go_on()
 
     def _evaluate_snapshot(self, *, final: bool = False) -> None:
-        """Evaluate the weights, as the evaluator did, where the run has come so far, and it is asked for."""
         rows, record = self._record.run.evaluations, self._record
         number, self._snapshots = self._snapshots, self._snapshots + 1
         evaluates = self._which == "all" or (self._which == "last" and final)
@@ -203,28 +192,28 @@ class Batch:
 
 
 def _nobody(*_: Any) -> None:
-    """Told nothing."""
+    """Ignore."""
 
 
 class Commands:
-    """The rows of `commands` (`sandblaster/noted.py`), in order; `compare` raises Untrue at the first that is another.
+    """Rows of `commands` (`sandblaster/noted.py`), in order.
 
-    A run that goes on numbers its slots anew: so numbers are not compared, but which slot is which.
+    A continued run numbers slots anew: identities are compared, not numbers.
     """
 
     def __init__(self, record: Record) -> None:
         parts = [part.rows("commands") for part in record.run.parts_of_coordinator]
         self._rows = np.concatenate(parts)
         self._begins = set(np.cumsum([len(part) for part in parts])[:-1].tolist())
-        """Rows with which another attempt begins."""
+        """First rows of later attempts."""
         self._finished = record.done is not None
         self._at = 0
         self._mine: dict[int, int] = {}
-        """Slots of the log, and what they are here; and the other way round."""
+        """Slots here by slots of the log; `_theirs` is the inverse."""
         self._theirs: dict[int, int] = {}
 
     def compare(self, **fields: float) -> None:
-        """`fields`: those of the command that comes now."""
+        """Raise Untrue if the next row differs from `fields`."""
         at, op = self._at, Op(int(fields["op"]))
         if at == len(self._rows):
             if self._finished:
@@ -246,6 +235,5 @@ class Commands:
             self._mine[said], self._theirs[mine] = mine, said
 
     def end(self) -> None:
-        """There are no more, where the run has finished."""
         if self._finished and self._at != len(self._rows):
             refuse(f"it has {len(self._rows)} rows, expected {self._at}", -1, "commands", row=self._at)

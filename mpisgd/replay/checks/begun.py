@@ -1,4 +1,4 @@
-"""Where the log of one attempt begins: what the rows before it come to."""
+"""Begin of an attempt's log, from the rows before."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from mpisgd.records.log.schema import Event, LogRows, Verdict
 
 @dataclass(frozen=True)
 class Start:
-    """Begin of a shard's log: at clock 0, or, where an attempt continues another, after the rows that come before.
+    """Begin of a shard's log: clock 0, or the end of earlier attempts.
 
     Attributes:
-        time_s: when it began.
-        received: pushes before.
-        applied_seq: per learner, the last mini-batch that was applied before; -1 = none.
-        next_seq: per learner, the one after the last that this shard has not rejected.
-        since_s: when the last update before was done, or, of slices that were cut anew, the checkpoint was taken.
-        portions: those that were applied before, where they are dealt.
+        received: earlier pushes.
+        applied_seq: last mini-batch applied, per learner; -1 = none.
+        next_seq: mini-batch after the last not rejected here, per learner.
+        since_s: end of the last update, or, of slices cut anew, time of the checkpoint.
     """
 
     clock: int
@@ -36,7 +34,7 @@ class Start:
 
 
 def begun(path: Path, lambda_: int, events: LogRows) -> Start:
-    """How a shard's log begins: by the rows before, not the checkpoint, so that the log alone says how the run went on."""
+    """Return the begin by earlier rows, not the checkpoint: the log alone tells how the run continued."""
     before = continued(path)[:-1]
     pushes, updates = (schema.joined(table, [each.rows(table) for each in before]) for table in ("pushes", "updates"))
     here = begins(path)
@@ -55,7 +53,6 @@ def begun(path: Path, lambda_: int, events: LogRows) -> Start:
 
 
 def _portions(pushes: LogRows) -> list[int]:
-    """Those that were applied; none where learners draw by themselves."""
     if "portion" not in (pushes.dtype.names or ()):
         return []
     applied: list[int] = pushes["portion"][pushes["verdict"] == Verdict.APPLY].tolist()
@@ -63,7 +60,7 @@ def _portions(pushes: LogRows) -> list[int]:
 
 
 def _dealt_before(path: Path) -> list[int]:
-    """The portions that shard 0 had applied before the layout that this file is of: so all shards of it go on."""
+    """Return portions applied by shard 0 in earlier layouts, for all shards here."""
     here = begins(path)
     if not here.before:
         return []
@@ -73,5 +70,4 @@ def _dealt_before(path: Path) -> list[int]:
 
 
 def _last_seq(pushes: LogRows, first: list[int]) -> list[int]:
-    """Per learner the largest seq, or that before its first."""
     return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=at - 1)) for learner_id, at in enumerate(first)]

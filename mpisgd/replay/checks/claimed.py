@@ -1,6 +1,6 @@
-"""The claims of a batch optimisation: portions that were counted, push by push, evaluation by evaluation (`sandblaster/`).
+"""Claims of a batch optimisation's log: counted portions, by push and evaluation (`sandblaster/`).
 
-Each portion is counted exactly once in each evaluation, and shards say of their sums what the coordinator says of portions.
+Each evaluation counts each portion once; the shards' sums agree with the coordinator's portions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mpisgd.replay.checks.record import Record
 from mpisgd.rules.verdict import Kind
 
 Push = tuple[int, int, list[int]]
-"""A learner, the number of its push, and the rows of `portions` that are in it, in the order of its sum."""
+"""A learner, its push's number, and rows of `portions` in order of summation."""
 
 
 class Stretch(NamedTuple):
-    """The evaluations of one attempt that belong to the run: from clock `first` to before `end`."""
+    """An attempt's evaluations in the run's course, from `first` to before `end`."""
 
     record: Record
     first: int
@@ -31,16 +31,9 @@ class Stretch(NamedTuple):
 
 
 class Claimed:
-    """What the log claims was summed.
+    """The log's claims about sums. Raises Untrue at the first impossible place.
 
-    Attributes:
-        rows: of `portions`, dtype `schema.PORTIONS`.
-        iterations: dtype `schema.ITERATIONS`.
-        evaluations: how many.
-        stretches: attempt by attempt.
-        pushes: of each evaluation, in the order in which they were summed.
-
-    Raises Untrue at the first place that cannot be.
+    `pushes`: per evaluation, in order of summation.
     """
 
     def __init__(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Place where a log cannot be true, and why."""
+"""Place and reason of an impossible log entry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import NoReturn
 
 @dataclass(frozen=True)
 class Finding:
-    """A place in a log; `str()` is one line.
+    """A place in a log; `str()` is a single line.
 
-    `row` counts from 0 in `table` of the shard's own file; -1 is the table as a whole, and -1 as `shard` the whole run. -1 as
-    `clock`, `learner_id` or `seq`: the place is of none in particular.
+    `row` counts from 0 in `table` of the shard's own file; -1 = the whole table. `shard` -1 = the whole run. Others: -1 = none.
     """
 
     why: str
@@ -32,7 +31,7 @@ class Finding:
 
 
 class Untrue(Exception):
-    """Raised inside this package where a log cannot be true; it goes no further than `replay`."""
+    """Impossible log; stays inside `replay`."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -44,5 +43,4 @@ def refuse(why: str, shard: int, table: str, **place: int) -> NoReturn:
 
 
 def same(one: float, other: float) -> bool:
-    """Equal, or both NaN."""
     return one == other or (math.isnan(one) and math.isnan(other))

@@ -1,6 +1,6 @@
-"""Do the events of a shard's log fit what it did? What must have happened is there, once; what is told of learners can be.
+"""Checks of a shard's events: computable events must occur once, others must be possible.
 
-Some things nobody else tells of (a checkpoint that was skipped, a message that was refused): of those only the order is seen.
+Some events have no other witness (a skipped checkpoint, a refused message): only their order is checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPUTED = (Event.STARTED, Event.RESUMED, Event.SNAPSHOT, Event.STOPPED)
 
 
 def check_events(record: Record, shard: ShardRecord) -> None:
-    """Raises Untrue at the first event that cannot be, or where one is missing."""
+    """Raise Untrue at the first impossible or missing event."""
     for row, (number, clock, kind, learner_id, value, _) in enumerate(shard.events.tolist()):
         place = {"row": row, "clock": clock, "learner_id": learner_id}
         if number != shard.shard:
@@ -53,7 +53,7 @@ def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_i
     if kind in _WITH_NONE:
         return math.isnan(value)
     match kind:
-        case Event.DEPARTED | Event.RETURNED:  # of which a fault-tolerant shard says 0
+        case Event.DEPARTED | Event.RETURNED:  # 0 from a fault-tolerant shard
             return math.isnan(value) or value == 0
         case Event.GAVE_UP:
             rows = shard.rows_of[learner_id]
@@ -66,7 +66,7 @@ def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_i
 
 
 def _over_at(record: Record) -> int:
-    """The snapshot at which evaluations had been no better for too long, as the log has them; -1 = none."""
+    """Return the snapshot at which patience ended, by logged evaluations; -1 = none."""
     rows, options = record.run.evaluations, record.config.evaluation
     if not options.patience or options.judged[1] not in (rows.dtype.names or ()):
         return -1
@@ -76,7 +76,7 @@ def _over_at(record: Record) -> int:
 
 
 def _check_order(shard: ShardRecord) -> None:
-    """Events are in the order of clocks and seconds, and a clock lasts from its update to the next."""
+    """Check clocks and seconds; a clock lasts from its update to the next."""
     events, first = shard.events, shard.start.clock
     done_s = np.concatenate([[shard.start.since_s], shard.updates["time_s"], [np.inf]])
     before_clock, before_s = first, 0.0
@@ -92,9 +92,9 @@ def _check_order(shard: ShardRecord) -> None:
 
 
 def _check_enough(record: Record, shard: ShardRecord) -> None:
-    """Evaluations end training once, after the snapshot that they name was taken; from then on learners are given no weights.
+    """Check ENOUGH: once, after its snapshot, without later answers.
 
-    What they push all the same, from weights that they had, is judged as ever: the walk sees to that.
+    Pushes of weights given before are judged by the walk.
     """
     told = np.flatnonzero(shard.events["kind"] == Event.ENOUGH)
     for row in told[1:]:
@@ -113,7 +113,7 @@ def _check_enough(record: Record, shard: ShardRecord) -> None:
 
 
 def due_snapshots(record: Record, shard: ShardRecord) -> list[tuple[int, int]]:
-    """Clock and samples of the snapshots that a shard took for evaluation in this attempt."""
+    """Return (clock, samples) of snapshots due in this attempt."""
     train_samples, every = record.environment("train_samples"), record.config.evaluation.every_epochs
     budget = budget_samples(record.config, record.protocol(), train_samples, shard.shard)
     start = shard.start
@@ -129,7 +129,7 @@ def due_snapshots(record: Record, shard: ShardRecord) -> list[tuple[int, int]]:
 
 
 def _check_computed(record: Record, shard: ShardRecord) -> None:
-    """The beginning, the snapshots and the end are where updates put them."""
+    """Check begin, snapshots and end against updates."""
     begin = Event.RESUMED if record.attempt else Event.STARTED
     expected = [(begin, shard.start.clock), *((Event.SNAPSHOT, clock) for clock, _ in due_snapshots(record, shard))]
     budget = budget_samples(record.config, record.protocol(), record.environment("train_samples"), shard.shard)
@@ -154,7 +154,7 @@ def _check_computed(record: Record, shard: ShardRecord) -> None:
 
 
 def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
-    """A learner counts what it pushes, and says so in the end; a log of an earlier mpisgd has no such events."""
+    """Check pushes against learners' counts in goodbyes; older logs have none."""
     if Event.GOODBYE not in shard.events["kind"]:
         return
     for learner_id in range(record.lambda_):
@@ -171,10 +171,9 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
 
 
 def check_last_answers(record: Record) -> None:
-    """Check that who was given weights once more computes and pushes once more, unless it left, or another shard told it to stop.
+    """Raise Untrue if a learner stays, but pushes no more after answers of all shards.
 
-    Where weights must be of one clock, a shard may have answered and be asked again, and then tell it to stop: of that the log has
-    nothing, so there it is asked of one shard alone. Raises Untrue where a learner's rows end although all shards had answered.
+    Not for consistent protocols on several shards: a shard may answer, be asked again, and stop the learner, all unlogged.
     """
     if not record.whole or (len(record.shards) > 1 and record.protocol().consistent):
         return

@@ -1,4 +1,4 @@
-"""Is `log.h5`, which readers of a run open, made of the rows that its ranks wrote? What these rows prove, the other checks say."""
+"""Check of `log.h5`, the readers' file, against its ranks' rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from mpisgd.records.log.schema import LogRows
 from mpisgd.replay.checks.finding import refuse
 
 _BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError)
-"""Errors that h5py raises at a damaged file."""
+"""Errors of h5py at a damaged file."""
 _DEPTH = 2
 
 
 def check_joined(run: Run) -> None:
-    """Raises Untrue at the first row of `log.h5` that is not a rank's; DataError where it cannot be read. None is as good."""
+    """Raise Untrue at the first row of `log.h5`, if any, not from a rank.
+
+    Raises DataError: unreadable file.
+    """
     path = run.path / schema.LOG
     if not path.is_file():
         return
@@ -54,7 +57,6 @@ def _compare(log: h5py.File, run: Run) -> None:
 
 
 def _compare_links(data: h5py.Dataset, table: directory.Joined) -> None:
-    """Raises Untrue where a table refers to other rows than its ranks'; these are checked where they lie."""
     found = []
     for source in data.virtual_sources():
         ((start,), (last,)), first = source.vspace.get_select_bounds(), source.src_space.get_select_bounds()
@@ -84,7 +86,7 @@ def _compare_rows(data: h5py.Dataset, name: str, pieces: Iterator[LogRows]) -> N
 
 
 def _names(group: h5py.Group, before: str = "") -> Iterator[str]:
-    """The places of all that is no group. Raises ValueError where a link leads elsewhere, or groups lie deeper than a run's."""
+    """Yield places of all but groups. Raises ValueError: links, or groups deeper than a run's."""
     if before.count("/") > _DEPTH:
         raise ValueError(f"{before} lies too deep: a run's tables lie in {_DEPTH} groups at most")
     for name in group:

@@ -1,7 +1,6 @@
-"""Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
+"""Comparison of shards' logs about each learner: all shards get the same header, but for the timestamp.
 
-Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far, and its own
-share that was rounded off. In a group of ranks, each stage has those and all seconds of its own (`neighbour_s`, too).
+If layers are exchanged singly, each slice has its own `OWN`; in groups of ranks, each stage has its own `OF_STAGES`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.rules.verdict import Kind
 
-#: What every shard is told alike.
+#: Columns equal on all shards.
 TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s", "rounded")
-#: But not where slices are exchanged one by one.
+#: Exceptions if slices are exchanged singly.
 OWN = ("compute_s", "delay_s", "rounded")
-#: And not where each stage of the model has a rank of its own.
+#: Exceptions if each stage of the model has a rank.
 OF_STAGES = (*OWN, "push_s", "wait_s", "pull_s")
 
 
 def compare_shards(record: Record) -> None:
-    """Raises Untrue where two shards say different things of one gradient, or the learner did not ask for such weights."""
+    """Raise Untrue if shards disagree on a gradient, or its weights or mini-batch were not asked for."""
     protocol = record.protocol()
     for learner_id in range(record.lambda_):
         _check_told(record, learner_id)
@@ -54,13 +53,12 @@ def _check_told(record: Record, learner_id: int) -> None:
 
 
 def _first_other(ours: LogRows, theirs: LogRows) -> int | None:
-    """First place where two columns differ; NaN is equal to NaN."""
     other = np.flatnonzero((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))
     return int(other[0]) if len(other) else None
 
 
 def _check_asked(record: Record, learner_id: int, protocol: Protocol) -> None:
-    """Consistent protocols compute on one clock over all shards; each says from which clock on the next weights are asked for."""
+    """Check that consistent protocols use equal clocks, and all protocols the next clock or later."""
     numbers = min(len(shard.rows_of[learner_id]) for shard in record.shards)
     timestamp, answer_s, verdict, seq = (
         np.array([shard.pushes[name][shard.rows_of[learner_id][:numbers]] for shard in record.shards])
@@ -81,7 +79,7 @@ def _check_asked(record: Record, learner_id: int, protocol: Protocol) -> None:
 
 
 def _places(wrong: np.ndarray) -> list[tuple[int, int]]:
-    """(shard, number) of the first number at which any shard is wrong, or nothing."""
+    """Return (shard, number) of the first wrong number."""
     numbers = np.flatnonzero(wrong.any(axis=0))
     return [(int(np.argmax(wrong[:, numbers[0]])), int(numbers[0]))] if len(numbers) else []
 

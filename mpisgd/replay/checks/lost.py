@@ -1,4 +1,4 @@
-"""A learner that was lost: its last gradient may have come to some shards, and not to others."""
+"""A lost learner: its last gradient may have reached only some shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Lost(NamedTuple):
-    """A learner was lost; it had been given weights of clock `given` last."""
+    """Loss of a learner; `given`: clock of its last weights."""
 
     clock: int
     time_s: float
@@ -24,15 +24,14 @@ class Lost(NamedTuple):
 
 
 def completed(shards: list[ShardRecord]) -> list[ShardRecord]:
-    """Give each shard a row of the last gradient of a lost learner that came to other shards alone.
+    """Add a lost learner's last gradient to shards without it.
 
-    All shards then have the same pushes of each learner, and know from which weights each was computed.
+    All shards then know the weights of each push.
     """
     return [_with_rows(shard, list(_missing(shard, shards))) for shard in shards]
 
 
 def _missing(shard: ShardRecord, shards: list[ShardRecord]) -> Iterator[tuple[int, LogRows]]:
-    """Yield each row that other shards alone have, and the place where it is to be inserted."""
     for learner_id, lost in shard.lost.items():
         count = len(shard.rows_of[learner_id])
         for other in shards:
@@ -43,7 +42,6 @@ def _missing(shard: ShardRecord, shards: list[ShardRecord]) -> Iterator[tuple[in
 
 
 def _inserted(shard: ShardRecord, lost: Lost, row: LogRows) -> tuple[int, LogRows]:
-    """Make of another shard's row one of this shard, and find its place."""
     pushes = shard.pushes
     row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given
     row["verdict"], row["reason"], row["weight"] = Verdict.DROP, schema.Reason.TORN, 0.0

@@ -1,4 +1,4 @@
-"""A serial order of everything that a run did: each gradient after the weights it came from, each shard as its log says."""
+"""Serial order of a run's actions: each gradient after its weights, each shard as in its log."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from mpisgd.replay.checks.record import Record
 
 
 class Compute(NamedTuple):
-    """The gradient of a learner's `number`-th push is computed."""
+    """Computation of the gradient of a learner's `number`-th push."""
 
     learner_id: int
     number: int
 
 
 class Take(NamedTuple):
-    """A shard takes that gradient: row `row` of its `pushes`."""
-
     shard: int
     row: int
     learner_id: int
@@ -26,8 +24,6 @@ class Take(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A shard makes the update that gives it this clock."""
-
     shard: int
     clock: int
 
@@ -36,20 +32,22 @@ Action = Compute | Take | Update
 
 
 def serial_order(record: Record) -> Iterator[Action]:
-    """Each shard goes on as far as it can, in turn; a gradient is computed when the first shard takes it.
+    """Yield actions: each shard in turn goes as far as possible; a gradient is computed before its first receipt.
 
-    A learner's next gradient waits until all shards have taken the one before, as it did in the run: so never more gradients than
-    learners are under way between shards. Where the logs end early, this ends at the first gradient that not all of them have.
+    As in the run, a learner's next gradient waits until all shards took the last: never more gradients than learners are under way.
+    If logs end early, the order ends at the first gradient missing on any shard.
 
-    Raises Untrue where logs that are whole leave no order: a gradient came from weights that it helped to make.
+    Raises Untrue: whole logs leave no order, as a gradient came from weights made of it.
     """
     actions = _Order(record).actions()
     return _together(actions, len(record.shards)) if record.config.agrees else actions
 
 
 def _together(actions: Iterator[Action], shards: int) -> Iterator[Action]:
-    """Where shards agree on something, all sums of an update are there before the first of them makes it; where the logs end
-    early, an update that not all are seen to have made is left out."""
+    """Yield updates of shards that agree on something only after all their sums.
+
+    If logs end early, an update not made by all is left out.
+    """
     made: list[Update] = []
     for action in actions:
         if not isinstance(action, Update):
@@ -106,7 +104,6 @@ class _Order:
             yield Take(shard, row, learner_id, number)
 
     def _computable(self, learner_id: int, number: int) -> bool:
-        """Whether all shards have taken the gradient before, and have made the weights that this one came from."""
         if not self.record.has_gradient(learner_id, number):
             return False
         for shard, log in enumerate(self.record.shards):

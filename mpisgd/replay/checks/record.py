@@ -1,4 +1,4 @@
-"""Record of a run from its log, shard by shard, in the order in which each shard did it."""
+"""Record of a run's log, shard by shard, in each shard's order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event
 
 
 class Row(NamedTuple):
-    """The columns of `schema.PUSHES` that say what was done."""
+    """Columns of `schema.PUSHES` about decisions."""
 
     shard: int
     clock: int
@@ -52,14 +52,13 @@ class Row(NamedTuple):
 
     @classmethod
     def columns(cls, dtype: np.dtype) -> list[str]:
-        """Those that a log has: `portion` only where data are dealt."""
         return [name for name in cls._fields if name in (dtype.names or ())]
 
 
 class Departure(NamedTuple):
-    """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before.
+    """A learner left while others went on; or, by `kind`, a missed learner is back (RETURNED), or a learner passes (PASSED).
 
-    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), or one passes (PASSED).
+    `clock`: the shard's before. `time_s`: after all earlier arrivals.
     """
 
     clock: int
@@ -69,7 +68,7 @@ class Departure(NamedTuple):
 
 
 class TimeOut(NamedTuple):
-    """The time for update `clock` + 1 was over."""
+    """End of the time for update `clock` + 1."""
 
     clock: int
     time_s: float
@@ -77,13 +76,9 @@ class TimeOut(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The log of one shard, of one attempt.
+    """The log of a shard in an attempt.
 
-    Attributes:
-        pushes: dtype `schema.PUSHES`, in the order of summation; of a shard that did not leave in order, as far as it says
-            what became of them: of clocks up to that of the last update that is recorded.
-        updates: dtype `schema.UPDATES`.
-        summary: the shard's last words, dtype `schema.SUMMARY`, `final_clock` -1 where it did not leave in order.
+    `pushes` are in order of summation; unless `finished`, to the clock of the last recorded update.
     """
 
     shard: int
@@ -96,20 +91,19 @@ class ShardRecord:
     start: Start
     lost: dict[int, Lost] = dataclasses.field(default_factory=dict)
     stuck: frozenset[int] = frozenset()
-    """Learners a transfer with which was given up."""
+    """Learners with abandoned transfers."""
     inserted: frozenset[int] = frozenset()
-    """Numbers of rows that the shard never had: of gradients of lost learners that came to other shards alone."""
+    """Added rows: lost learners' gradients, received only by other shards."""
     events: LogRows = dataclasses.field(default_factory=lambda: np.empty(0, schema.EVENTS))
-    """dtype `schema.EVENTS`, in the order in which they happened."""
 
     @property
     def finished(self) -> bool:
-        """Whether the shard left in order, so that its log is whole."""
+        """Whether the shard left in order, with a whole log."""
         return bool(self.summary["final_clock"] >= 0)
 
     @property
     def enough(self) -> bool:
-        """Whether it was told to end before its samples were applied, for evaluations were no better any more."""
+        """Whether evaluations ended training early."""
         return Event.ENOUGH in self.events["kind"]
 
     @property
@@ -122,16 +116,13 @@ class ShardRecord:
 
     @property
     def final_s(self) -> float:
-        """Second at which the last update was done."""
         return float(self.updates["time_s"][-1]) if len(self.updates) else self.start.time_s
 
     def update(self, clock: int) -> np.void:
-        """The row of the update that made this clock."""
         row: np.void = self.updates[clock - 1 - self.start.clock]
         return row
 
     def rows(self) -> Iterator[Row]:
-        """All rows as plain Python numbers, a chunk in memory at a time."""
         chosen = self.pushes[Row.columns(self.pushes.dtype)]
         for start in range(0, len(chosen), _CHUNK_ROWS):
             yield from itertools.starmap(Row, chosen[start : start + _CHUNK_ROWS].tolist())
@@ -140,19 +131,18 @@ class ShardRecord:
         return Row(*self.pushes[number][Row.columns(self.pushes.dtype)].item())
 
     def scale_of(self, number: int) -> float:
-        """By what the loss of a gradient was multiplied; NaN where the log does not say."""
+        """Return the factor of a gradient's loss; NaN = not logged."""
         return float(self.pushes["scale"][number]) if "scale" in schema.extra(self.pushes.dtype) else math.nan
 
     @cached_property
     def rows_of(self) -> list[LogRows]:
-        """Per learner the numbers of its rows, in their order; learner_ids must be in range."""
+        """Row numbers per learner; learner_ids must be in range."""
         learners = self.pushes["learner_id"]
         counts = np.bincount(learners, minlength=self.lambda_)
         return np.split(np.argsort(learners, kind="stable"), np.cumsum(counts)[:-1])
 
     @cached_property
     def events_of(self) -> list[LogRows]:
-        """Per learner its rows of `events`."""
         order = np.argsort(self.events["learner_id"], kind="stable")
         ends = np.searchsorted(self.events["learner_id"][order], np.arange(self.lambda_ + 1))
         return [self.events[order[start:end]] for start, end in zip(ends, ends[1:], strict=False)]
@@ -160,27 +150,26 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """The log of a run and the configuration that it had; where it was continued, of one attempt.
+    """Log and configuration of a run, or of an attempt of a continued run.
 
-    `earlier` are those attempts that this one continues, one after the other, each to the clock at which the next begins, and as
-    far beyond as its files go: what shards did there after the checkpoint may have come into the slices of others before theirs.
+    `earlier`: attempts before, each to the end of its files, beyond the next attempt's clock: a shard's work after its checkpoint
+    may have entered other shards' slices before theirs.
 
-    A learner pushes each gradient to all shards, and shards keep the order of one learner's pushes: so a gradient is named by
-    (learner_id, number), and the number of a row is the same on all shards. `seq` is no such name: a mini-batch that was
-    rejected is computed again under its old one.
+    A gradient's name is (learner_id, number), the same on all shards: a learner pushes to all shards, and shards keep its order.
+    `seq` is no name: a rejected mini-batch is computed again under its seq.
     """
 
     run: Run
     config: Config
     shards: list[ShardRecord]
     done: dict[str, Any] | None
-    """Entries of DONE; None = the run did not finish."""
+    """None = unfinished."""
     attempt: int = 0
     earlier: tuple[Record, ...] = ()
     learners: int = 0
-    """Learners of this attempt; 0 = as many as the run's last."""
+    """0 = as in the last attempt."""
     recut: bool = False
-    """Whether slices, or mini-batches, were cut and dealt anew at its beginning."""
+    """Whether slices were cut, or mini-batches dealt, anew."""
 
     @property
     def path(self) -> Path:
@@ -192,9 +181,9 @@ class Record:
 
     @cached_property
     def members(self) -> list[list[int]]:
-        """Numbers of the ranks that compute for each learner (`Roles.number`): its own, unless it is a team.
+        """Numbers of each learner's ranks (`Roles.number`): its own, or its team's.
 
-        Raises DataError where the run does not say who is in which team.
+        Raises DataError: teams unknown.
         """
         if not self.config.in_teams:
             return [[learner_id] for learner_id in range(self.lambda_)]
@@ -207,36 +196,33 @@ class Record:
 
     @property
     def next_seq(self) -> list[int]:
-        """Per learner, its first mini-batch here: the first that any shard wants."""
+        """First mini-batch wanted by any shard, per learner."""
         return [min(wanted) for wanted in zip(*(shard.start.next_seq for shard in self.shards), strict=True)]
 
     @property
     def start_clock(self) -> int:
-        """At which all shards begin."""
         return self.shards[0].start.clock
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that compute gradients."""
         return sum(map(len, self.members))
 
     @property
     def gradients_per_update(self) -> float:
-        """Number of gradients that normally make one update, at the start."""
+        """Normal number at the start."""
         return parts.gradients_per_update(self.protocol(), self.lambda_, self.ranks)
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is missing at the end of any shard's log."""
         return all(shard.finished for shard in self.shards)
 
     @property
     def computed(self) -> bool:
-        """Whether gradients were computed: on a virtual cluster perhaps only sizes travelled."""
+        """Whether gradients were computed; a virtual cluster may send only sizes."""
         return self.config.virtual.gradients or not self.run.environment.get("virtual", False)
 
     def environment(self, name: str) -> int:
-        """A number that the run wrote beside its configuration. Raises DataError where it did not."""
+        """Return a number of [environment]. Raises DataError: no number."""
         number = self.run.environment.get(name)
         if not isinstance(number, int):
             raise DataError(f"{self.path / schema.CONFIG}: [environment] {name} = {number!r}, expected a number")
@@ -244,31 +230,29 @@ class Record:
 
     @property
     def rules(self) -> int:
-        """The version of the rules that this attempt follows (`schema.RULES`)."""
         rules = self.run.told(self.attempt).get("rules", self.run.environment.get("rules", 1))
         return rules if isinstance(rules, int) else 1
 
     @property
     def older(self) -> bool:
-        """Whether the run, or an attempt of it, follows the first rules (`schema.RULES`)."""
+        """Whether any attempt follows the first rules (`schema.RULES`)."""
         return bool(self.run.environment.get("rules", 1) == 1)
 
     def protocol(self) -> Protocol:
-        """A new one, as each shard began with. Raises ConfigError where it does not fit the number of learners."""
+        """Return a new protocol. Raises ConfigError: unfit number of learners."""
         protocol = self.config.protocol.make(self.lambda_)
         if self.attempt:
             protocol.on_resume(self.next_seq)
         return protocol
 
     def has_gradient(self, learner_id: int, number: int) -> bool:
-        """Whether all shards' logs have this push."""
         return all(number < len(shard.rows_of[learner_id]) for shard in self.shards)
 
 
 def read(path: str | Path) -> Record:
-    """The last attempt, with those that it continues.
+    """Return the last attempt, with earlier attempts.
 
-    Raises DataError where there is no run or no log of it that can be read, ConfigError where its configuration cannot.
+    Raises DataError: no readable run or log. Raises ConfigError: unreadable configuration.
     """
     run = Run(path)
     done = run.done
@@ -278,7 +262,7 @@ def read(path: str | Path) -> Record:
 
 
 def _chain(run: Run, attempt: int) -> list[int]:
-    """The attempts that this one continues, also those of other layouts, the first one first."""
+    """Return continued attempts, also of other layouts, oldest first."""
     path = run.path / schema.shard_file(0, attempt)
     own = [before for before, _ in read_continues(path)]
     older = [before for shard, before, _ in begins(path).before if shard == 0]
@@ -304,14 +288,14 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
 
 
 def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_: int) -> ShardRecord:
-    """By file, not by the column `shard`, which is one of those in doubt."""
+    """Return a record by file, not by the doubtful column `shard`."""
     path = run.path / schema.shard_file(shard, attempt)
     if summary is None:
         raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
     pushes, updates, events = read_tables(path, ("pushes", "updates", "events"))
     start = begun(path, lambda_, events)
     if summary["final_clock"] < 0:
-        # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
+        # Drop rows after the last flushed update, and events flushed before their updates.
         pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
     columns = ["clock", "time_s", "learner_id"]
     came_or_went = events[np.isin(events["kind"], _CAME_OR_WENT)]

@@ -1,8 +1,7 @@
-"""Can the seconds of a shard's log be? They cannot be computed again; but they follow each other, and delays were drawn by name.
+"""Checks of a shard's seconds: not computable again, but consecutive, with delays drawn by name.
 
-A learner does one thing at a time: what it says it spent on computing, delays, pushing and waiting fits between the moments at
-which its shards heard of it. The first pull is left out, in which clocks wait for each other. Clocks of hosts may run apart by
-`_DRIFT`.
+A learner does a single thing at a time: its seconds fit between the shards' news of it. The first pull is left out: clocks wait for
+each other there. Hosts' clocks may drift apart by `_DRIFT`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _NEIGHBOURS = "neighbour_s"
 
 
 def check_seconds(record: Record, shard: ShardRecord) -> None:
-    """Raises Untrue at the first row of `updates`, or of a learner in `pushes`, whose seconds cannot be."""
+    """Raise Untrue at the first impossible seconds."""
     _check_updates(shard)
     _check_floats(record, shard)
     for learner_id, numbers in enumerate(shard.rows_of):
@@ -34,7 +33,6 @@ def check_seconds(record: Record, shard: ShardRecord) -> None:
 
 
 def _check_updates(shard: ShardRecord) -> None:
-    """An update begins after the one before."""
     spent = shard.updates["update_s"]
     between = np.diff(shard.updates["time_s"], prepend=shard.start.since_s)
     wrong = np.flatnonzero(~((spent >= 0) & (spent <= _most(between))))
@@ -45,13 +43,12 @@ def _check_updates(shard: ShardRecord) -> None:
 
 
 def _most(elapsed: np.ndarray) -> np.ndarray:
-    """Most seconds that may have been spent while so many passed elsewhere."""
+    """Return the most seconds spent during `elapsed` elsewhere."""
     most: np.ndarray = elapsed * (1 + _DRIFT) + _SLACK_S
     return most
 
 
 def _check_floats(record: Record, shard: ShardRecord) -> None:
-    """Gradients that travel as they are are not rounded; seconds are not negative."""
     if record.config.push_format == "float32" and (wrong := np.flatnonzero(shard.pushes["rounded"] != 0)).size:
         _refuse(shard, int(wrong[0]), f"rounded {shard.pushes['rounded'][wrong[0]]}: gradients were pushed as float32")
     for name in _spent(shard.pushes):
@@ -60,15 +57,14 @@ def _check_floats(record: Record, shard: ShardRecord) -> None:
 
 
 def _spent(pushes: LogRows) -> tuple[str, ...]:
-    """What a learner says it spent, by column: in a group also waiting for its neighbours."""
     return (*_SPENT, _NEIGHBOURS) if _NEIGHBOURS in (pushes.dtype.names or ()) else _SPENT
 
 
 def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
-    """Between an answer and the next arrival there is the computing; between the start and an arrival all that was spent.
+    """Check that computing fits between answer and arrival, and all spent seconds between start and arrival.
 
-    `ahead`: the learner may begin to compute before this shard has made its weights: of an allreduce in buckets it goes on when its
-    own shard has, and waits for those of others where it first uses them; so of its first mini-batch this shard knows nothing.
+    `ahead`: a bucketed allreduce waits for other shards' weights only at first use, so the learner may compute before this shard
+    made its weights; of the first mini-batch this shard knows nothing.
     """
     pushes = shard.pushes[rows]
     computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
@@ -84,7 +80,7 @@ def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
 
 
 def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: LogRows) -> None:
-    """Delays are functions of (seed, learner_id, number of the computation) and, of slow learners, of what they computed for."""
+    """Check delays by (seed, learner_id, computation number); a slow learner's also by compute seconds."""
     config = record.config
     pushes = shard.pushes[rows]
     if not config.straggler.active or config.in_teams:
@@ -109,7 +105,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: Log
 
 
 def _computations(record: Record, shard: ShardRecord, learner_id: int, seq: np.ndarray) -> list[int]:
-    """Number the computations of a learner that pushes were, from 0: mini-batches that were given up, or rejected, count again."""
+    """Return the number of each push's computation; mini-batches given up, or rejected, count again."""
     config = record.config
     if config.by_layers or config.in_teams or config.protocol.collective:
         numbers: list[int] = seq.tolist()
@@ -127,5 +123,5 @@ def _refuse(shard: ShardRecord, row: int, why: str) -> None:
 
 
 def seconds_of(ns_s: float) -> float:
-    """Seconds as they are after they have travelled as nanoseconds."""
+    """Return seconds after travel as nanoseconds."""
     return int(ns_s * 1e9) * 1e-9 if math.isfinite(ns_s) else ns_s

@@ -1,7 +1,6 @@
-"""Is the log of one shard possible at all? Row by row, beside the rules that the shard asked, fed what the shard was fed.
+"""Check of a shard's log, row by row, beside the shard's own rules with the same input.
 
-Integers, seconds and losses only: this is done before anything is computed. Of seconds only the order is used, and equal ones are
-taken either way: in virtual time many things happen at once.
+Only integers, seconds and losses, before any computing. Equal seconds allow either order: in virtual time many events coincide.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MI
 
 
 def walk(record: Record, shard: ShardRecord) -> None:
-    """Raises Untrue at the first row of `pushes` or `updates` that cannot be."""
+    """Raise Untrue at the first impossible row."""
     _check_seconds(shard)
     _Walk(record, shard).walk()
 
 
 def learning_rates(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int], float]:
-    """The learning rate after so many applied samples; `gradients_per_update` is the protocol's at the start."""
+    """Return the learning rate by applied samples; `gradients_per_update` at the start."""
     alpha0 = config.alpha0 * (gradients_per_update if config.linear_scaling else 1)
     factor = schedule.of_run(config, gradients_per_update, train_samples)
     return lambda samples: alpha0 * factor(samples / train_samples)
 
 
 def _check_seconds(shard: ShardRecord) -> None:
-    """Updates must follow each other in time: the walk looks up clocks by seconds."""
+    """Check the order of updates in time: the walk looks up clocks by seconds."""
     times = shard.updates["time_s"]
     wrong = np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))
     if len(wrong):
@@ -52,7 +51,7 @@ def _check_seconds(shard: ShardRecord) -> None:
 
 
 class _Walk:
-    """A shard that has no weights."""
+    """A shard without weights."""
 
     def __init__(self, record: Record, shard: ShardRecord) -> None:
         train_samples = record.environment("train_samples")
@@ -73,8 +72,7 @@ class _Walk:
         gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
         timed = math.isfinite(self.config.protocol.deadline_s)
         self.may_be_stuck = timed or not gone.isdisjoint((Event.LOST, Event.MISSED))
-        """Whether all may have waited here, as a shard has gone on without a learner, or has a watch of its own; who waits the log
-        does not say."""
+        """Whether all learners may have waited, after a loss elsewhere or a watch here; the log does not tell."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
@@ -148,7 +146,7 @@ class _Walk:
             self._refuse(f"the shard was at clock {clock}: update {clock} was due after the row before this one")
 
     def _check_turn(self, row: Row) -> None:
-        """A row may be out of turn where its learner left, and it was summed then; or where the one whose turn it was had left."""
+        """Check turns, unless the row's learner, or the learner in turn, had left."""
         turn = self.rules.turn()
         if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
             return
@@ -157,7 +155,7 @@ class _Walk:
             self._refuse(f"it was learner {turn}'s turn")
 
     def _check_learner(self, row: Row) -> None:
-        """Its mini-batches follow each other, and it computed from weights that it had been given."""
+        """Check that mini-batches follow each other, from weights given to the learner."""
         late = self.rules.finished and row.learner_id in self.rules.absent
         if row.learner_id not in self.rules.present and row.reason not in _OF_THE_MISSED and not late:
             self._refuse("this learner had left")
@@ -184,13 +182,13 @@ class _Walk:
             self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
 
     def _check_seconds(self, row: Row) -> None:
-        """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
+        """Check the order of arrival; a protocol that waits for a certain learner keeps early pushes."""
         if not row.arrival_s >= 0:
             self._refuse(f"it arrived at {row.arrival_s} s")
         if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
             done_s = self.updated_s[self.rules.clock]
             self._refuse(f"it arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
-        if self.rules.turn() is None and not (self.rules.finished and self.shard.enough):  # they had waited till the end
+        if self.rules.turn() is None and not (self.rules.finished and self.shard.enough):  # waited until the end
             before_s = max(self.arrival_s, self.updated_s[self.rules.clock - 1] if self.rules.clock else 0.0)
             if row.arrival_s < before_s:
                 self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
@@ -205,9 +203,9 @@ class _Walk:
             self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
 
     def _judge(self, row: Row) -> Verdict:
-        """Judge a row. Where gradients that are not finite are dropped, learners give them the loss NaN."""
+        """Judge a row. With nonfinite = "drop", a loss of NaN marks nonfinite gradients."""
         rules, learner_id = self.rules, row.learner_id
-        hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
+        hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of a learner missed before, no STUCK is logged
         if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
             return rules.on_torn(learner_id, row.timestamp, row.seq, row.portion)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
@@ -219,7 +217,7 @@ class _Walk:
             self._refuse(str(error))
 
     def _is_cut_off(self, learner_id: int) -> bool:
-        """Whether this row is a learner's last, of a shard that died before it could say that the learner had."""
+        """Return whether this is a learner's last row, on a shard that died before logging the loss."""
         return not self.shard.finished and learner_id not in self.shard.pushes["learner_id"][self.place["row"] + 1 :]
 
     def _update_while_due(self) -> None:
@@ -250,10 +248,9 @@ class _Walk:
                 refuse(why, self.shard.shard, "updates", row=self.rules.clock - self.shard.start.clock, clock=self.rules.clock + 1)
 
     def _let_happen(self, row: Row | None) -> None:
-        """Let learners leave, and time be over, in the order of both: before this row was summed, by their seconds or, at the
-        latest, by its clock; None: till the end.
+        """Let learners leave, and time end, by seconds before this row, at the latest by its clock; None = to the end.
 
-        Where rows are not in the order of arrival, or things happened at once, they may in truth have left a few rows before.
+        If rows are out of arrival order, or events coincide, the true place may be a few rows earlier.
         """
         while True:
             left = next((each for each in self.departures[:1] if self._is_before(each, row)), None)
@@ -266,8 +263,10 @@ class _Walk:
                 return
 
     def _end_if_deserted(self, row: Row) -> None:
-        """A run that another shard has finished, or that all have left, is over when all who are present have said goodbye, or the
-        last who has not is missed: one that was missed is late then."""
+        """End a run finished by another shard, or left by all, once all present learners said goodbye.
+
+        A learner missed before is late then.
+        """
         rules = self.rules
         if rules.finished or row.learner_id not in rules.absent or not self._is_deserted(row.arrival_s):
             return
@@ -276,7 +275,7 @@ class _Walk:
         rules.attendance.end_if_deserted()
 
     def _is_deserted(self, now_s: float) -> bool:
-        """Whether all have left or are missed, and the last of them so that it ended the run: not where others are lost."""
+        """Return whether all learners left or are missed, the last not LOST."""
         present = self.rules.present
         if not present <= self.goodbyes.keys():
             return False
@@ -284,7 +283,7 @@ class _Walk:
         return last_s <= now_s and (self.departed_s <= last_s or self.departed_kind in (Event.DEPARTED, Event.MISSED))
 
     def _end_if_enough(self, row: Row) -> None:
-        """A run that evaluations have ended is over with its last update; what came too late for that is logged after all else."""
+        """End a run ended by evaluations at its last update; late pushes are logged last."""
         if self.rules.ordered and self.shard.enough and row.clock == self.shard.final_clock and row.reason == Reason.FINISHED:
             self.rules.finished = True
 
@@ -298,13 +297,16 @@ class _Walk:
         return event.time_s < row.arrival_s or row.clock > clock or first
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
-        """Though it is later by its seconds: the row was kept until its turn, or its learner is back with it, which came whole."""
+        """Return whether an event with later seconds precedes the row.
+
+        The row waited for its turn, or came whole and brought its learner back.
+        """
         if left.kind == Event.RETURNED and left.learner_id == row.learner_id and row.reason not in _OF_THE_MISSED:
             return True
         turn = self.rules.turn()
         if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
             return False
-        for each in self.departures:  # whose turn it was had left before, after others perhaps; or its own learner did, then
+        for each in self.departures:  # the learner in turn had left, perhaps after others; or the row's own learner left
             if each.clock > self.rules.clock:
                 break
             if each.kind != Event.RETURNED and each.learner_id in (turn, row.learner_id):
@@ -313,9 +315,9 @@ class _Walk:
 
     def _depart(self) -> None:
         left = self.departures.pop(0)
-        if left.kind != Event.LOST or left.learner_id in self.rules.present:  # of one that was missed before nothing ends
+        if left.kind != Event.LOST or left.learner_id in self.rules.present:  # a missed learner's loss ends nothing
             self.departed_s, self.departed_kind = left.time_s, left.kind
-        at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
+        at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # with the gradient that made the update
         if left.clock != self.rules.clock and not at_once:
             self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.rules.clock}")
         after_s = self.updated_s[left.clock - 1] if left.clock else 0.0
@@ -337,7 +339,7 @@ class _Walk:
     def _time_out(self) -> None:
         over = self.timeouts.pop(0)
         if over.clock == self.rules.clock - 1 and over.time_s == self.arrival_s:
-            return  # at once with the gradient that made the update anyway
+            return  # coincides with the gradient that made the update
         least_s = (self.updated_s[over.clock - 1] if over.clock else 0.0) + self.timeout_s
         most_s = self.updated_s[over.clock] if over.clock < len(self.updated_s) else math.inf
         if over.clock != self.rules.clock or not least_s <= over.time_s <= most_s:
