@@ -1,1 +1,1 @@
-"""A run's directory: who may write it, what lies in it, when it is DONE."""
+"""Directory of a run: lock, files, end in DONE."""

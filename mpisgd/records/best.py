@@ -1,7 +1,6 @@
-"""The best weights of a run by an evaluation, kept while it trains: by whoever evaluates, for whom nobody waits (law 7).
+"""Best weights of a run by an evaluation, kept by the evaluating rank: training never waits (law 7).
 
-One file, made aside, synced and renamed: so it is always that of some evaluation, whole. Where a run goes on after an interruption,
-what was best before is still there to be bettered, also where it came after the checkpoint.
+The file is always the whole result of an evaluation. After an interruption it still counts, even if later than the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from mpisgd.records import weights
 from mpisgd.records.weights import EVALUATION, THETA, THETABAR, WEIGHTS, State
 
 Row = Mapping[str, Any]
-"""A row of `evaluations`."""
 
 
 def is_better(options: EvaluationOptions, value: float, than: float, by: float = 0.0) -> bool:
-    """Whether a value of `options.best` is better by more than `by`; anything is better than NaN, and NaN never is."""
+    """Return whether a value of `options.best` is better by more than `by`; NaN is worst."""
     if math.isnan(value) or math.isnan(than):
         return not math.isnan(value)
     return value - than > by if options.higher else than - value > by
 
 
 def best_row(options: EvaluationOptions, rows: Iterable[Row]) -> Row | None:
-    """The best of these rows, the first of equals; None where none has a value."""
+    """Return the best row, the first of equals; None without a value."""
     best: Row | None = None
     part, name = options.judged
     for row in rows:
@@ -41,12 +39,10 @@ def best_row(options: EvaluationOptions, rows: Iterable[Row]) -> Row | None:
 
 
 class Best:
-    """Keeps the weights of the best evaluation so far.
+    """Keeper of the best weights: `weights` in the file is a state dict, `evaluation` its row of `evaluations`, with `by` and
+    `value`.
 
-    Args:
-        path: the file: `weights` is a state dict, `evaluation` the row of `evaluations` that it came to, and by what it is best.
-
-    Raises CheckpointError where a file is there that cannot be read: it may be better than what comes.
+    Raises CheckpointError for an unreadable file: it may be better.
     """
 
     def __init__(self, options: EvaluationOptions, path: Path) -> None:
@@ -57,10 +53,7 @@ class Best:
             self._value = float(weights.read_best(path)[EVALUATION]["value"])
 
     def offer(self, rows: Iterable[Row], states: Mapping[str, State], last: bool = False) -> None:
-        """Keep the weights of the best of these rows, if it is better than all before. Raises StorageError.
-
-        `states`: those that were evaluated, `theta` and perhaps `thetabar`.
-        """
+        """Keep the weights of the best row, if better than all before. Raises StorageError."""
         options = self._options
         row, name = best_row(options, rows), options.judged[1]
         if row is None or not is_better(options, row[name], self._value):
@@ -76,5 +69,5 @@ class Best:
 
 
 def _plain(value: Any) -> int | float:
-    """A number that a file of torch's may hold, which is read without executing anything."""
+    """Return a plain number, for torch's `weights_only` reader."""
     return float(value) if isinstance(value, float) else int(value)

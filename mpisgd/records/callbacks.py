@@ -1,7 +1,7 @@
-"""Functions of the user's that are told how a run goes, on the ranks where it is known.
+"""Callbacks of the user, told of a run on the ranks where news arises.
 
-`on_update` is told by shard 0, which learners wait for: so a thread of that rank calls it, and what comes meanwhile is summed up
-for the next call. `on_evaluation` is called by whoever evaluates, for whom nobody waits, `on_end` by rank 0 once the run is DONE.
+Learners wait for shard 0: a thread of its rank calls `on_update`, with the sum of updates between calls. The evaluating rank calls
+`on_evaluation`, rank 0 `on_end` once the run is DONE.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ class Update:
     """Updates of shard 0 since the last call.
 
     Attributes:
-        clock: after the last of them.
-        updates: how many there were.
-        epochs: applied samples / training samples, after the last.
-        loss: mean of the mini-batches that made them, each update counting alike; NaN where one had none.
-        now_s: when the last was done, in seconds since the run began.
+        clock: after the last update.
+        epochs: applied samples / training samples.
+        loss: mean, each update counting alike; NaN if any had none.
+        now_s: end of the last update, since the run began.
     """
 
     clock: int
@@ -43,9 +42,8 @@ class Evaluation:
     """A row of `evaluations` (docs/reference/log-format.md).
 
     Attributes:
-        train: it is of the training data.
-        last: these are the last weights of the run.
-        metrics: those of an own step.
+        last: of the run's last weights.
+        metrics: of an own step.
         data: "test", "training" or "validation".
     """
 
@@ -67,7 +65,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class End:
-    """How a run that is DONE ended; as the outcome that `mpisgd.train` returns."""
+    """End of a run that is DONE; fields as of `mpisgd.train`."""
 
     path: Path
     clocks: tuple[int, ...]
@@ -78,7 +76,7 @@ class End:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """The functions; None = nobody is told. Raises ConfigError where one cannot be called."""
+    """Functions to call, or None. Raises ConfigError if not callable."""
 
     on_update: Callable[[Update], Any] | None = None
     on_evaluation: Callable[[Evaluation], Any] | None = None
@@ -89,7 +87,6 @@ class Callbacks:
             require(function is None or callable(function), name, function, "a function of one argument, or None")
 
     def tell_evaluation(self, rows: list[dict[str, Any]], states: object, last: bool) -> None:
-        """Tell of each row; a hearer of the evaluator's."""
         own = EVALUATIONS.names or ()
         for row in rows:
             metrics = {name: float(value) for name, value in row.items() if name not in own}
@@ -102,9 +99,9 @@ NO_CALLBACKS = Callbacks()
 
 
 def given(spec: str, brought: Callbacks) -> Callbacks:
-    """The functions that were brought, or the methods of an object of the class that `package.module:Class` names.
+    """Return the callbacks given, or the methods of the class `package.module:Class`.
 
-    Raises ConfigError where there are both, or it has none of them, or others by whose names it expects to be told.
+    Raises ConfigError for both, and for missing or unknown `on_` methods.
     """
     if not spec:
         return brought
@@ -125,7 +122,7 @@ def given(spec: str, brought: Callbacks) -> Callbacks:
 
 
 def call(name: str, function: Callable[[Any], Any] | None, told: object) -> None:
-    """Call one, if it is there. Raises RuntimeError, which names it, where it raises anything."""
+    """Call a callback, if any. Raises RuntimeError with its name."""
     if function is None:
         return
     try:
@@ -135,16 +132,15 @@ def call(name: str, function: Callable[[Any], Any] | None, told: object) -> None
 
 
 class UpdateTeller:
-    """Calls `on_update` in a thread, with the sum of what has come since its last call; nobody waits for it before `close`.
+    """Thread that calls `on_update` with the sum since its last call; training waits only in `close`.
 
-    A call raises what the callback has raised before.
+    Calls raise an earlier failure.
     """
 
     def __init__(self, function: Callable[[Update], Any]) -> None:
         self._function = function
         self._news = threading.Condition()
         self._last: tuple[int, float, float] | None = None
-        """Clock, epochs and second of the last update that was not told."""
         self._updates = 0
         self._losses = 0.0
         self._closed = False
@@ -153,7 +149,6 @@ class UpdateTeller:
         self._thread.start()
 
     def __call__(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
-        """An update has been made."""
         self._raise()
         with self._news:
             self._last = (clock, epochs, now_s)
@@ -162,7 +157,6 @@ class UpdateTeller:
             self._news.notify()
 
     def close(self) -> None:
-        """Tell what has not been told, and end the thread."""
         with self._news:
             self._closed = True
             self._news.notify()

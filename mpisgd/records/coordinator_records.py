@@ -1,8 +1,6 @@
-"""What the coordinator of a batch optimisation writes: its log, and its part of checkpoints (`sandblaster/`).
+"""Records of a batch optimisation's coordinator (`sandblaster/`): a log of its own, and a part of checkpoints.
 
-The log, of portions, iterations and commands, is in a file of its own (`log/schema.py`). What a checkpoint has of it are plain
-numbers, in a file that is there before the shards are told to save: whichever shard writes the manifest puts them in there. So they
-are complete, or there is no checkpoint.
+The part is written before the shards are told to save, and goes into the manifest.
 """
 
 from __future__ import annotations
@@ -18,31 +16,28 @@ from mpisgd.records.log.writer import TableFile
 
 
 class CoordinatorLog:
-    """Writes its tables; `path`: where they lie, None = nothing is kept."""
+    """Writer of the coordinator's tables; `path`: None = keep nothing."""
 
     def __init__(self, file: TableFile, path: Path | None = None) -> None:
         self._file = file
         self._path = path
 
     def portion(self, dealt: Any, outcome: Outcome, seq: int = -1) -> None:
-        """What became of a portion (`sandblaster.coordinator.Dealt`); `seq`: of the push that it is in."""
+        """Append a `sandblaster.evaluations.Dealt`; `seq`: of its push."""
         row = (dealt.clock, dealt.portion, dealt.learner_id, seq, dealt.samples, dealt.loss, dealt.dealt_s, dealt.done_s)
         self._file.append("portions", (*row, dealt.compute_s, dealt.delay_s, outcome, dealt.copy))
 
     def iteration(self, **fields: float) -> None:
-        """One row of `iterations`; the keywords are its columns."""
         self._file.append("iterations", tuple(fields[name] for name in ITERATIONS.names or ()))
 
     def command(self, **fields: float) -> None:
-        """One row of `commands`; the keywords are its columns."""
         self._file.append("commands", tuple(fields[name] for name in COMMANDS.names or ()))
 
     def rows(self) -> list[int]:
-        """Rows of each table, so far."""
         return self._file.rows()
 
     def sync(self) -> None:
-        """What it has is on the disk. Raises StorageError, OSError."""
+        """Bring all rows to disk. Raises StorageError, OSError."""
         self._file.flush()
         if self._path is not None:
             durable.sync(self._path)
@@ -52,13 +47,7 @@ class CoordinatorLog:
 
 
 class Coordinated:
-    """What a coordinator saves.
-
-    Args:
-        every: updates from one checkpoint to the next, at least; 0 = one is written only where a signal comes.
-        continues: rows before, as in the log file's attribute (`schema`).
-        complain: is told where it cannot be written.
-    """
+    """A coordinator's part of checkpoints; `every`: least updates between checkpoints, 0 = only at a signal."""
 
     def __init__(
         self,
@@ -78,15 +67,13 @@ class Coordinated:
         self._complain = complain
 
     def rows(self) -> list[list[int]]:
-        """The log so far, to be saved with what is known now."""
         return [*self._continues, [self._attempt, *self._log.rows()]]
 
     def due(self, before: int, clock: int) -> bool:
-        """Whether one is to be written at this clock, where there was one, or none was due, until the clock before."""
+        """Return whether a multiple of `every` lies after `before`, up to `clock`."""
         return self._every > 0 and clock // self._every > before // self._every
 
     def write(self, numbers: dict[str, Any]) -> bool:
-        """Write them beside what the shards will write; whether that could be done."""
         directory = disk.directory_of(self._run, numbers["clock"])
         try:
             self._log.sync()

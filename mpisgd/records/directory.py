@@ -1,4 +1,4 @@
-"""The directory of a run: claimed at the start, joined and marked DONE at the end (DESIGN 6)."""
+"""Directory of a run: claimed at the start, joined and marked DONE at the end (DESIGN 6)."""
 
 from __future__ import annotations
 
@@ -24,22 +24,20 @@ from mpisgd.records.log.writer import explain
 
 _CHUNK_ROWS = 1024
 LINKED_NBYTES = 1 << 30
-"""Bytes of a table above which `log.h5` refers to the ranks' rows in place of a copy: to copy 1 GiB takes seconds."""
+"""Bytes above which `log.h5` links to a table's rows: copying 1 GiB takes seconds."""
 
 
 def claim(path: Path, *, overwrite: bool) -> Lock:
-    """Make the directory, and lock it; it must not exist, or be a run's directory that may be replaced.
+    """Make and lock a run's directory; an old run is locked before its first file goes.
 
-    What is replaced is locked before the first file of it is removed: of two jobs that want to, one is refused.
-
-    Raises ConfigError where it exists, is no run, is another job's, or cannot be made.
+    Raises ConfigError if the directory exists, is no run, is another job's, or cannot be made.
     """
     require_set("out", path)
     try:
         if path.exists():
             if not overwrite:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
-            lock = Lock(path) if (path / schema.LOCK).exists() else None  # while its holder empties it, it is no run
+            lock = Lock(path) if (path / schema.LOCK).exists() else None  # no run while its holder empties it
             if not (_is_run(path) or _never_began(path)):
                 if lock is not None:
                     lock.release()
@@ -54,7 +52,7 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
 
 
 def _empty(path: Path) -> None:
-    """Remove all but the lock; config.toml, by which it is known as a run's directory, goes last."""
+    """Remove all but the lock; config.toml, the mark of a run, goes last."""
     for each in sorted(path.iterdir(), key=lambda each: each.name == schema.CONFIG):
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
@@ -63,7 +61,7 @@ def _empty(path: Path) -> None:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether it was made by a run; a folder with some config.toml of the user's is not to be removed."""
+    """Return whether a run made the directory: some config.toml is not enough."""
     try:
         Run(path)
     except DataError:
@@ -72,13 +70,13 @@ def _is_run(path: Path) -> bool:
 
 
 def _never_began(path: Path) -> bool:
-    """Whether there is nothing in it but what a run makes before its config.toml: somebody was killed then."""
+    """Return whether a run was killed before writing config.toml."""
     begun = (schema.LOCK, f".{schema.LOCK}.", f".{schema.CONFIG}.")
     return path.is_dir() and all(each.name == begun[0] or each.name.startswith(begun[1:]) for each in path.iterdir())
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write config.toml, whole or not at all, and there to stay. Raises ConfigError where the directory cannot be written."""
+    """Write config.toml, durable and whole. Raises ConfigError."""
     try:
         durable.write(path / schema.CONFIG, sums.sealed(text).encode())
     except OSError as error:
@@ -86,13 +84,11 @@ def write_config(path: Path, text: str) -> None:
 
 
 def join(run: Run) -> None:
-    """Make `log.h5`: each table the rows of all ranks, and of attempts that are continued, one after the other.
+    """Make `log.h5`: each table has the rows of all ranks and continued attempts.
 
-    Rows are copied, in chunks that have HDF5's own checksums (Fletcher32), and compared with those of whoever wrote them. So
-    whoever opens the file, with whatever, is told of a flipped bit, and needs no other file. A table above `LINKED_NBYTES` is a
-    virtual data set over the ranks' files: made at once, and without room; a file that is missing reads as zeros (TRAPS 8).
-
-    Raises DataError where a file is missing or damaged.
+    Rows are copied in chunks with HDF5's checksums (Fletcher32), and compared with the writers': any reader is told of a flipped
+    bit. A table above `LINKED_NBYTES` is a virtual data set over the ranks' files; a missing file reads as zeros (TRAPS 8). Raises
+    DataError for a missing or damaged file.
     """
     path = run.path
     names = [*(schema.shard_file(shard, run.attempt) for shard in range(run.shards)), schema.evaluator_file(run.attempt)]
@@ -115,8 +111,6 @@ def join(run: Run) -> None:
 
 
 class Joined(NamedTuple):
-    """A table of `log.h5`: its place in the file, and the files that its rows come from, one after the other."""
-
     place: str
     table: str
     parts: Sequence[Rows]
@@ -124,13 +118,12 @@ class Joined(NamedTuple):
 
 
 def joined(run: Run) -> Iterator[Joined]:
-    """The tables of `log.h5`: of this layout, of the coordinator, and of the layouts before slices were cut anew."""
     for table in schema.TABLES:
         dtype = run.evaluations.dtype if table == "evaluations" else _dtype_of(table, run.parts)
         yield Joined(table, table, run.parts, dtype)
     for table, dtype in schema.COORDINATOR.items() if run.is_batch else ():
         yield Joined(table, table, run.parts_of_coordinator, dtype)
-    for number, layout in enumerate(run.earlier):  # the rows of other shards: their numbers mean other slices
+    for number, layout in enumerate(run.earlier):  # their shard numbers mean other slices
         for table in ("pushes", "updates", "events"):
             yield Joined(f"layouts/{number}/{table}", table, layout.parts(), _dtype_of(table, layout.parts()))
 
@@ -140,12 +133,10 @@ def attributes_of(layout: Layout) -> dict[str, int]:
 
 
 def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
-    """The type of a table that has the rows of all these; not of `evaluations`."""
     return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
 
 
 def _is_linked(table: Joined) -> bool:
-    """Whether `log.h5` is to refer to the rows of a table: there are many, and all files have the same columns."""
     is_large = count_of(table) * table.dtype.itemsize > LINKED_NBYTES
     return is_large and all(part.dtype(table.table) == table.dtype for part in table.parts)
 
@@ -155,7 +146,6 @@ def count_of(table: Joined) -> int:
 
 
 def links_of(table: Joined) -> list[tuple[int, int, str]]:
-    """Where `log.h5` finds the rows of a table: first row, number of rows, file; in each file the rows are the first ones."""
     found, start = [], 0
     for part in table.parts:
         if length := part.length(table.table):
@@ -186,17 +176,13 @@ def _copy(log: h5py.File, into: Joined) -> None:
 
 
 def rows_of(source: Joined) -> Iterator[LogRows]:
-    """The rows of a table, some at a time, in the type that `log.h5` has them in."""
     for part in source.parts:
         for rows in part.chunks(source.table):
             yield rows if rows.dtype == source.dtype else schema.rows_as(source.dtype, [rows])
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:
-    """Write DONE: it is there whole, or not at all, and what it refers to is there to stay before it is.
-
-    The names of all files are in this directory, which is synced first; the files, whoever wrote them has synced.
-    """
+    """Write DONE, durable and whole, after the names of all files; writers have synced their files."""
     with writing(path / schema.DONE):
         durable.sync_directory(path)
         durable.write(path / schema.DONE, sums.sealed_json(contents).encode())

@@ -1,4 +1,4 @@
-"""The weights that a run begins with where it is given some (`init_from`): read, checked against the model, and found again."""
+"""Initial weights of a run from a file (`init_from`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from mpisgd.records.log.reader import Directory
 from mpisgd.records.weights import State
 
 NAME = "init_from"
-"""Of the entry in what a run was brought: [environment] of its config.toml."""
+"""Entry of `brought` in [environment] of config.toml."""
 
 
 def told(config: Config) -> dict[str, dict[str, str]]:
-    """For config.toml: the file, and its sha256; nothing where the model's factory makes the weights."""
     if not config.init_from:
         return {}
     file = _file(config).absolute()
@@ -29,7 +28,7 @@ def told(config: Config) -> dict[str, dict[str, str]]:
 
 
 def told_of(run: Directory) -> dict[str, str]:
-    """What a run says of the file that it began with. Raises DataError where it says nothing."""
+    """Return a run's entry on its initial file. Raises DataError if missing."""
     entry = run.environment.get("brought", {}).get(NAME)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("file", "sha256")):
         raise DataError(f"{run.path / schema.CONFIG}: {NAME} is given, but not which file that was")
@@ -37,7 +36,7 @@ def told_of(run: Directory) -> dict[str, str]:
 
 
 def same(run: Directory, where: str = "") -> Path:
-    """The file that a run began with; `where` it is now, if not where it was. Raises DataError where it is gone, or another."""
+    """Return a run's initial file; `where`: its new place. Raises DataError if gone or changed."""
     entry = told_of(run)
     path = weights.file_of(Path(where or entry["file"]))
     if not path.is_file():
@@ -49,10 +48,7 @@ def same(run: Directory, where: str = "") -> Path:
 
 
 def load(module: nn.Module, config: Config) -> None:
-    """Put the weights into a model; buffers that the file has not (batch-norm statistics, say) stay as the factory made them.
-
-    Raises ConfigError where the file cannot be read, or is not of this model, by names and shapes.
-    """
+    """Load the weights; buffers missing in the file stay as made. Raises ConfigError for a misfit."""
     field = f"{NAME} = {config.init_from!r}"
     path, out = _file(config), Path(config.out).resolve()
     if config.overwrite and out in path.resolve().parents:
@@ -66,21 +62,21 @@ def load(module: nn.Module, config: Config) -> None:
         raise ConfigError(f"{field} is not of this model: {'; '.join(problems)}")
     try:
         module.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # of a module that reads its part by itself
+    except RuntimeError as error:  # of a module's own reader
         raise ConfigError(f"{field} cannot be loaded: {error}") from error
 
 
 def holds_more(module: nn.Module) -> bool:
-    """Whether a model has a state besides the weights that it trains: frozen ones, buffers. No checkpoint has that."""
+    """Return whether a model has untrained state: no checkpoint has it."""
     trained = {name for name, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
     return bool(set(module.state_dict()) - trained)
 
 
 def _problems(module: nn.Module, state: State) -> Iterator[str]:
-    """What the file lacks, has too much, and has otherwise: of each the first, and how many there are."""
+    """Yield misfits: the first of each kind, with a count."""
     own = {name: each for name, each in module.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
     parameters = {name: id(each) for name, each in own.items() if isinstance(each, nn.Parameter)}
-    by_parameter: dict[int, list[str]] = {}  # of weights that layers share, one name is enough
+    by_parameter: dict[int, list[str]] = {}  # of shared weights one name is enough
     for name, parameter in parameters.items():
         by_parameter.setdefault(parameter, []).append(name)
     lacking = [names[0] for names in by_parameter.values() if not any(name in state for name in names)]
@@ -100,7 +96,7 @@ def _problems(module: nn.Module, state: State) -> Iterator[str]:
 
 
 def _kind(tensor: Tensor) -> str:
-    """Its shape; floats of any size are converted, other types are not."""
+    """Return type and shape; floats of any size are converted."""
     what = "float" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
     return f"{what} {tuple(tensor.shape)}"
 
@@ -114,7 +110,6 @@ def _file(config: Config) -> Path:
 
 
 def _sha256(path: Path) -> str:
-    """ "" where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

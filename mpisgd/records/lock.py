@@ -1,19 +1,13 @@
-"""Lock of a run's directory, so that one job at a time writes there: a file that the first makes, and removes when it ends.
+"""Lock of a run's directory, for one writing job at a time.
 
-A job that is killed leaves it behind. It is taken over only where it can be known that its holder is no more:
+A killed job leaves the lock behind. Another job takes over only if the holder is known to be gone:
 
-    the process is gone     seen from the same kernel (boot id) and the same process namespace, in which its number means the same:
-                            a container may have the host's name, or its process numbers, and be another
-    the job began anew      the same batch job, and element of an array, but another start of it: a requeue. What else runs in the
-                            same start, another job step, may well be alive
+    the process is gone     seen from the same kernel (boot id) and process namespace: a container may share host name and numbers
+    the job began anew      a requeue: same batch job and array element, another start; in the same start, a job step may be alive
 
-Otherwise whoever comes is refused, and told what to remove.
-
-Of several that find the lock of one that is no more, one takes it over. To follow the lock L is to make the file `.LOCK.after.ID`,
-ID being the checksum of what L says, which is said once. Of all that may follow L, one makes it; whoever comes later looks at the
-end of that chain, which begins with LOCK. Who has made the file looks whether LOCK leads to it. If so it has the lock, and renames
-the file to LOCK. If not, somebody has done all that meanwhile: it removes the file, and looks again. All rests on link and rename,
-which are whole or nothing, on NFS too.
+To follow the lock L is to make the file `.LOCK.after.ID`, ID being the checksum of L's unique text: a single job can. Later jobs
+look at the end of this chain from LOCK. If the chain leads to its file, the maker renames the file to LOCK. If not, another job was
+faster: the maker removes the file, and looks again. All rests on link and rename, atomic on NFS too.
 """
 
 from __future__ import annotations
@@ -37,15 +31,12 @@ from mpisgd.base.storage import cause
 from mpisgd.records.log import schema, sums
 
 _MOST = 1 << 16
-"""Letters of a lock."""
-#: What file systems without hard links say.
+#: Errors of file systems without hard links.
 _LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class _System(NamedTuple):
-    """The variables in which a batch system tells a job its number, what tells apart the elements of an array that have one number,
-    and the starts of one job; `first`: what the last says at the first start, where it is not set then.
-    """
+    """Environment variables of a batch system; `first`: `start` of a first start, if unset."""
 
     job: str
     more: tuple[str, ...]
@@ -62,10 +53,7 @@ _SYSTEMS = (
 
 
 class Lock:
-    """The lock of a run's directory; `release` removes it. A job that is killed leaves it behind: see above.
-
-    Raises ConfigError where another job holds it.
-    """
+    """Lock of a run's directory. Raises ConfigError if another job holds the lock."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / schema.LOCK
@@ -82,12 +70,12 @@ class Lock:
                 return
 
     def _settle(self, run: Path, place: Path) -> bool:
-        """Whether the chain leads to the file that was made; then it is LOCK."""
+        """Return whether the chain leads to the file made; rename it to LOCK."""
         try:
             chain = _chain(run)
             if chain and chain[-1][1] == self._text:
                 place.rename(self._path)
-                for passed, _ in chain[1:-1]:  # of those who were killed before they came here
+                for passed, _ in chain[1:-1]:  # left by killed jobs
                     passed.unlink(missing_ok=True)
                 return True
             place.unlink(missing_ok=True)
@@ -96,18 +84,18 @@ class Lock:
         return False
 
     def _make(self, place: Path, text: str) -> bool:
-        """Make a file whole, or not at all: a link to a file of its own, which fails where it exists."""
+        """Make a file whole, or not at all: link a private file; False if the name exists."""
         own = self._path.with_name(f".{schema.LOCK}.{socket.gethostname()}.{os.getpid()}")
         try:
             own.write_text(text)
-            durable.sync(own)  # one that is empty after a loss of power would be in everybody's way
+            durable.sync(own)  # an empty lock after a loss of power would block everybody
             os.link(own, place)
         except FileExistsError:
             return False
         except OSError as error:
             if error.errno in _LINKLESS and own.exists():
                 return _make_in_place(place, text)
-            if isinstance(error, FileNotFoundError) and place.parent.is_dir():  # who holds the lock has emptied the directory
+            if isinstance(error, FileNotFoundError) and place.parent.is_dir():  # the holder has emptied the directory
                 return False
             raise self._cannot(error) from error
         finally:
@@ -118,26 +106,25 @@ class Lock:
         return ConfigError(f"{self._path.parent} cannot be locked: {self._path.name} cannot be made: {cause(error)}")
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # whoever comes next sees that this process has ended
+        with contextlib.suppress(OSError):  # the next job sees that this process has ended
             if self._path.read_text() == self._text:
                 self._path.unlink()
 
 
 def check(run: Path) -> None:
-    """Raises ConfigError where a job that may be alive holds the lock, and says how to remove it."""
+    """Raise ConfigError if the holder may be alive."""
     for end in _chain(run)[-1:]:
         _check(run, *end)
 
 
 def _check(run: Path, path: Path, text: str) -> None:
-    """The same of the end of a chain."""
     who = _held_by(text)
     if who:
         raise ConfigError(f"{run} is being written by another job, {who}; if that job has ended, remove {path} and try again")
 
 
 def _chain(run: Path) -> list[tuple[Path, str]]:
-    """LOCK and those who have taken it over, one after the other, and what each says; the last one has it. Empty: nobody."""
+    """Return LOCK and its followers, with texts; the last has the lock."""
     chain: list[tuple[Path, str]] = []
     path = run / schema.LOCK
     while True:
@@ -154,7 +141,7 @@ def _chain(run: Path) -> list[tuple[Path, str]]:
 
 
 def _text_of(path: Path) -> str:
-    """Read the text of a lock. Raises OSError where there is none, ValueError for what is no file of at most `_MOST` letters."""
+    """Read a lock. Raises OSError, or ValueError for no file of at most `_MOST` letters."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, encoding="utf-8") as file:
         text = file.read(_MOST + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
@@ -164,12 +151,11 @@ def _text_of(path: Path) -> str:
 
 
 def _after(run: Path, text: str) -> Path:
-    """The file of who follows the lock that says this."""
     return run / f".{schema.LOCK}.after.{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
 def _make_in_place(place: Path, text: str) -> bool:
-    """Make the lock without hard links: whoever makes the file has it; one that dies before the next line leaves it empty."""
+    """Make the lock without hard links; a job killed within leaves an empty lock."""
     try:
         with place.open("x") as file:
             file.write(text)
@@ -181,7 +167,7 @@ def _make_in_place(place: Path, text: str) -> bool:
 
 
 def _held_by(text: str) -> str:
-    """Say who holds, or may hold, a lock with this text; "" where nobody does. What is damaged may be of a process that lives."""
+    """Describe the possible holder; "" if none. A damaged lock may be of a live process."""
     try:
         holder = sums.checked(schema.LOCK, json.loads(text), _mine())
         host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])
@@ -202,7 +188,6 @@ def _held_by(text: str) -> str:
 
 
 def _mine() -> dict[str, str | int]:
-    """Entries of this process; "" is what cannot be known."""
     system = next((each for each in _SYSTEMS if os.environ.get(each.job)), None)
     job = start = step = ""
     if system is not None:
@@ -223,7 +208,7 @@ def _mine() -> dict[str, str | int]:
 
 
 def _gone(pid: int, begun: str) -> bool:
-    """Whether a process of this namespace is no more; another may have its number by now."""
+    """Return whether a process has ended; another may have its number."""
     if _link("/proc/self") == str(os.getpid()):  # else /proc shows the numbers of another namespace
         found = _begun(str(pid))
         if found:
@@ -232,13 +217,13 @@ def _gone(pid: int, begun: str) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's, which /proc may hide
+    except OSError:  # another user's, maybe hidden in /proc
         pass
     return False
 
 
 def _begun(process: str) -> str:
-    """Tick at which it began, since the kernel did; "" where that is not told."""
+    """Return a process's start in kernel ticks; "" if unknown."""
     fields = _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 

@@ -1,7 +1,6 @@
-"""Loggers that others have, as callbacks: TensorBoard, W&B offline, MLflow's file store.
+"""Loggers of others as callbacks: TensorBoard, W&B offline, MLflow's file store.
 
-Updates are told on shard 0's rank, evaluations on the evaluator's: each rank that is told something has a writer of its own, which
-it opens then.
+Shard 0's rank and the evaluator's each open their own writer.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ from mpisgd.records.callbacks import Callbacks, Evaluation, Update
 
 
 class Writer(Protocol):
-    """Takes numbers by name, as they are after so many updates."""
-
     def write(self, values: Mapping[str, float], clock: int) -> None:
-        """What is written outlives the process, however that ends."""
+        """Write values, safe against any end of the process."""
 
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """Event files, in `tensorboard/updates` or `tensorboard/evaluations`: a directory has one writer."""
+    """Event files in `tensorboard/updates` or `tensorboard/evaluations`: a directory has one writer."""
 
     module = "tensorboard"
 
@@ -48,9 +45,9 @@ class TensorBoard:
 
 
 class WandB:
-    """An offline run of W&B, which `wandb sync` sends; nothing here opens a connection to another machine.
+    """An offline run of W&B, for `wandb sync`; nothing here contacts another machine.
 
-    In `wandb/` beside the run's directory: W&B makes links, which that has not (`contained`).
+    `wandb/` lies beside the run's directory: W&B makes links, refused inside (`contained`).
     """
 
     module = "wandb"
@@ -73,7 +70,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow's, in the file store `mlflow/updates` or `mlflow/evaluations`: two ranks cannot begin one together."""
+    """A run of MLflow's in `mlflow/updates` or `mlflow/evaluations`: two ranks cannot begin a run together."""
 
     module = "mlflow"
 
@@ -97,7 +94,7 @@ KINDS: Mapping[str, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow"
 
 
 def check(names: Sequence[str], *, used: bool) -> None:
-    """Raises ConfigError where one is not installed; or, on a rank where it is `used`, cannot be imported."""
+    """Raise ConfigError if a logger is not installed, or, where `used`, not importable."""
     for name in names:
         module = KINDS[name].module
         try:
@@ -110,16 +107,13 @@ def check(names: Sequence[str], *, used: bool) -> None:
 
 
 class Loggers:
-    """All that a run has, on one rank."""
-
     def __init__(self, names: Sequence[str], run: Path) -> None:
         self._names, self._run = names, run
         self._writers: list[Writer] = []
         self._turn = threading.Lock()
-        """One rank may be told of updates by a thread, and of evaluations."""
+        """Updates may be told in a thread, beside evaluations."""
 
     def with_own(self, callbacks: Callbacks) -> Callbacks:
-        """The user's callbacks, each after these."""
         if not self._names:
             return callbacks
         return Callbacks(
@@ -144,7 +138,6 @@ class Loggers:
                 writer.write(values, clock)
 
     def close(self) -> None:
-        """Nothing is told any more."""
         with self._turn:
             for writer in self._writers:
                 writer.close()

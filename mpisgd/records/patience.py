@@ -1,7 +1,4 @@
-"""Early stopping: when evaluations have been no better for so long that training is to end.
-
-A rule of rows of `evaluations` alone: the evaluator asks it while the run goes on, and replay asks it of the log.
-"""
+"""Early stopping, by rows of `evaluations` alone: the evaluator asks during the run, replay asks the log."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from mpisgd.records.best import best_row, is_better
 
 
 class Patience:
-    """Counts evaluations in a row that were not better than the best before them by more than `min_delta`.
+    """Count of evaluations in a row not better than the best by more than `min_delta`.
 
-    One snapshot is one evaluation: the best of what its weights and their average come to on test data, or on samples set aside.
+    A snapshot is one evaluation: the better of weights and average, on test or set-aside data.
 
     Attributes:
-        over_at: the snapshot at which `patience` evaluations had been no better; -1 = not yet.
+        over_at: snapshot at which patience ended; -1 = not yet.
     """
 
     def __init__(self, options: EvaluationOptions) -> None:
@@ -30,7 +27,7 @@ class Patience:
         self.over_at = -1
 
     def note(self, rows: Iterable[Mapping[str, Any]]) -> bool:
-        """Note the rows of one snapshot; whether its evaluation was the one too many."""
+        """Note the rows of one snapshot; return whether patience ends here."""
         options = self._options
         rows = list(rows)
         row = best_row(options, rows)
@@ -45,7 +42,6 @@ class Patience:
         return True
 
     def note_all(self, rows: Iterable[Mapping[str, Any]]) -> Patience:
-        """Note the rows of snapshots, one after the other."""
         for _, each in groupby(rows, key=lambda row: int(row["snapshot"])):
             self.note(each)
         return self

@@ -1,4 +1,4 @@
-"""All that a shard writes of a run: it is told, and never asked."""
+"""Records of a shard: told, never asked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ from mpisgd.vectors.computing import Copied
 
 
 class ShardRecords:
-    """The log, the progress, the snapshots and the checkpoints of one shard.
-
-    Args:
-        snapshots: where copies of the weights for evaluation go.
-        checkpoints: where copies of the slice go, from which the run can be continued; None = nowhere.
+    """Log, progress, snapshots and checkpoints of a shard.
 
     Attributes:
-        carried: pushes that were received before the checkpoint that this run continues from.
-        saved_clock: of the last checkpoint that was taken, or that this run continues from; -1 = there is none.
+        carried: pushes received before the checkpoint continued.
+        saved_clock: of the last checkpoint taken or continued; -1 = none.
     """
 
     def __init__(self, log: ShardLog, progress: Progress, snapshots: Snapshots, checkpoints: Checkpoints | None = None) -> None:
@@ -39,7 +35,6 @@ class ShardRecords:
 
     @property
     def marked_clock(self) -> int:
-        """From which the run could go on, if it were saved now."""
         return int(self._mark["clock"])
 
     def take_snapshot(self, update: Copied, clock: int, now_s: float) -> None:
@@ -47,11 +42,10 @@ class ShardRecords:
         self.log.event(Event.SNAPSHOT, clock, now_s)
 
     def mark(self, rules: Rules, now_s: float, received: int, diverged: bool) -> None:
-        """Just after an update, or before the first: the run can go on from here. `received`: pushes that this log has.
+        """Note a state to go on from, after an update or before the first. `received`: pushes in this log.
 
-        Weights and optimiser do not change until the next update. So a checkpoint that is written later, when a signal has
-        interrupted the run, is one of this moment: gradients that came since, to a sum that will not be finished, are computed
-        again.
+        Weights stay unchanged until the next update, so a checkpoint after a signal has this state; gradients of the unfinished sum
+        are computed again.
         """
         self._mark = {
             "clock": rules.clock,
@@ -68,10 +62,7 @@ class ShardRecords:
         return self.checkpoints is not None and not rules.finished and self.checkpoints.due(rules.clock)
 
     def save(self, now: Callable[[], float], last: bool = False) -> None:
-        """Begin to write a checkpoint of the last update; `last`: there will be no other.
-
-        It is complete when all shards have done so at this clock.
-        """
+        """Begin a checkpoint of the last update, complete once all shards have done so at this clock."""
         checkpoints, mark, start_s = self.checkpoints, self._mark, now()
         assert checkpoints is not None
         if checkpoints.busy():
@@ -88,7 +79,6 @@ class ShardRecords:
         self.log.event(Event.CHECKPOINT, mark["clock"], end_s, value=end_s - start_s)
 
     def end(self, now: Callable[[], float]) -> None:
-        """No other is taken: wait until the last one is written."""
         if self.checkpoints is not None:
             self.checkpoints.wait()
             self._note_unsaved(self.checkpoints, now)

@@ -1,4 +1,4 @@
-"""Files of weights: the last ones of a run, and what else holds a state dict. Nothing in them is executed (SECURITY.md)."""
+"""Files of weights. Nothing in them is executed (SECURITY.md)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Directory
 
 State = dict[str, Tensor]
-"""A state dict: parameters and buffers by their names in the model."""
 
 TORCH, SAFETENSORS = ".pt", ".safetensors"
 THETA, THETABAR = "theta", "thetabar"
-"""Entries of a run's file: the weights, and their average."""
 WEIGHTS, EVALUATION = "weights", "evaluation"
-"""Entries of the file of the best weights (`best.py`): a state dict, and the evaluation that they came to."""
+"""Entries of a file of best weights (`best.py`)."""
 
 
 def of_run(run: Directory, *, averaged: bool = False) -> State:
-    """The last weights of a run, or their average.
+    """Return a run's last weights, or their average.
 
-    Raises CheckpointError where there are none (the run has not ended, or did not average), and DataError where the file is not as
-    DONE says.
+    Raises CheckpointError if there are none, DataError if the file is not as DONE says.
     """
     path, told = run.path / schema.WEIGHTS, (run.done or {}).get("weights")
     if not path.is_file():
@@ -45,7 +42,7 @@ def of_run(run: Directory, *, averaged: bool = False) -> State:
 
 
 def read_best(path: Path) -> Mapping[str, Any]:
-    """The file of a run's best weights. Raises CheckpointError where it is none."""
+    """Read a file of best weights. Raises CheckpointError."""
     found = _torch(path)
     if set(found) != {WEIGHTS, EVALUATION}:
         raise CheckpointError(f"{path} is no file of best weights: expected {WEIGHTS} and {EVALUATION}, found {', '.join(found)}")
@@ -53,10 +50,7 @@ def read_best(path: Path) -> Mapping[str, Any]:
 
 
 def best_of_run(run: Directory) -> State:
-    """The best weights of a run (`evaluation.best`), of one under way those so far.
-
-    Raises CheckpointError where it has kept none, DataError where the file is not as DONE says.
-    """
+    """Return a run's best weights (`evaluation.best`) so far. Raises as `of_run`."""
     path, told = run.path / schema.BEST, (run.done or {}).get("best")
     if not path.is_file():
         raise CheckpointError(f"{run.path} has no {schema.BEST}: a run keeps its best weights with --evaluation.best error")
@@ -66,14 +60,13 @@ def best_of_run(run: Directory) -> State:
 
 
 def file_of(path: Path) -> Path:
-    """The file itself, where a run's directory may be named for it."""
     return path / schema.WEIGHTS if path.is_dir() else path
 
 
 def read(path: Path) -> State:
-    """The last weights of a run, by its directory; a state dict that torch has saved; or a file of safetensors.
+    """Return weights: a run's last, a state dict of torch, or a safetensors file.
 
-    Raises CheckpointError where there is none, or it cannot be read; DataError as `of_run`.
+    Raises CheckpointError; DataError as `of_run`.
     """
     if path.is_dir():
         return of_run(Directory(path))
@@ -88,7 +81,7 @@ def read(path: Path) -> State:
 
 
 def check_new(path: Path) -> None:
-    """Raises ConfigError where `write` could not make this file, or would replace another."""
+    """Raise ConfigError if `write` could not make this file, or would replace another."""
     if path.suffix not in (TORCH, SAFETENSORS):
         raise ConfigError(f"{path}: expected a name that ends in {TORCH} or {SAFETENSORS}")
     if path.suffix == SAFETENSORS:
@@ -99,7 +92,7 @@ def check_new(path: Path) -> None:
 
 
 def write(path: Path, state: State) -> None:
-    """Write a state dict in the format that the file's name says, whole or not at all. Raises StorageError."""
+    """Write a state dict, whole or not at all. Raises StorageError."""
     with writing(path):
         with durable.made_aside(path) as aside:
             if path.suffix == SAFETENSORS:
@@ -110,7 +103,6 @@ def write(path: Path, state: State) -> None:
 
 
 def _safetensors(path: Path) -> State:
-    """Raises CheckpointError; ConfigError where the package is not installed."""
     library = _library()
     try:
         return dict(library.torch.load_file(path))
@@ -127,7 +119,6 @@ def _library() -> Any:
 
 
 def _torch(path: Path) -> Mapping[Any, Any]:
-    """Raises CheckpointError."""
     try:
         found = torch.load(path, weights_only=True, map_location="cpu")
     except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, UnpicklingError) as error:
@@ -138,7 +129,6 @@ def _torch(path: Path) -> Mapping[Any, Any]:
 
 
 def _state(found: Any, path: Path) -> State:
-    """Raises CheckpointError where it is no state dict."""
     if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
         names = ", ".join(map(str, list(found)[:5])) if isinstance(found, Mapping) else type(found).__name__
         raise CheckpointError(f"{path} holds no state dict: expected tensors by their names, found {names or 'nothing'}")

@@ -1,9 +1,8 @@
-"""What learners keep beside their parameters (running means, codebooks, queues), and never exchange.
+"""State of learners beside parameters (running means, codebooks, queues), never exchanged.
 
-for whoever evaluates    a file of learner 0 for each snapshot: the buffers that it had when it first pulled weights as new, before
-                         it computed from them; and one for the last weights. With one learner these are a plain loop's
-to go on with            a file of each learner: what it had when it first pulled weights as new as a checkpoint, or in the end.
-                         An attempt that goes on keeps what its learners began with, for replay
+For evaluation, learner 0 writes a file for each snapshot and the last weights: its state at the first pull of weights that new,
+before computing; with one learner, a plain loop's. To go on, each learner writes its state at the first pull of weights as new as a
+checkpoint, and at the end; an attempt keeps its first state, for replay.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from mpisgd.vectors.kept_state import KeptState, digests, put, taken
 
 LAST = "last"
 PULLS_UNTIL_KEPT = 3
-"""Pulls of learner 0 after a snapshot was taken, until its file is written, by any way of exchange: one that waits, or was asked
-for ahead; one that shows the snapshot; and one behind which the file is there."""
+"""Pulls of learner 0 until a snapshot's file is written, in any exchange: a waiting or prefetched pull; a pull that shows the
+snapshot; a pull after the file."""
 _STATES = 2
-"""Files of a learner's own that are kept: the checkpoint of the newest may never have become whole."""
+"""Files kept per learner: the newest checkpoint may never become whole."""
 
 
 def _of_snapshot(run: Path, number: int | str) -> Path:
@@ -46,13 +45,12 @@ def _write(path: Path, state: Any) -> None:
 def _read(path: Path, module: nn.Module) -> None:
     try:
         put(module, torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # whatever torch's readers, or the module's own, raise
+    except Exception as error:  # whatever torch's readers or the module raise
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def forget(run: Path, begin: int) -> None:
-    """Remove files of snapshots from number `begin` on, which this attempt will take again; one that the attempt before had taken,
-    and left without a file, has what it had last."""
+    """Remove files of snapshots this attempt takes again; snapshot `begin` - 1, if without a file, gets the last state."""
     last = _of_snapshot(run, LAST)
     if begin and last.exists() and not (newest := _of_snapshot(run, begin - 1)).exists():
         last.rename(newest)
@@ -63,7 +61,7 @@ def forget(run: Path, begin: int) -> None:
 
 
 def begin(run: Path, attempt: int, learner_id: int, clock: int, module: nn.Module) -> None:
-    """Let the model have what a learner had at the checkpoint of this clock; as it was made, where there is no file of that."""
+    """Put a learner's state at a checkpoint into the model; without a file the model stays as made."""
     begun = run / schema.learner_file(learner_id, attempt)
     for each in (clock, LAST):
         if (path := _of_learner(run, learner_id, each)).exists():
@@ -75,9 +73,9 @@ def begin(run: Path, attempt: int, learner_id: int, clock: int, module: nn.Modul
 
 
 def at_checkpoint(run: Path, clock: int, module: nn.Module, *, newest: bool) -> bool:
-    """Let the model have what learner 0 had at the checkpoint of this clock; returns whether there is a file of that.
+    """Put learner 0's state at a checkpoint into the model; return whether a file exists.
 
-    `newest`: an interrupted run has no later checkpoint.
+    `newest`: without a later checkpoint, the state at an interruption counts, too.
     """
     for each in (clock, LAST) if newest else (clock,):
         if (path := _of_learner(run, 0, each)).exists():
@@ -87,7 +85,6 @@ def at_checkpoint(run: Path, clock: int, module: nn.Module, *, newest: bool) -> 
 
 
 def begin_again(run: Path, attempt: int, learner_id: int, module: nn.Module) -> None:
-    """Let the model have what a learner began an attempt with."""
     if (begun := run / schema.learner_file(learner_id, attempt)).exists():
         _read(begun, module)
 
@@ -96,14 +93,10 @@ class Keeper(Keeps):
     """A learner's part.
 
     Args:
-        run: the run's directory.
-        own: called before the module is looked at: where others use it, too, it has this learner's state then.
-        learner_id: learner 0 keeps what snapshots are evaluated with.
-        every: updates between states to go on from, and between those that are to last (`checkpoint.partner_updates`); 0 = there
-            are none but at the end.
-        begun: the clock that the learner goes on from, where snapshots that it first hears of were taken before; -1 = it begins.
-        late: what there is becomes known within a mini-batch (`exchange/layerwise.py`), so that each begins with a copy.
-        given_up: mini-batches may be, half-way.
+        own: called before the module is read: a shared module then has this learner's state.
+        every: updates between states to go on from, and between lasting states; 0 = only at the end.
+        begun: clock to go on from; -1 = a new run.
+        late: snapshots become known within a mini-batch (`exchange/layerwise.py`): each begins with a copy.
     """
 
     def __init__(
@@ -177,7 +170,7 @@ class Keeper(Keeps):
 
 
 class Given:
-    """The evaluator's part: puts the state of a snapshot into the model that it evaluates; `own` as for `Keeper`."""
+    """The evaluator's part; `own` as for `Keeper`."""
 
     def __init__(self, module: nn.Module, run: Path, own: Callable[[], None]) -> None:
         self._module = module
@@ -185,11 +178,11 @@ class Given:
         self._own = own
 
     def has(self, number: int) -> bool:
-        """Whether learner 0 pulled again after this snapshot."""
+        """Return whether learner 0 has pulled since this snapshot."""
         return _of_snapshot(self._run, number).exists()
 
     def put(self, number: int, *, last: bool) -> None:
-        """Of a learner that was lost, or has left: what it had last."""
+        """Put a snapshot's state into the model; the last state, if learner 0 is gone."""
         self._own()
         wanted: list[int | str] = [LAST] if last else [number, LAST]
         for path in (_of_snapshot(self._run, each) for each in (*wanted, *reversed(range(number)))):

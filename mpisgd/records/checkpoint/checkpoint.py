@@ -1,12 +1,12 @@
-"""Format of checkpoints on disk, and their reading: plain arrays and numbers, nothing that could be executed (DESIGN 6).
+"""Files of checkpoints: plain arrays and numbers, nothing executable (DESIGN 6).
 
-    checkpoint/clock-000120/shard-000.h5     the tensors of one shard's slice, one-dimensional float32 data sets
-                            shard-000.json   its `Account`, and how long the file is and its CRC-32
-                            coordinator.json of a batch optimisation, what its coordinator knows (`coordinator_records.py`)
-                            manifest.json    all of these in one, written last: what has none is no checkpoint
+    checkpoint/clock-000120/shard-000.h5     one shard's tensors: one-dimensional float32 data sets
+                            shard-000.json   the shard's `Account`, file length and CRC-32
+                            coordinator.json of a batch optimisation (`coordinator_records.py`)
+                            manifest.json    all of the above in one, written last: without it, no checkpoint
 
-Each file is written aside, synced and renamed. The files of JSON hold a CRC-32 of themselves, and those of all others: a checkpoint
-loads whole, or is refused.
+Each file is written aside, synced and renamed. JSON files hold CRC-32s of themselves and of all others: a checkpoint loads whole or
+is refused.
 """
 
 from __future__ import annotations
@@ -35,28 +35,24 @@ COORDINATOR = "coordinator.json"
 _DIRECTORY = re.compile(r"clock-(\d{6,})$")
 CRC = "crc32"
 TOLD = ("schema_version", "attempt", "learners", "model")
-"""Entries of a manifest that each part has, too."""
+"""Entries of a manifest repeated in each part."""
 _LAYOUT_NBYTES = 4096
 """More than HDF5 writes about one data set."""
 _PIECE = 1 << 20
-"""Bytes whose CRC-32 is taken just before they are written: they are in the cache then."""
+"""Bytes per CRC-32, still in the cache for the write."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """State of a shard at a checkpoint, besides its tensors; just after an update, when no sum is in the making.
+    """State of a shard just after an update, besides its tensors.
 
     Attributes:
-        bounds: of its slice of the flat vector.
-        clock: the same on all shards.
-        samples: applied.
-        now_s: when the slice was copied.
-        received: pushes that are in the log.
-        applied_seq: per learner, the last mini-batch that was applied here; -1 = none.
-        next_seq: per learner, the mini-batch that this shard wants next.
-        rows: the log so far, as in the attribute `continues` of a log file (`schema`).
-        snapshots: of each, its clock, samples, seconds and CRC-32.
-        portions: which were applied here, where they are dealt (`portions.Portions.state`).
+        received: pushes in the log.
+        applied_seq: per learner, the last mini-batch applied here; -1 = none.
+        next_seq: per learner, the mini-batch wanted next here.
+        rows: the log so far, as attribute `continues` (`schema`).
+        snapshots: clock, samples, seconds and CRC-32 of each.
+        portions: `portions.Portions.state`, if data are dealt.
     """
 
     shard: int
@@ -75,8 +71,6 @@ class Account:
 
 @dataclass(frozen=True)
 class Part:
-    """Entry of one shard's file in the manifest."""
-
     account: Account
     nbytes: int
     crc32: int
@@ -84,15 +78,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A manifest, read.
+    """A manifest.
 
     Attributes:
-        path: its directory.
-        attempt: the attempt of the run that wrote it.
-        learners: lambda_ of that attempt.
-        model: fingerprint of the names and shapes of the parameters (`flat.FlatModel.fingerprint`).
-        parts: those of all shards, in their order.
-        coordinator: what that of a batch optimisation knew (`sandblaster/state.py`); else empty.
+        attempt, learners: of the writing attempt.
+        model: `flat.FlatModel.fingerprint`.
+        coordinator: of a batch optimisation (`sandblaster/state.py`); else empty.
     """
 
     path: Path
@@ -105,25 +96,22 @@ class Checkpoint:
 
     @property
     def next_seq(self) -> list[int]:
-        """Per learner, the mini-batch with which it goes on: the first that any shard wants."""
+        """Per learner, the first mini-batch wanted by any shard."""
         return [min(wanted) for wanted in zip(*(part.account.next_seq for part in self.parts), strict=True)]
 
     @property
     def attempts(self) -> list[int]:
-        """Attempts whose rows come before it in the log, in their order."""
         return [attempt for attempt, *_ in self.parts[0].account.rows]
 
     @property
     def now_s(self) -> float:
-        """The latest of the seconds at which the shards copied their slices."""
         return max(part.account.now_s for part in self.parts)
 
     def tensors(self, shard: int) -> dict[str, np.ndarray]:
-        """The tensors of one shard by name: (slice,) or () float32. Raises CheckpointError where the file is another."""
+        """Return one shard's tensors by name, (slice,) or () float32. Raises CheckpointError if changed."""
         return self.tensors_at(self.path / part_file(shard), shard)
 
     def tensors_at(self, path: Path, shard: int) -> dict[str, np.ndarray]:
-        """Read the tensors of one shard from a copy of its file. Raises CheckpointError where the file is another."""
         part = self.parts[shard]
         try:
             nbytes = path.stat().st_size
@@ -149,17 +137,15 @@ def account_file(shard: int) -> str:
 
 
 def directories(run: Path) -> list[Path]:
-    """List the directories of all checkpoints, complete or not, the newest first."""
+    """List the directories of checkpoints, complete or not, newest first."""
     found = [path for path in (run / schema.CHECKPOINTS).glob("clock-*") if _DIRECTORY.match(path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
 
 
 def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole: Collection[int] = ()) -> Checkpoint:
-    """The newest checkpoint of a run that is whole, every byte of it; `complain` is told of each newer one why it is not taken.
+    """Return the newest whole checkpoint, all bytes read; tell `complain` why newer ones are passed over.
 
-    `whole`: clocks of those whose bytes have been looked at.
-
-    Raises CheckpointError where there is none.
+    `whole`: clocks already checked. Raises CheckpointError if there is none.
     """
     why: list[str] = []
     for path in directories(run):
@@ -169,7 +155,7 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole:
                 checkpoint.tensors(shard)
         except CheckpointError as error:
             complain(f"{path.name} is passed over: {error}")
-            why.append(f"; {path.name}: {error}")  # of each: the newest may only be unfinished, and one before it damaged
+            why.append(f"; {path.name}: {error}")  # of each: the newest may be merely unfinished, an older one damaged
             continue
         return checkpoint
     raise CheckpointError(
@@ -179,7 +165,7 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole:
 
 
 def read(path: Path) -> Checkpoint:
-    """The manifest of one checkpoint's directory. Raises CheckpointError where it is missing, or not as it was written."""
+    """Read a manifest. Raises CheckpointError if missing or changed."""
     table = read_json(path / MANIFEST)
     try:
         if table["schema_version"] != schema.SCHEMA_VERSION:
@@ -194,13 +180,13 @@ def read(path: Path) -> Checkpoint:
 
 
 def _account_of(told: Mapping[str, Any]) -> Account:
-    """Make an account of its entry; an earlier mpisgd wrote `counts` besides."""
+    """Return an account; an earlier mpisgd also wrote `counts`."""
     known = {name: value for name, value in told.items() if name != "counts"}
     return Account(**known | {"bounds": tuple(told["bounds"])})
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that `write_json` wrote. Raises CheckpointError where it is missing or is not as it was written."""
+    """Read a file of `write_json`. Raises CheckpointError if missing or changed."""
     try:
         table: dict[str, Any] = json.loads(path.read_bytes())
         crc32 = table.pop(CRC)
@@ -214,7 +200,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
-    """The data sets of a part; only plain float32 is read, and from this file alone: no links into others are followed."""
+    """Return the data sets of a part; links into other files are not followed."""
     try:
         with h5py.File(io.BytesIO(content), "r") as file:
             arrays = {}
@@ -229,7 +215,7 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
 
 
 def seal(directory: Path, clock: int, shards: int, attempt: int, coordinated: bool = False) -> bool:
-    """Write the manifest, where the parts of all shards are there, of this attempt; whether they are. Raises OSError."""
+    """Write the manifest if all shards have parts of this attempt; return whether they have. Raises OSError."""
     tables: list[dict[str, Any]] = []
     for shard in range(shards):
         try:
@@ -248,10 +234,9 @@ def seal(directory: Path, clock: int, shards: int, attempt: int, coordinated: bo
 
 
 def way_on(run: Path, clock: int | None = None, command: str = "", *, near: bool = False) -> str:
-    """Say how a failed run is continued; "" where it is done, or not even begun.
+    """Return how to continue a failed run; "" if done or never begun.
 
-    `clock`: the newest that is known to whoever asks; `command`: the one that goes on, with all that it takes; `near`: nodes may
-    hold a newer state.
+    `clock`: the newest known; `near`: nodes may hold a newer state.
     """
     command = command or f"mpisgd train --resume {shlex.quote(str(run))}"
     try:
@@ -265,15 +250,15 @@ def way_on(run: Path, clock: int | None = None, command: str = "", *, near: bool
                 lost = "" if clock is None else f" ({max(0, clock - saved):,} later updates are lost, as far as is known here)"
                 return f"to go on from its checkpoint of clock {saved:,}{lost}: {command}"
         return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
-    except (OSError, CheckpointError):  # `--resume` passes over what is torn, and says so
+    except (OSError, CheckpointError):  # `--resume` reports and passes over torn ones
         return f"to go on from its newest checkpoint that is whole: {command}"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:
-    """Write a part aside, sync and rename it; returns its bytes and CRC-32. Raises OSError, and leaves nothing aside.
+    """Write a part; return its bytes and CRC-32. Raises OSError, and leaves nothing aside.
 
-    HDF5 lays the file out in memory, but never sees the disk: a full one would make it crash at the end of the process (TRAPS 8),
-    and while the disk is busy its library would keep its lock, which the run log needs as well, and Python's.
+    HDF5 writes to memory alone: a full disk would crash HDF5 at the end of the process (TRAPS 8); on a busy disk HDF5 would keep
+    its lock, needed by the run log, and Python's.
     """
     layout = _Layout(-1, sum(4 * tensor.size for tensor in tensors.values()) + _LAYOUT_NBYTES * (16 + len(tensors)))
     with h5py.File(layout, "w") as file:
@@ -291,7 +276,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Map
 
 
 class _Layout(mmap.mmap):
-    """File without its data, as HDF5 writes it, in memory that is taken only where something is written; `end`: of the file."""
+    """HDF5's file without data, in memory taken only where written."""
 
     end = 0
 
@@ -303,7 +288,6 @@ class _Layout(mmap.mmap):
 
 
 def _in_order(layout: _Layout, tensors: Mapping[int, np.ndarray]) -> Iterator[memoryview]:
-    """All bytes of a file: tensors at their offsets, and between them what HDF5 wrote there, else zeros."""
     end = 0
     for offset, tensor in sorted(tensors.items()):
         yield memoryview(layout[end:offset])
@@ -313,7 +297,6 @@ def _in_order(layout: _Layout, tensors: Mapping[int, np.ndarray]) -> Iterator[me
 
 
 def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
-    """Make a data set whose bytes are not written yet; where in the file they belong."""
     how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     how.set_layout(h5py.h5d.CONTIGUOUS)
     how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -324,12 +307,11 @@ def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    """Write a table with the CRC-32 of itself aside, sync it and rename it. Raises OSError, and leaves nothing aside."""
+    """Write a table with its CRC-32. Raises OSError, and leaves nothing aside."""
     text = _text({**table, CRC: zlib.crc32(_text(table))})
     with durable.written_aside(path) as raw:
         durable.write_all(raw, text)
 
 
 def _text(table: Mapping[str, Any]) -> bytes:
-    """JSON in one form; a number that is not finite is refused."""
     return json.dumps(table, sort_keys=True, indent=1, allow_nan=False).encode()

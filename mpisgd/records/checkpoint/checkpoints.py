@@ -1,10 +1,7 @@
-"""A shard writes its checkpoints: the slice is copied in the loop, all else happens in a thread beside it (law 7).
+"""Checkpoints written by a shard: the loop copies the slice, a thread does the rest (law 7).
 
-No shard asks another (law 2): a checkpoint is due at clocks that all know. Whichever finds all parts there, after its own, writes
-the manifest; where two do, they write the same.
-
-One that cannot be written (a full disk, a quota) does not end the training: the older ones are still there, and the next may
-succeed. It is told, and in the log.
+No shard asks another (law 2): all know the due clocks, and a shard that finds all parts writes the manifest. A failure (full disk,
+quota) is reported and logged; training goes on.
 """
 
 from __future__ import annotations
@@ -35,14 +32,11 @@ from mpisgd.vectors.memory import on_host
 
 @dataclass(frozen=True)
 class Share:
-    """Share of a run's checkpoints that one shard writes.
+    """A shard's share of the run's checkpoints.
 
     Attributes:
-        bounds: of its slice.
-        shards, learners, model: as in `checkpoint.Checkpoint`.
-        attempt, continues: as in the shard's log file (`schema`).
-        pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
-        coordinated: whether a coordinator has a part as well (`coordinator_records.py`), which is there before any shard's.
+        pinned: clocks of checkpoints the run was continued from: kept for replay.
+        coordinated: a coordinator's part exists before any shard's (`coordinator_records.py`).
     """
 
     run: Path
@@ -58,13 +52,12 @@ class Share:
 
 
 class Checkpoints:
-    """The checkpoints of one shard.
+    """Checkpoints of one shard.
 
     Args:
-        update: the slice and its optimiser.
-        beside: files that the checkpoint refers to, and that must be on disk before it: the log, the snapshots.
-        complain: is told, in the thread, when checkpoints begin to fail and when one is written again.
-        near: keeps a state on nodes (`near.py`), where options ask for that; may raise OSError or PeerError.
+        beside: files to sync first: the log, the snapshots.
+        complain: told in the thread of the first failure, and of the next success.
+        near: keeps a state on nodes (`near.py`); may raise OSError or PeerError.
     """
 
     def __init__(
@@ -82,7 +75,6 @@ class Checkpoints:
         self._near_every = options.partner_updates if near is not None else 0
         self._near = near
         self._far_away = False
-        """Whether the last state could not be kept near."""
         self._keep = options.keep
         self._update = update
         self._beside = list(beside)
@@ -99,7 +91,7 @@ class Checkpoints:
         self._lost: list[int] = []
 
     def due(self, clock: int) -> bool:
-        """Whether all shards write a checkpoint at this clock. To be asked after every update."""
+        """Return whether all shards write a checkpoint now; ask after every update."""
         if not (self._every or self._near_every):
             return False
         if self._thread is None:  # the first update has been made: the optimiser has all its tensors
@@ -107,28 +99,28 @@ class Checkpoints:
         return self.lasts(clock) or self._is_near(clock)
 
     def lasts(self, clock: int) -> bool:
-        """Whether a checkpoint of this clock goes into the run's directory, unless it is asked for besides."""
+        """Return whether a scheduled checkpoint goes into the run's directory."""
         return self._every > 0 and clock % self._every == 0
 
     def _is_near(self, clock: int) -> bool:
         return self._near_every > 0 and clock % self._near_every == 0
 
     def busy(self) -> bool:
-        """Whether the last one is still being written."""
+        """Return whether a checkpoint is being written. Raises as `wait`."""
         if not self._idle.is_set():
             return True
         self.wait()
         return False
 
     def lost(self) -> list[int]:
-        """Clocks of those that could not be written, each told once. Not while it is `busy`."""
+        """Return clocks of failed checkpoints, each once; not while `busy`."""
         lost, self._lost = self._lost, []
         return lost
 
     def take(self, rows: list[int], *, last: bool = False, **told: Any) -> None:
-        """Copy the slice as it is, and begin to write it; `told` are fields of `Account`, `rows` those of this log file.
+        """Copy the slice and begin to write; not while `busy`.
 
-        Not while it is `busy`. `last`: the slice does not change any more, so it is not copied, and written at any clock.
+        `told`: fields of `Account`. `last`: the slice is final, not copied, and written at any clock.
         """
         for name, tensor in self._update.state().items():
             if tensor.dim() == 0:
@@ -152,14 +144,14 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Wait until the last one is written, or given up. What else went wrong in the thread is raised here."""
+        """Wait for the last checkpoint. Raises CheckpointError for a bug in the thread."""
         self._idle.wait()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise CheckpointError(f"a checkpoint of shard {self._share.shard} could not be made: {failure}") from failure
 
     def _begin(self, action: Callable[[], None]) -> None:
-        """Have it done by the thread; to start one for each would make the shard wait for it."""
+        """Queue an action: starting a thread each time would delay the shard."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
             self._thread.start()
@@ -175,7 +167,7 @@ class Checkpoints:
             self._idle.set()
 
     def _make_room(self) -> None:
-        """Memory for the copies, every page of it touched: for the kernel that is ten times the work of a copy."""
+        """Allocate the copies and touch every page: ten times the work of a copy."""
         for name, tensor in self._update.state().items():
             if tensor.dim():
                 self._copies[name] = np.ones(tensor.numel(), np.float32)
@@ -189,7 +181,7 @@ class Checkpoints:
     def _keep_near(self, account: Account) -> None:
         assert self._near is not None
         try:
-            for path in self._beside:  # of what is lost with a node, these have the rows
+            for path in self._beside:  # rows of the state must survive the node
                 durable.sync(path)
             self._near(account, self._told, self._copies)
         except (OSError, PeerError) as error:
@@ -206,7 +198,7 @@ class Checkpoints:
         except OSError as error:
             self._lost.append(account.clock)
             if not (directory / disk.MANIFEST).is_file():
-                remove(directory)  # without this part it is never complete: its room is wanted
+                remove(directory)  # never complete without this part: its room is wanted
             if not self._failing:
                 self._complain(
                     f"the checkpoint of clock {account.clock} could not be written: {error.filename or directory}:"
@@ -221,20 +213,20 @@ class Checkpoints:
     def _write_part(self, directory: Path, account: Account) -> None:
         for path in self._beside:
             durable.sync(path)
-        directory.parent.mkdir(exist_ok=True)  # not the run's own directory: where that is gone, it stays so
+        directory.parent.mkdir(exist_ok=True)  # never the run's own directory: once removed, it stays so
         directory.mkdir(exist_ok=True)
-        durable.sync_directory(self._share.run)  # has the names of all these
+        durable.sync_directory(self._share.run)  # holds these names
         told = {"clock": account.clock, "shard": self._share.shard, "attempt": self._share.attempt}
         nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._share.shard), self._copies, told)
         part = {"account": dataclasses.asdict(account), "nbytes": nbytes, disk.CRC: crc32}
         disk.write_json(directory / disk.account_file(self._share.shard), {**self._told, "part": part})
         durable.sync_directory(directory)
-        # Where not all parts are there, the shard that is last will see them.
+        # Parts missing: the last shard will find all.
         if disk.seal(directory, account.clock, self._share.shards, self._share.attempt, self._share.coordinated):
             self._prune(account.clock)
 
     def _prune(self, newest: int) -> None:
-        """Remove what is older than the newest `keep` complete ones: all shards have come further, nobody writes there."""
+        """Remove checkpoints older than the newest `keep`: no shard writes there."""
         complete = 0
         for path in disk.directories(self._share.run):
             clock = int(path.name.removeprefix("clock-"))
@@ -246,7 +238,7 @@ class Checkpoints:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint's directory, the manifest first: half removed, it is none. Another rank may be doing the same."""
+    """Remove a checkpoint, manifest first: half removed, it is invalid. Other ranks may do the same."""
     with contextlib.suppress(NotADirectoryError):  # something else is in the way
         (path / disk.MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""The newest state of shards on the nodes themselves, in memory: each on its own node and on a partner's, as SCR and VeloC have it.
+"""Newest states of shards in node memory, each on its own node and a partner's, as in SCR and VeloC.
 
     /dev/shm/mpisgd-USER-RUN-BEGUN-NODE/clock-000120/shard-000.h5, shard-000.json     as in a checkpoint (`checkpoint.py`)
 
-A node that is lost takes its copies along; those on partners' nodes are left. Where there is no /dev/shm, files lie in TMPDIR.
+Without /dev/shm, files lie in TMPDIR.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Account
 
 KEEP = 2
-"""Clocks that are kept: at the newest, some shards may not have come to write."""
+"""Clocks kept: some shards may not have written at the newest."""
 _CLOCK, _SHARD = re.compile(r"clock-(\d{6,})$"), re.compile(r"shard-(\d{3})\.json$")
 
 
 @dataclass(frozen=True)
 class Held:
-    """A shard's state that a node has, whole; `shards`: how many had one at this clock."""
+    """A whole state of a shard; `shards`: number of shards at this clock."""
 
     clock: int
     shard: int
@@ -44,14 +44,7 @@ class Held:
 
 
 class Near:
-    """What one node holds of a run.
-
-    Args:
-        run: the run's directory.
-        begun: when the run was begun, which tells it from another one that had the same directory.
-        node: the name of this node.
-        root: where its directory lies.
-    """
+    """States of a run on one node; `begun` tells apart runs that had the same directory."""
 
     def __init__(self, run: Path, begun: str, node: str, root: Path | None = None) -> None:
         name, time = (hashlib.sha256(each.encode()).hexdigest()[:16] for each in (str(run.resolve()), begun))
@@ -61,7 +54,6 @@ class Near:
         self.path = (root or usual) / f"{self._of_run}{time}-{self._node}"
 
     def write(self, account: Account, shards: int, told: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
-        """Write a shard's state; its two files. Raises OSError."""
         directory = self._directory(account.clock)
         part = directory / disk.part_file(account.shard)
         about = {"clock": account.clock, "shard": account.shard, "attempt": told["attempt"]}
@@ -72,7 +64,7 @@ class Near:
         return part, directory / disk.account_file(account.shard)
 
     def take(self, clock: int, shard: int, part: Iterable[np.ndarray], account: Iterable[np.ndarray]) -> None:
-        """Keep the files of another node's shard as they are; of each, the pieces in order, uint8. Raises OSError."""
+        """Keep another node's files, given as uint8 pieces in order. Raises OSError."""
         directory = self._directory(clock)
         for name, pieces in ((disk.part_file(shard), part), (disk.account_file(shard), account)):
             with durable.written_aside(directory / name) as raw:
@@ -81,7 +73,7 @@ class Near:
         self._prune(shard)
 
     def held(self, attempt: int) -> list[Held]:
-        """List what there is, every byte of it whole, of an attempt of the run."""
+        """List an attempt's states, every byte checked."""
         found = []
         for directory in self._clocks():
             for path in _listed(directory):
@@ -96,12 +88,11 @@ class Near:
         return found
 
     def files(self, clock: int, shard: int) -> tuple[Path, Path]:
-        """The two files of a shard's state, there or not."""
         directory = self.path / f"clock-{clock:06d}"
         return directory / disk.part_file(shard), directory / disk.account_file(shard)
 
     def copy_to(self, run: Path, clock: int, shard: int) -> None:
-        """Copy a shard's state into the run's directory, as a part of a checkpoint. Raises OSError."""
+        """Copy a state into the run's directory. Raises OSError."""
         directory = disk.directory_of(run, clock)
         directory.parent.mkdir(exist_ok=True)
         directory.mkdir(exist_ok=True)
@@ -112,11 +103,10 @@ class Near:
         durable.sync_directory(directory)
 
     def forget(self) -> None:
-        """Remove all that this node holds of the run."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def forget_replaced(self) -> None:
-        """Remove what this node holds of runs that had the same directory before."""
+        """Remove states of earlier runs in the same directory."""
         for path in self.path.parent.glob(f"{self._of_run}{'?' * 16}-{self._node}"):
             if path != self.path:
                 shutil.rmtree(path, ignore_errors=True)
@@ -126,7 +116,7 @@ class Near:
         return table, directory / disk.part_file(int(table["part"]["account"]["shard"]))
 
     def _directory(self, clock: int) -> Path:
-        """The directory of a clock; the run's belongs to this user alone. Raises OSError."""
+        """Make a clock's directory; the run's belongs to this user alone. Raises OSError."""
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         if not self._is_own():
@@ -136,7 +126,7 @@ class Near:
         return directory
 
     def _is_own(self) -> bool:
-        """Whether the directory was made by this user: /dev/shm is everybody's."""
+        """Return whether this user made the directory: /dev/shm is open to all."""
         try:
             found = self.path.lstat()
         except OSError:
@@ -144,14 +134,12 @@ class Near:
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
     def _clocks(self) -> list[Path]:
-        """Directories of clocks, the newest first."""
         if not self._is_own():
             return []
         found = [path for path in _listed(self.path) if _CLOCK.match(path.name) and path.is_dir() and not path.is_symlink()]
         return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
 
     def _prune(self, shard: int) -> None:
-        """Remove what is older than the newest states of this shard; a directory goes with its last file."""
         mine = [path for path in self._clocks() if (path / disk.account_file(shard)).is_file()]
         for path in mine[KEEP:]:
             for name in (disk.account_file(shard), disk.part_file(shard)):
@@ -161,7 +149,7 @@ class Near:
 
 
 def _listed(directory: Path) -> list[Path]:
-    """List a directory; none of a directory that a rank of an attempt before has just removed."""
+    """List a directory; empty if another rank has just removed it."""
     try:
         return sorted(directory.iterdir())
     except OSError:
@@ -169,10 +157,7 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def newest(everywhere: list[list[Held]], than: int) -> list[tuple[int, list[int]]]:
-    """Of what each rank's node holds, clocks later than `than` at which every shard's state is there, the newest first.
-
-    With each clock, the first rank that holds each shard's.
-    """
+    """Return clocks later than `than` with every shard's state on some node, newest first, and each shard's first holder."""
     holders: dict[tuple[int, int], dict[int, int]] = {}
     for rank, held in enumerate(everywhere):
         for each in held:

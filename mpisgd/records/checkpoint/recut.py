@@ -1,11 +1,9 @@
-"""A checkpoint for another number of learners or shards: its slices are cut anew, its mini-batches dealt on (DESIGN 6).
+"""Checkpoints for another number of learners or shards: slices are cut anew, mini-batches dealt on (DESIGN 6).
 
-What has a value for each element (weights, averaged weights, the optimiser's tensors, the memory of delay compensation) is cut
-along the new bounds, bit for bit. What a shard has once (Adam's count of steps) is that of the old shard that had most of the new
-slice; at one clock they are the same unless a shard made updates of nothing. All new shards begin alike: with the least samples
-and snapshots that any old one had, and with no gradient under way: where one shard had applied a mini-batch before the checkpoint
-and another had not, the other's half is lost, as is what was under way at any kill. Of portions that are dealt, the verdict of
-shard 0 counts, as ever.
+Tensors with a value per element are cut along the new bounds, bit for bit. Scalars (Adam's count of steps) come from the old shard
+with most of the new slice; they differ only after empty updates. New shards begin with the fewest samples and snapshots of any old
+shard, and no gradient in flight: a mini-batch applied by some shards only loses its other parts. For dealt portions, the verdict of
+shard 0 counts.
 """
 
 from __future__ import annotations
@@ -28,17 +26,16 @@ Bounds = Sequence[tuple[int, int]]
 Tensors = Mapping[str, np.ndarray]
 
 _MISSED = "optimizer.missed"
-"""Only shards have it that have passed over something (`update/optimizer.py`)."""
+"""Tensor of shards that have skipped something (`update/optimizer.py`)."""
 
 
 @dataclass(frozen=True)
 class Recut(Checkpoint):
-    """A checkpoint as shards of other slices, or more or fewer learners, go on from it; `before` is what lies on the disk."""
+    """A checkpoint for other slices or learners; `before`: as on disk."""
 
     before: Checkpoint
 
     def tensors(self, shard: int) -> dict[str, np.ndarray]:
-        """Only the files of those shards are read that had some of the slice."""
         start, end = self.parts[shard].account.bounds
         old = [part.account.bounds for part in self.before.parts]
         needed = [number for number, (first, last) in enumerate(old) if first < end and start < last]
@@ -50,12 +47,11 @@ class Recut(Checkpoint):
 
     @property
     def rows_before(self) -> list[list[int]]:
-        """Rows before: for each old shard and attempt, the two, and how many rows of each table belong to the run."""
+        """Per old shard and attempt: both numbers, then the run's rows of each table."""
         return [[part.account.shard, *rows] for part in self.before.parts for rows in part.account.rows]
 
 
 def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Recut:
-    """Cut a checkpoint for shards of these slices, and for learners that go on with these mini-batches."""
     old = [part.account for part in checkpoint.parts]
     size = old[-1].bounds[1]
     if bounds[-1][1] != size:
@@ -83,10 +79,7 @@ def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Re
 
 
 def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> dict[str, np.ndarray]:
-    """The tensors of one slice, from those of neighbouring slices with these bounds, which hold all of it.
-
-    Raises CheckpointError where the slices do not have the same tensors.
-    """
+    """Return the tensors of a slice covered by neighbouring slices. Raises CheckpointError if these have different tensors."""
     start, end = wanted
     if any(_MISSED in each for each in tensors):
         tensors = [{_MISSED: np.zeros_like(each["weights"]), **each} for each in tensors]
@@ -106,11 +99,10 @@ def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> 
 
 
 def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> Recut:
-    """Write the snapshots that were taken for evaluation as the shards of the new slices would have, beside the old files.
+    """Write unevaluated snapshots in the new slices; return the checkpoint with their checksums.
 
-    Returns the checkpoint with their checksums. The old files stay until the run is done: until there is a checkpoint of the new
-    shards, another attempt would need them again. `vectors`: of one snapshot, see `Snapshots`. Raises DataError where an old file
-    is not there, or damaged.
+    The old files stay until the run is done: until the new shards have a checkpoint, another attempt needs them. Raises DataError
+    for a missing or damaged file.
     """
     before = cut_anew.before.parts
     old = []

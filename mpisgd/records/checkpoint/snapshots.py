@@ -1,4 +1,4 @@
-"""Copies of a shard's slice for evaluation, spooled to a scratch file: taking one costs a copy, keeping one no memory."""
+"""Snapshots of a slice for evaluation, in a scratch file: each costs a copy, and no memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpisgd.vectors.memory import on_host
 
 @dataclass(frozen=True)
 class Taken:
-    """A snapshot: theta and, where weights are averaged, thetabar, each (slice,) float32."""
+    """Theta and, with averaged weights, thetabar, each (slice,) float32."""
 
     vectors: list[np.ndarray]
     clock: int
@@ -29,7 +29,7 @@ class Taken:
 
 
 def check_spool(path: Path, taken: Sequence[Sequence[float]], nbytes: int) -> None:
-    """Raises DataError where a scratch file does not hold these snapshots (`Snapshots`, `resumed`), of so many bytes each."""
+    """Raise DataError unless a scratch file holds these snapshots, each of `nbytes`."""
     found, count = path.stat().st_size if path.is_file() else -1, len(taken)
     if found < count * nbytes:
         what = "is not there" if found < 0 else f"has {found} bytes"
@@ -45,7 +45,7 @@ def check_spool(path: Path, taken: Sequence[Sequence[float]], nbytes: int) -> No
 
 
 def _with_sum(taken: Sequence[float]) -> tuple[int, int, float, int]:
-    """Facts of a snapshot, with its checksum; -1 where an earlier mpisgd has taken it, without one."""
+    """Return a snapshot's facts; checksum -1 if an earlier mpisgd wrote none."""
     clock, samples, taken_s, *crc32 = taken
     return int(clock), int(samples), taken_s, int(crc32[0]) if crc32 else -1
 
@@ -56,21 +56,19 @@ def _compare(path: Path, number: int, crc32: int, told: int) -> None:
 
 
 def due(every_epochs: float, epochs_before: float, epochs: float) -> bool:
-    """Whether a multiple of `every_epochs` was passed; never where that is 0."""
+    """Return whether a multiple of `every_epochs` was passed; never if 0."""
     if every_epochs <= 0:
         return False
     return math.floor(epochs / every_epochs) > math.floor(epochs_before / every_epochs)
 
 
 class Snapshots:
-    """The snapshots of one shard.
+    """Snapshots of one shard.
 
     Args:
-        path: scratch file, made here; removed by `close`.
-        resumed: clock, samples, seconds and CRC-32 of the snapshots that the file holds already, of the run that is continued.
-        every_epochs: epochs from one snapshot to the next; 0 = only initial and last weights.
-        vectors: 1, or 2 where weights are averaged.
-        size: elements of the slice.
+        resumed: clock, samples, seconds and CRC-32 of snapshots already in the file.
+        every_epochs: 0 = only initial and last weights.
+        vectors: 2 with averaged weights, else 1.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class Snapshots:
 
     @property
     def taken(self) -> list[tuple[int, int, float, int]]:
-        """Clock, samples, seconds and CRC-32 of each; what it holds has been handed to the kernel."""
+        """Clock, samples, seconds and CRC-32 of each; bytes are with the kernel."""
         with writing(self._path):
             self._file.flush()
         return list(self._taken)
@@ -100,7 +98,6 @@ class Snapshots:
         return due(self._every_epochs, epochs_before, epochs)
 
     def take(self, update: Copied, clock: int, now_s: float) -> None:
-        """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""
         crc32 = 0
         with writing(self._path):
             self._file.seek(self.count * self._vectors * self._size * 4)
@@ -112,10 +109,10 @@ class Snapshots:
         self._taken.append((clock, update.samples, now_s, crc32))
 
     def get(self, index: int) -> Taken:
-        """Raises DataError where it is not the one that was taken."""
+        """Return a snapshot. Raises DataError if changed."""
         nbytes = self._vectors * self._size * 4
         with writing(self._path):
-            self._file.seek(index * nbytes)  # what is still in its buffer is written first
+            self._file.seek(index * nbytes)  # seek writes the buffer first
         content = self._file.read(nbytes)
         clock, samples, taken_s, crc32 = self._taken[index]
         _compare(self._path, index, zlib.crc32(content), crc32)
@@ -123,19 +120,17 @@ class Snapshots:
         return Taken(vectors, clock, samples, taken_s)
 
     def nothing(self) -> list[np.ndarray]:
-        """Empty vectors, as many as a snapshot has, where there is none."""
         return [np.empty(0, np.float32)] * self._vectors
 
     def close(self, keep: bool = False) -> None:
-        """Remove the file, or keep it for a run that continues this one."""
-        with contextlib.suppress(OSError):  # what a checkpoint refers to was written before it (`taken`); the rest nobody wants now
+        with contextlib.suppress(OSError):  # snapshots of a checkpoint were written before (`taken`)
             self._file.close()
         if not keep:
             self._path.unlink(missing_ok=True)
 
 
 class Nowhere(Snapshots):
-    """Keeps no snapshots: for runs that nobody evaluates."""
+    """No snapshots."""
 
     def __init__(self) -> None:
         self._taken = []
@@ -149,7 +144,7 @@ class Nowhere(Snapshots):
         return False
 
     def take(self, update: Copied, clock: int, now_s: float) -> None:
-        """Nothing is copied."""
+        """Copy nothing."""
 
     def close(self, keep: bool = False) -> None:
-        """Nothing is held."""
+        """Do nothing."""

@@ -1,1 +1,1 @@
-"""The run log: its tables, written by one rank each and read by anybody."""
+"""The run log: tables, each written by one rank, read by anybody."""

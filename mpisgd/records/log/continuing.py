@@ -1,4 +1,4 @@
-"""The log as far as it is written when a run goes on from a checkpoint."""
+"""The log up to the checkpoint from which a run goes on."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from mpisgd.records.log.rank_file import Rows, attempt_of, continued
 def evaluated(
     run: Path, attempts: list[int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
 ) -> tuple[int, list[list[int]]]:
-    """Find what the evaluator of a run that is continued need not do again.
+    """Return the first snapshot to evaluate, and the rows before (`schema`, `continues`).
 
-    No checkpoint waits for the evaluator: after a loss of power its log may be torn. Then that of the attempt before counts, and
-    the rest is evaluated again.
+    No checkpoint waits for the evaluator: a log torn by a loss of power is passed over, and the attempt before counts.
 
     Args:
-        attempts: those that the run continues, in their order.
-        snapshots: how many had been taken at the checkpoint.
+        snapshots: taken at the checkpoint.
         rows_each: of one snapshot.
-        complain: is told of a log that is passed over.
-
-    Returns the first snapshot to evaluate, and which rows come before (`schema`, `continues`).
     """
     parts: list[tuple[int, np.ndarray]] = []
     for attempt in reversed(attempts):
@@ -46,16 +41,12 @@ def evaluated(
 
 
 def rows_evaluated(run: Path, before: list[list[int]]) -> schema.LogRows:
-    """The rows of `evaluations` that `evaluated` says come before."""
     parts = [Rows(run / schema.evaluator_file(each), dict(zip(schema.TABLES, counts, strict=True))) for each, *counts in before]
     return schema.joined("evaluations", [part.rows("evaluations") for part in parts])
 
 
 def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
-    """Whether the rows are there that a checkpoint says come before it (`schema`, `continues`), and are those that were written.
-
-    Raises DataError where not: the run could not be finished.
-    """
+    """Raise DataError unless the rows before a checkpoint are there, unchanged (`schema`, `continues`)."""
     for attempt, *counts in rows:
         if any(counts):  # else there was no log
             part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, counts, strict=True)))

@@ -1,4 +1,4 @@
-"""Sums over a shard's pushes and updates, added some rows at a time: of a log that may be larger than memory."""
+"""Sums over a shard's pushes and updates, in pieces: a log may exceed memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Tally:
     """Gradients with verdict APPLY.
 
     Attributes:
-        learners: int64 (learners,), the slices of each.
-        staleness: int64, how many of staleness 0, 1, 2 ...
-        gradients: that they are the sums of: as many, or more where learners are teams.
+        learners: int64 (learners,), slices of each.
+        staleness: int64, gradients of staleness 0, 1, 2 ...
+        gradients: more than slices, for teams.
     """
 
     def __init__(self) -> None:
@@ -41,13 +41,13 @@ class Tally:
 
 
 class Pushes:
-    """Of a shard's pushes.
+    """Sums of a shard's pushes.
 
     Attributes:
-        unused: int64 (learners, 3): DROP, REJECT and LATE of each learner.
-        next_seq: int64 (learners,): 1 + the largest seq of each; 0 where it has pushed nothing.
-        settled: the gradients of clocks before `clock`.
-        newest: those of `clock`: in flight, until the update is made.
+        unused: int64 (learners, 3): DROP, REJECT, LATE.
+        next_seq: int64 (learners,): 1 + the largest seq; 0 = no push.
+        settled: gradients of clocks before `clock`.
+        newest: gradients of `clock`: in flight until the update.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,6 @@ class Pushes:
         self.clock = 0
 
     def add(self, rows: LogRows) -> None:
-        """Rows of `pushes`, in the order of the table."""
         if not len(rows):
             return
         learners = 1 + int(rows["learner_id"].max())
@@ -74,7 +73,7 @@ class Pushes:
         self.newest.add(summed[summed["clock"] == newest])
 
     def applied(self, final_clock: int) -> Tally:
-        """Pushes that are part of an update that was made, where `final_clock` updates were."""
+        """Return the pushes that are part of the first `final_clock` updates."""
         found = Tally()
         found.merge(self.settled)
         if self.clock < final_clock:
@@ -82,7 +81,7 @@ class Pushes:
         return found
 
     def books(self, final_clock: int) -> np.ndarray:
-        """Of each learner, pushes that came, and of these applied, dropped, rejected and in flight: int64 (learners, 5)."""
+        """Return pushes received, applied, dropped, rejected and in flight: int64 (learners, 5)."""
         found = np.zeros((len(self.unused), 5), np.int64)
         for each in (self.settled, self.newest):
             found[: len(each.learners), 0] += each.learners
@@ -96,8 +95,6 @@ class Pushes:
 
 
 class Updates:
-    """Of a shard's updates: how many, the gradients they sum, seconds in the optimiser; of the last its clock, samples, second."""
-
     def __init__(self) -> None:
         self.rows = self.clock = self.samples = self.gradients = 0
         self.time_s = self.update_s = 0.0
@@ -112,14 +109,11 @@ class Updates:
 
 
 class Counts:
-    """Both, of one shard."""
-
     def __init__(self) -> None:
         self.pushes, self.updates = Pushes(), Updates()
 
 
 def _longer(counts: np.ndarray, length: int) -> np.ndarray:
-    """Append zeros where it is shorter."""
     if len(counts) >= length:
         return counts
     return np.concatenate([counts, np.zeros((length - len(counts), *counts.shape[1:]), np.int64)])

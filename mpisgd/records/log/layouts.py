@@ -1,4 +1,4 @@
-"""Layouts of a run: its parts that had other numbers of learners or shards, and so other slices (`schema`)."""
+"""Layouts of a run: parts with other numbers of learners or shards, hence other slices (`schema`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mpisgd.records.log.schema import LogRows
 
 
 class Begins(NamedTuple):
-    """Begin of a layout's rows (`schema`): by default the start of the run.
+    """Begin of a layout's rows (`schema`); by default, of the run.
 
     Attributes:
-        next_seq: per learner, its first mini-batch; empty = 0.
-        before: of the layout before, a shard, an attempt, and how many rows of each table.
+        next_seq: per learner, the first mini-batch; empty = 0.
+        before: of the layout before: shard, attempt, rows of each table.
     """
 
     clock: int = 0
@@ -31,7 +31,6 @@ class Begins(NamedTuple):
     before: list[tuple[int, int, dict[str, int]]] = []  # noqa: RUF012
 
     def rows_before(self, run: Path) -> list[list[Rows]]:
-        """Shard by shard, the rows of the layout before."""
         shards = 1 + max((shard for shard, _, _ in self.before), default=-1)
         return [
             [Rows(run / schema.shard_file(shard, attempt), counts) for at, attempt, counts in self.before if at == shard]
@@ -41,10 +40,7 @@ class Begins(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A part of a run that had other numbers of learners or shards than what came after, between two clocks.
-
-    `rows`: those of each shard, attempt by attempt.
-    """
+    """A part of a run between two clocks; `rows`: of each shard, by attempt."""
 
     learners: int
     first_clock: int
@@ -64,7 +60,7 @@ class Layout:
 
 
 def begins(path: Path) -> Begins:
-    """Read where the layout of a shard's file begins. Raises DataError where the file does not say so as it must."""
+    """Read where the layout of a shard's file begins. Raises DataError."""
     first = continued(path)[0].path
 
     def read(file: h5py.File, _: bool) -> Begins:

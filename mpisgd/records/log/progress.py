@@ -1,4 +1,4 @@
-"""Progress: a live bar on a terminal, a plain line now and then in a batch log."""
+"""Progress: a live bar on a terminal, plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MOST_EXPONENT = 700.0
 
 
 def terminal() -> TextIO | None:
-    """The stream by which a person watches, if one does.
+    """Return the stream that a person watches, if any.
 
-    Under Open MPI every rank's standard output is a pseudo-terminal of the launcher, whether or not somebody watches the
-    launcher; so the launcher's own output, the parent's, must be a terminal as well.
+    Under Open MPI every rank's standard output is a pseudo-terminal, watched or not: the output of the launcher, the parent, must
+    be a terminal, too.
     """
     if os.environ.get("TERM", "dumb") == "dumb":
         return None
@@ -38,26 +38,15 @@ def terminal() -> TextIO | None:
 
 
 class Hearer(Protocol):
-    """Is told of updates beside the progress line."""
-
     def __call__(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
-        """An update has been made."""
+        """Note an update."""
 
     def close(self) -> None:
-        """No other will be."""
+        """Note the end."""
 
 
 class Progress:
-    """Told of each push and update by shard 0; prints epoch, loss, updates/s, mean staleness, time left.
-
-    Args:
-        mode: as in `LogOptions.progress`.
-        total_epochs: length of the run.
-        every_s: seconds between plain lines.
-
-    Attributes:
-        hear: is told of each update as `update` is; and closed with this.
-    """
+    """Progress of shard 0: epoch, loss, updates/s, mean staleness, time left; `every_s`: between plain lines."""
 
     def __init__(self, mode: Literal["auto", "bar", "plain", "off"], total_epochs: float, every_s: float) -> None:
         self.hear: Hearer | None = None
@@ -75,7 +64,6 @@ class Progress:
         self._pushes = 0
 
     def resume(self, clock: int, now_s: float) -> None:
-        """The run goes on from here: rates count from now."""
         self._told_s, self._told_clock = now_s, clock
 
     def staleness(self, staleness: int) -> None:
@@ -94,7 +82,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=min(epochs, self._total), text=text, refresh=True)
             if epochs >= self._total:
-                self._end_bar()  # what else is told, of evaluations, comes below it
+                self._end_bar()  # lines on evaluations come below the bar
                 self._mode = "off"
         else:
             left_s = now_s * (self._total - epochs) / epochs if epochs > 0 else 0.0
@@ -115,7 +103,7 @@ class Progress:
 
 
 def _bar(total: float, stream: TextIO) -> Bar:
-    """A bar that is drawn only when it is told to: no thread beside the shard's loop."""
+    """Return a bar drawn only on request: no thread beside the shard's loop."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -129,17 +117,14 @@ def _bar(total: float, stream: TextIO) -> Bar:
 
 
 def loss_of(config: Mapping[str, Any]) -> str:
-    """The name of a run's loss, by its config.toml; "" where there is an own step."""
+    """Return the loss named in a run's config.toml; "" with an own step."""
     return "" if config.get("step") else str(config.get("loss", ""))
 
 
 def in_words(row: Any, loss: str, metrics: Sequence[str]) -> str:
-    """What an evaluation found, e.g. `error 2.50 %`, `loss 3.2, perplexity 24.5`, `loss 0.1, accuracy 0.93`.
+    """Return an evaluation in words: `error 2.50 %`, `loss 3.2, perplexity 24.5`, `loss 0.1, accuracy 0.93`.
 
-    Args:
-        row: has `loss`, `error`, and these metrics.
-        loss: of the configuration; "" where there is an own step. Cross entropy of what has no share of wrong classes is a language
-            model's, say: its perplexity is told.
+    `loss`: "" with an own step. Cross entropy without a share of wrong classes, as of a language model, adds perplexity.
     """
     error, value = float(row["error"]), float(row["loss"])
     if math.isfinite(error):
@@ -152,14 +137,11 @@ def in_words(row: Any, loss: str, metrics: Sequence[str]) -> str:
 
 
 class Evaluations:
-    """Tells how far the evaluations are, by a plain line now and then, on the rank that makes them.
+    """Progress of evaluations in plain lines, on the evaluating rank.
 
     Args:
-        mode: as in `LogOptions.progress`; a bar has plain lines below it.
-        snapshots: how many there will be, with the last weights.
-        batches: of each snapshot.
-        loss: as `in_words` takes it.
-        every_s: seconds between lines; the first comes sooner, for training has come to its end and nothing else is said.
+        snapshots: number expected, with the last weights.
+        every_s: between lines; the first comes sooner: training has ended.
     """
 
     def __init__(
@@ -183,18 +165,16 @@ class Evaluations:
         self._found = ""
 
     def found(self, row: Mapping[str, float]) -> None:
-        """Tell with the next line what a snapshot came to: a row of `evaluations`, on test data."""
+        """Add a snapshot's row, on test data, to the next line."""
         if not math.isnan(row["loss"]):
             metrics = [name for name in row if name not in (EVALUATIONS.names or ())]
             self._found = f"; the one before: test {in_words(row, self._loss, metrics)}"
 
     def say(self, text: str) -> None:
-        """Tell something else, at once."""
         if self._on:
             say(text)
 
     def begin(self, number: int) -> None:
-        """Begin the snapshot of this number, from 0: its first batch is next."""
         self._number, self._batch = number, 0
 
     def batch(self) -> None:

@@ -1,4 +1,4 @@
-"""One rank's file of the log, read as it is: finished, being written, or left by a rank that was killed."""
+"""A rank's log file, in any state: finished, being written, left by a killed rank."""
 
 from __future__ import annotations
 
@@ -27,36 +27,31 @@ FILE = re.compile(r"(shard-(\d{3})|evaluator|coordinator)\.attempt-(\d+)\.h5$")
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one rank's file that belong to the run.
-
-    `first` counts those of each table, by name; None: all that are committed.
-    """
+    """Rows of a rank's file that belong to the run; `first`: how many of each table, None = all committed."""
 
     path: Path
     first: dict[str, int] | None = None
 
     @cached_property
     def _head(self) -> _Head:
-        """Of all tables at once: to open a file takes longer than to read a short table."""
+        """All tables at once: opening a file takes longer than reading a short table."""
         return read_file(self.path, "its tables", partial(_read_head, self.path))
 
     @cached_property
     def _short(self) -> dict[str, np.ndarray]:
-        """Tables of few rows, read with the head: they are asked for several times when a run ends. What is damaged is not among
-        them, and is told to whoever reads it.
-        """
+        """Short tables, read several times at the end of a run; a damaged table is absent."""
         try:
             return self._head.short
         except DataError:
             return {}
 
     def rows(self, table: str) -> LogRows:
-        """Raises DataError where they cannot be read, or there are fewer."""
+        """Return a table's rows. Raises DataError if unreadable or too few."""
         rows = self._short[table] if table in self._short else read_table(self.path, table)
         return rows[: self._count(table, len(rows))]
 
     def chunks(self, table: str) -> Iterator[LogRows]:
-        """Read rows some at a time; what is found wrong with a row may be told after it was given."""
+        """Yield rows in pieces; damage may be reported after the rows."""
         if table in self._short:
             yield self.rows(table)
             return
@@ -69,7 +64,7 @@ class Rows:
                 left -= min(left, len(rows))
 
     def length(self, table: str) -> int:
-        """How many rows there are, or, of a file that is being written, were when this was first asked for any of its tables."""
+        """Return the number of rows, fixed at the first call for any table."""
         return self._count(table, self._head.committed[table])
 
     def dtype(self, table: str) -> np.dtype:
@@ -84,8 +79,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a file says of its tables: layouts, committed rows, and, of a file that is closed, the rows of short tables that are as
-    they were written, which nobody may write to."""
+    """Layouts and committed rows of tables; of a closed file, short tables, read-only."""
 
     dtypes: dict[str, np.dtype]
     committed: dict[str, int]
@@ -109,16 +103,13 @@ def _read_head(path: Path, file: h5py.File, open_: bool) -> _Head:
 
 
 def continued(path: Path) -> list[Rows]:
-    """The rows of one rank: those of earlier attempts that this file continues, then its own.
-
-    Raises DataError where it does not say so as `schema` has it.
-    """
+    """Return one rank's rows: of earlier attempts that this file continues, then its own. Raises DataError."""
     name = path.name.partition(".")[0]
     return [*(Rows(path.with_name(f"{name}.attempt-{attempt}.h5"), first) for attempt, first in read_continues(path)), Rows(path)]
 
 
 def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
-    """Read what a file continues: attempts, with the number of rows of each table."""
+    """Read the attempts that a file continues, with rows of each table."""
     tables = schema.tables_of(path)
     none = np.empty((0, 1 + len(tables)), np.int64)
     found = read_file(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
@@ -132,7 +123,7 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
 
 
 def appointed_of(path: Path) -> int:
-    """Return 1 where shard 0 has written this file in the place of the evaluator, else 0, also where there is no file."""
+    """Return 1 if shard 0 wrote this file in place of the evaluator, else 0."""
     if not path.is_file():
         return 0
     found = read_file(path, "who wrote it", lambda file, _: contained.attribute(file, "appointed"))
@@ -146,7 +137,7 @@ def attempt_of(path: Path) -> int:
 
 
 def _open(path: Path, open_: bool) -> h5py.File:
-    """A file as it is, also one that is being written (`superblock`)."""
+    """Open a file, even while being written (`superblock`)."""
     try:
         source = AsIfClosed(path) if open_ else path
         file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
@@ -174,21 +165,17 @@ def _open(path: Path, open_: bool) -> h5py.File:
 
 
 _BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
-"""Errors that h5py raises at a damaged file."""
 
 _TRIES, _PAUSE_S = 5, 0.05
 
 _SHORT = 1024
-"""Rows of a table that are kept where it is read: some 100 KiB."""
+"""Rows of a table kept in memory: some 100 KiB."""
 
 T = TypeVar("T")
 
 
 def read_file(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
-    """Read a file by `read`, which is told whether the file was left open. Tried a few times where a writer may have been at it.
-
-    Raises DataError where it cannot be read, or its checksums do not fit.
-    """
+    """Read a file by `read`, told whether a writer left it open; then retry some times. Raises DataError."""
     for left in reversed(range(_TRIES)):
         open_ = True
         try:
@@ -205,13 +192,11 @@ def read_file(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
 
 
 def read_table(path: Path, name: str) -> LogRows:
-    """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
+    """Read a table's committed rows. Raises DataError if changed."""
     return read_tables(path, (name,))[0]
 
 
 def read_tables(path: Path, names: Sequence[str]) -> list[LogRows]:
-    """Read several tables as `read_table` does, with the file opened once."""
-
     def read(file: h5py.File, open_: bool) -> list[LogRows]:
         whole = _reading(file, open_)
         return [_Table(path, file, name, open_, whole).rows() for name in names]
@@ -220,7 +205,7 @@ def read_tables(path: Path, names: Sequence[str]) -> list[LogRows]:
 
 
 def _reading(file: h5py.File, open_: bool) -> Callable[[str], np.ndarray]:
-    """`contained.whole` of a file's data sets: each once, unless they are being written."""
+    """Return `contained.whole`, cached unless the file is being written."""
     whole = partial(contained.whole, file)
     return whole if open_ else cache(whole)
 
@@ -230,8 +215,6 @@ def _committed(whole: Callable[[str], np.ndarray], name: str, data: h5py.Dataset
 
 
 class _Table:
-    """One table of a file that is open. Raises DataError where it cannot be what was written."""
-
     def __init__(
         self,
         path: Path,
@@ -254,7 +237,6 @@ class _Table:
             raise DataError(f"{self._what} cannot be read: {error}") from error
 
     def rows(self) -> LogRows:
-        """The committed rows."""
         table = np.empty(self.committed, self.dtype)
         at = 0
         for rows in self.chunks():
@@ -263,10 +245,7 @@ class _Table:
         return table
 
     def chunks(self) -> Iterator[LogRows]:
-        """The rows, some at a time, and more than are committed where more have a checksum.
-
-        Raises DataError, at the latest after the last of them, where they are not those that were written.
-        """
+        """Yield rows in pieces, as far as checksums go. Raises DataError if changed, at the latest after the last."""
         summing = self._summing
         try:
             for start in range(0, contained.rows(self._data, summing.count), schema.STEP):
@@ -279,7 +258,7 @@ class _Table:
 
 
 def read_sums(path: Path) -> int:
-    """The checksum of a file's own checksums, 0 where it has none."""
+    """Return the checksum of a file's checksums; 0 = none."""
 
     def read(file: h5py.File, _: bool) -> int:
         if not sums.has_sums(file):
@@ -290,8 +269,6 @@ def read_sums(path: Path) -> int:
 
 
 def read_summary(path: Path) -> np.ndarray:
-    """The last words of the rank. Raises DataError where they are not those that were written."""
-
     def read(file: h5py.File, _: bool) -> LogRows:
         sums.check_summary(f"{path}: the summary", file)
         return contained.whole(file, "summary")

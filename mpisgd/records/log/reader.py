@@ -1,4 +1,4 @@
-"""A run's directory, read: tables over all shards, configuration, books. Works on finished, running and killed runs."""
+"""A run's directory, read: finished, running or killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpisgd.records.log.rank_file import FILE, Rows, continued, read_summary, re
 from mpisgd.records.log.schema import LogRows
 
 _COUNTED = 4096
-"""Rows that are counted at a time: what is chosen of them is copied."""
+"""Rows counted at a time: chosen rows are copied."""
 
 
 _SUMS = ("nbytes", "crc32")
@@ -30,7 +30,7 @@ _SUMS = ("nbytes", "crc32")
 
 @dataclass(frozen=True)
 class Books:
-    """The account of gradients of one shard: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4)."""
+    """Account of a shard's gradients: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4)."""
 
     shard: int
     pushed: int
@@ -45,9 +45,9 @@ class Books:
 
 
 class Directory:
-    """What a run's directory says of it besides the log: config.toml, DONE, and which files are those of the last attempt.
+    """A run's directory besides the tables: config.toml, DONE, files of the last attempt.
 
-    Raises DataError where the directory is no run, or something in it leads out of it (`contained`).
+    Raises DataError if the directory is no run, or something leads out (`contained`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -86,7 +86,7 @@ class Directory:
 
     @property
     def teams(self) -> list[list[int]]:
-        """The ranks that compute for each learner, where they sum their gradients on their node; else empty."""
+        """Ranks that compute for each learner, if learners are teams; else empty."""
         return [list(team) for team in self.config["environment"].get("teams", [])]
 
     @cached_property
@@ -94,11 +94,11 @@ class Directory:
         return int(self.told(self.attempt).get("shards", self.config["shards"]))
 
     def told(self, attempt: int) -> dict[str, Any]:
-        """Entries of config.toml on one attempt: learners, shards, epochs ...; nothing where the run was never continued."""
+        """Return config.toml's entries on an attempt, if any."""
         return self._attempts.get(attempt, {})
 
     def _newest_files(self) -> list[Path]:
-        """Files of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
+        """Return files of the last attempt with logs of all shards, in order; then the evaluator's last."""
         found: dict[int, list[Path]] = {}
         for path in self.path.glob("*.h5"):
             match = FILE.match(path.name)
@@ -117,7 +117,7 @@ class Directory:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """Entries of DONE; None while the run is under way or where it did not finish."""
+        """Entries of DONE; None if absent."""
         try:
             text = (self.path / schema.DONE).read_text(encoding="utf-8")
             done = dict(json.loads(text))
@@ -134,9 +134,9 @@ class Directory:
 
 
 class Tables(Directory):
-    """A run's rows: the files that they lie in, joined over shards and attempts, and the coordinator's.
+    """A run's rows, joined over shards and attempts.
 
-    Raises DataError also where a log file is missing, foreign, of another schema version, or shorter than it says.
+    Raises DataError also for a log file missing, foreign, of another schema version, or too short.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -147,12 +147,11 @@ class Tables(Directory):
 
     @cached_property
     def begins(self) -> Begins:
-        """Begin of the tables' rows, but those of `evaluations`, which are all there."""
         return Begins() if not self._files else begins(self._files[0])
 
     @property
     def earlier(self) -> list[Layout]:
-        """The layouts before: the parts of the run that had another number of learners or shards."""
+        """Layouts before, oldest first."""
         found: list[Layout] = []
         here = self.begins
         while here.before:
@@ -164,16 +163,16 @@ class Tables(Directory):
         return found[::-1]
 
     def table(self, name: str) -> LogRows:
-        """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
+        """Return a table's rows, shard by shard, each in its own order."""
         if name not in self._tables:
             parts = [each.rows(name) for each in self.parts]
             self._check_files()
-            _ = self.begins  # what is read of a table may be asked about when its file is there no more
+            _ = self.begins  # may be asked for once the file is gone
             self._tables[name] = schema.joined(name, parts)
         return self._tables[name]
 
     def chunks(self, name: str) -> Iterator[LogRows]:
-        """Read the rows some at a time: there may be more than memory holds. Not of a run that is being written."""
+        """Yield rows in pieces: a table may exceed memory. Not while the run is written."""
         if name in self._tables:
             yield self._tables[name]
             return
@@ -183,18 +182,17 @@ class Tables(Directory):
 
     @cached_property
     def parts(self) -> list[Rows]:
-        """Of all files, attempt by attempt: what a file continues is written when it is made."""
+        """Rows of all files, by attempt; `continues` of a file never changes."""
         return [part for path in self._files for part in continued(path)]
 
     def parts_of(self, shard: int) -> list[Rows]:
-        """The files of a shard, attempt by attempt, in the last layout."""
         return continued(self._files[shard])
 
     @property
     def summaries(self) -> np.ndarray:
-        """Summaries, one row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order.
+        """Summaries, one row per shard; `final_clock` = -1 if the shard did not leave in order.
 
-        Read once, like the tables; of a run under way, read it before them: a shard that has left has written all its rows.
+        Of a run under way, read first: a shard that has left has written all its rows.
         """
         if self._summaries is None:
             self._check_files()
@@ -204,17 +202,16 @@ class Tables(Directory):
 
     @cached_property
     def is_batch(self) -> bool:
-        """Whether a coordinator has dealt portions of a batch."""
         return (self.path / schema.coordinator_file()).is_file()
 
     def of_coordinator(self, name: str) -> LogRows:
-        """The rows of a table of the coordinator's, dtype `schema.COORDINATOR[name]`; none where there is no coordinator."""
+        """Return a table of the coordinator's; empty without a coordinator."""
         parts = [rows.rows(name) for rows in self.parts_of_coordinator]
         return np.concatenate([np.empty(0, schema.COORDINATOR[name]), *parts])
 
     @property
     def parts_of_coordinator(self) -> list[Rows]:
-        """The coordinator's files, attempt by attempt, also before slices were cut anew; empty where there is no coordinator."""
+        """The coordinator's files over all layouts, by attempt."""
         paths = (self.path / schema.coordinator_file(at) for at in range(self.attempt, -1, -1))
         return next((continued(path) for path in paths if path.is_file()), [])
 
@@ -230,7 +227,7 @@ class Tables(Directory):
         self._check_sums()
 
     def _check_sums(self) -> None:
-        """Raises DataError where a file of the log is not the one of which DONE tells."""
+        """Raise DataError if a log file is not as DONE says."""
         if not self._checked:
             for name, told in dict((self.done or {}).get("files", {})).items():
                 path = self.path / Path(name).name
@@ -240,8 +237,6 @@ class Tables(Directory):
 
 
 class Run(Tables):
-    """Read access to a run: the tables of its log by name, and what they come to."""
-
     @property
     def pushes(self) -> LogRows:
         return self.table("pushes")
@@ -259,18 +254,16 @@ class Run(Tables):
         return self.table("events")
 
     def final_clock(self, shard: int) -> int:
-        """The last clock of a shard, by its summary, or else its counts."""
         said = int(self.summaries["final_clock"][shard])
         return said if said >= 0 else max(self.begins.clock, self.counts[shard].updates.clock)
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """The sums of each shard's pushes and updates."""
         self._check_files()
         counts = [Counts() for path in self._files if path.name.startswith("shard-")]
         shards = set(range(len(counts)))
         for name in ("pushes", "updates"):
-            # whoever writes the tables of a run that has not ended may be at it: they are read whole
+            # a writer may be at the tables of a run under way: read whole
             for rows in self.chunks(name) if self._ended else [self.table(name)]:
                 for start in range(0, len(rows), _COUNTED):
                     some = rows[start : start + _COUNTED]
@@ -279,7 +272,7 @@ class Run(Tables):
         return counts
 
     def ended(self, shard: int) -> tuple[np.void, Counts, Books]:
-        """Read what the files of a shard that has left say, without those of other shards: summary, counts, account."""
+        """Return summary, counts and account of a shard that has left, from its own files."""
         summary = read_summary(self._files[shard])[0]
         counts = Counts()
         for name in ("pushes", "updates"):
@@ -289,12 +282,11 @@ class Run(Tables):
         return summary, counts, _account(summary, counts.pushes.books(int(summary["final_clock"])))
 
     def books(self) -> list[Books]:
-        """The account of every shard; of an unfinished run, that of what was logged."""
+        """Return every shard's account; of an unfinished run, as logged."""
         each = enumerate(zip(self.summaries, self.counts, strict=True))
         return [_account(summary, counts.pushes.books(self.final_clock(shard))) for shard, (summary, counts) in each]
 
 
 def _account(summary: np.void, learners: np.ndarray) -> Books:
-    """The account of a shard from those of its learners."""
     pushed, *others = learners.sum(axis=0).tolist()
     return Books(int(summary["shard"]), int(summary["pushed"]) if summary["final_clock"] >= 0 else pushed, *others)

@@ -1,43 +1,42 @@
-"""Contents of a run's files: the fixed dtype of every table, and the names of the files (DESIGN 6).
+"""Contents of a run's files: the dtype of every table, and the names of the files (DESIGN 6).
 
-Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator one, `evaluator.attempt-0.h5`; `log.h5` has
-the tables of all of them: copied, or, of a table above 1 GiB, a virtual data set over these files. A file holds the tables below
-as one-dimensional compound data sets, the data set `committed` (int64, one entry per table in the order of `TABLES`: rows that
-are safely there; later rows may be torn), and the data set `summary` (one row, written when the rank leaves in order;
-`final_clock` = -1 before). Seconds count from the start barrier of the run, on the clock of the rank that writes; where a run was
-continued, they go on from its checkpoint. In a fault-tolerant run shard 0 may follow an evaluator that hangs, and its file
-replaces the evaluator's. The attribute `appointed` of shard 0's file is 1: an evaluator that wakes late replaces nothing.
+Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator `evaluator.attempt-0.h5`; `log.h5` has the
+tables of all: copied, or, of a table above 1 GiB, a virtual data set over these files. A file holds the tables below as
+one-dimensional compound data sets, the data set `committed` (int64, in the order of `TABLES`: rows of each table safely written;
+later rows may be torn), and the data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before).
+Seconds count from the start barrier of the run, on the writing rank's clock; in a continued run they go on from its checkpoint. In
+a fault-tolerant run shard 0 may follow a hung evaluator: its file, with the attribute `appointed` = 1, replaces the evaluator's,
+and an evaluator that wakes late replaces nothing.
 
-Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
-`gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
-`mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`,
-`commands`. Those of later attempts continue it as shards' files do (`continues`, of these tables), also where slices are cut anew.
+Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch. A push is the sum of the gradients of
+`gradients` portions. A row of `updates` is an evaluation: `learning_rate` is the step length, `mean_loss` the batch's loss. The
+coordinator's file, `coordinator.attempt-0.h5`, has `portions`, `iterations` and `commands`. Later attempts continue it as shards'
+files (`continues`, of these tables), also if slices are cut anew.
 
-Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
-NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
+Checksums: `sums`, int64 (tables, 2), the number of rows of each table, and the CRC-32 of their bytes with `answer_s`, set later, as
+NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and of `summary`.
 
-A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
-continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
-of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
-checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number.
+A run that was killed and continued has files of several *attempts*; the attribute `attempt` is a file's own number. Later files
+have the attributes `continues_clock`, the checkpoint's clock, and `continues`, int64 (parts, 1 + tables): an attempt, then how many
+rows of each table, in that attempt's file of the same rank, come before the rows here. Other rows of that file came after the
+checkpoint, were lost, and were done again: the reader and `log.h5` leave them out.
 
-Where an attempt goes on with another number of learners or shards, a new *layout* begins: rows of slices that are cut otherwise
-are not put behind each other. The tables of the run are then those of the last layout, but for `evaluations`, which have all;
-clocks and seconds go on. The shards' files of its first attempt say what came before: `begins_samples` and `begins_s`, the samples
-applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), with which mini-batch each learner goes on; and
-`before`, int64 (parts, 2 + tables): a shard of the layout before, an attempt, and how many rows of each table of that file belong
-to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
-clocks `first_clock` and `last_clock` as attributes.
+An attempt with another number of learners or shards begins a new *layout*: rows of slices cut otherwise are not joined. The run's
+tables are then of the last layout, but `evaluations` has all rows; clocks and seconds go on. The shards' files of the layout's
+first attempt have the attributes `begins_samples` and `begins_s`, samples applied and seconds at `continues_clock`; `begins_seq`,
+int64 (learners,), the mini-batch with which each learner goes on; and `before`, int64 (parts, 2 + tables): a shard of the layout
+before, an attempt, and how many rows of each table of that file belong to the run. `log.h5` has rows of earlier layouts in groups
+`layouts/0`, `layouts/1` ..., with the attributes `learners`, `shards`, and the clocks `first_clock` and `last_clock`.
 
-Where learners are groups of ranks, `pushes` of shards have one column more, `neighbour_s`, float64: seconds in which the rank of
-this stage waited for those of the stages before and after it; they are not in `compute_s`. An earlier mpisgd wrote no such column,
-and counted them as computing; nor did it write `scale`, float64, of `autocast = "float16"`. Such logs are read as they are.
+If learners are groups of ranks, `pushes` have the column `neighbour_s`, float64: seconds in which the rank of this stage waited for
+the stages before and after, not in `compute_s`. An earlier mpisgd had no such column, and counted these seconds as computing; nor
+had it `scale`, float64, of `autocast = "float16"`. Such logs are read as they are.
 
-A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, is of a log that an earlier mpisgd bounded: rows may
-be missing, and it is refused.
+A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, was bounded by an earlier mpisgd: rows may be missing,
+and the file is refused.
 
-Each data set of a table says what its columns are: attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in
-the order of the columns. Files of earlier versions have none.
+Each table's data set has attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in the order of the columns.
+Files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -58,21 +57,22 @@ __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "E
 LogRows: TypeAlias = Any
 """Rows of a table: a one-dimensional array of a dtype of this module.
 
-numpy's types know no columns: of `rows["clock"] + 1` mypy tries all overloads for 0.2 s, and arrives at Any, too.
+mypy tries all overloads of `rows["clock"] + 1` for 0.2 s, and arrives at Any, too.
 """
 
 SCHEMA_VERSION = 4
 
 RULES = 6
-"""Version of the rules of a run that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs
-without it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
-recalibrated on the first stored samples, or had the statistics of the rank that evaluates ("initial"), and a run whose test loss
-did not fall by 1 % had diverged. With 2, slices by layers ended within a layer only where there were more shards than layers.
-With 3, buckets of an allreduce had twice as many bytes. With 4, cores that move bytes (`network.core_bandwidth`) copied none within
-their node. With 5, a parameter without a gradient had one of zeros, as if torch's optimisers did not pass over it;
-Adam, AdamW and Adagrad had the bits of torch's fused kernels, and so did the last elements of a large slice with SGD;
-the elements of a parameter lay in a slice in the order of its dimensions, whatever its strides; and what a model keeps beside its
-parameters was saved as evaluations had left it.
+"""Version of the rules of a run that neither configuration nor log names; `rules` in config.toml's [environment]. Runs without it
+follow 1.
+
+With 1, a warm-up began with a rate of 0; learners' own steps kept alpha0 while the schedule went on; batch norm was recalibrated on
+the first stored samples, or had the statistics of the evaluating rank ("initial"); a run whose test loss did not fall by 1 % had
+diverged. With 2, slices by layers ended within a layer only with more shards than layers. With 3, buckets of an allreduce had twice
+as many bytes. With 4, cores that move bytes (`network.core_bandwidth`) copied none within their node. With 5, a parameter without a
+gradient had zeros, as if torch's optimisers did not skip it; Adam, AdamW and Adagrad had the bits of torch's fused kernels, as had
+the last elements of a large slice with SGD; elements of a parameter lay in a slice in the order of its dimensions, whatever the
+strides; a model's state beside parameters was saved as evaluations had left it.
 """
 
 
@@ -82,34 +82,34 @@ class Event(enum.IntEnum):
     DEPARTED = 2
     NONFINITE = 3
     SNAPSHOT = 4
-    TIMEOUT = 6  # an update was made, or may be, with fewer gradients than wanted
+    TIMEOUT = 6  # an update was made, or may be made, with fewer gradients than wanted
     GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
     CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
     SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
     RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
-    INTERRUPTED = 11  # by the signal of number `value`: learners are given no more weights
+    INTERRUPTED = 11  # by the signal of number `value`: learners get no more weights
     UNSAVED = 12  # the checkpoint of clock `value` could not be written
-    LOST = 13  # a learner is dead, or was missed and has not come back; it was given weights of clock `value` last, -1 = none
-    MISSED = 14  # nothing was heard of a learner for `value` seconds: the others go on without it
-    RETURNED = 15  # a learner that was missed is back
+    LOST = 13  # a learner is dead, or was missed and has not come back; its last weights had clock `value`, -1 = none
+    MISSED = 14  # a learner was silent for `value` seconds: the others go on without it
+    RETURNED = 15  # a missed learner is back
     STUCK = 16  # a transfer to or from a learner was given up
-    PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
-    REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
-    GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
-    ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners are given no more weights
+    PASSED = 17  # a learner asks for a later clock, reached by another shard: it will push nothing of this clock
+    REFUSED = 18  # an impossible message from rank `value` was refused
+    GOODBYE = 19  # a learner leaves: by its own count, it has pushed `value` gradients to this shard, in this attempt
+    ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners get no more weights
 
 
 class Outcome(enum.IntEnum):
-    """What became of a portion that was dealt."""
+    """Outcome of a dealt portion."""
 
-    COUNTED = 0  # it is in the sum
-    DUPLICATE = 1  # the result came, but another learner's had come before, or the evaluation was over
-    LATE = 2  # it was not computed: when its learner had pulled, the evaluation was over
-    LOST = 3  # its learner left before all shards had been told to sum it; it was dealt again
+    COUNTED = 0  # in the sum
+    DUPLICATE = 1  # another learner's result had come before, or the evaluation was over
+    LATE = 2  # not computed: when its learner had pulled, the evaluation was over
+    LOST = 3  # its learner left before all shards had been told to sum it; dealt again
 
 
 class Why(enum.IntEnum):
-    """Whether an iteration of L-BFGS was the last one, and why."""
+    """Whether an iteration of L-BFGS was the last, and why."""
 
     GOES_ON = 0
     ITERATIONS = 1  # as many as the configuration allows
@@ -120,7 +120,7 @@ class Why(enum.IntEnum):
 
 
 class Column(NamedTuple):
-    """A column of a table: its type, its unit, and what it says, in ASCII."""
+    """A column of a table: type, unit and meaning, in ASCII."""
 
     name: str
     type: type[np.generic]
@@ -129,7 +129,6 @@ class Column(NamedTuple):
 
 
 ABOUT: dict[str, str] = {}
-"""What a row of each table is."""
 COLUMNS: dict[str, tuple[Column, ...]] = {}
 
 
@@ -139,7 +138,7 @@ def _table(name: str, about: str, *columns: tuple[str, type[np.generic], str, st
 
 
 def _extended(table: str, dtype: np.dtype, column: tuple[str, type[np.generic], str, str]) -> np.dtype:
-    """A table's rows in runs that have one more column."""
+    """Add a column; return the longer dtype."""
     COLUMNS[table] += (Column(*column),)
     return np.dtype([*((name, dtype[name]) for name in dtype.names or ()), column[:2]])
 
@@ -149,7 +148,6 @@ def _numbers(kinds: type[enum.IntEnum]) -> str:
 
 
 def said(table: str, dtype: np.dtype) -> dict[str, np.ndarray]:
-    """The attributes of a data set of a table: `units` and `meanings` of the columns that it has."""
     known = {each.name: each for each in COLUMNS[table]}
     own = [known.get(name) or Column(name, np.float64, "", "metric of an own step") for name in dtype.names or ()]
     return {"units": np.array([each.unit for each in own], "S"), "meanings": np.array([each.meaning for each in own], "S")}
@@ -172,7 +170,7 @@ PUSHES = _table(
     ("learning_rate", np.float64, "1", "of the optimiser when the gradient was taken, before `weight`"),
     ("arrival_s", np.float64, "s", "header received"),
     ("answer_s", np.float64, "s", "the learner's next pull was answered, with weights that are all made; NaN where it was not"),
-    # Layerwise, compute_s and delay_s are those until this slice's gradient, push_s what was not hidden, the others sums.
+    # Layerwise: compute_s and delay_s until this slice's gradient, push_s the part not hidden, the others sums.
     ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s; of a team, until its sum is there"),
     ("delay_s", np.float64, "s", "straggler injection, on the learner; of a team, those of its ranks are in compute_s"),
     ("push_s", np.float64, "s", "the learner's previous push to all shards (0 for the first)"),
@@ -284,40 +282,34 @@ TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "eve
 
 
 def with_metrics(names: Sequence[str]) -> np.dtype:
-    """The dtype of `evaluations` of a run whose own step gives metrics: after the columns that all have, one for each."""
     return np.dtype([*((name, EVALUATIONS[name]) for name in EVALUATIONS.names or ()), *((name, np.float64) for name in names)])
 
 
 def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
-    """Names of the columns that rows of `evaluations` have for metrics."""
     return (dtype.names or ())[len(EVALUATIONS.names or ()) :]
 
 
 def fits(table: str, dtype: np.dtype) -> bool:
-    """Whether rows of this dtype are of a table."""
     if table == "pushes":
         return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS, SCALED, DEALT_SCALED)
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
 def tables_of(path: Path) -> dict[str, np.dtype]:
-    """The tables of a rank's file, by its name."""
     return COORDINATOR if path.name.startswith("coordinator.") else TABLES
 
 
 def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
-    """Tables of a shard's file, and their dtypes, where learners draw so, are groups of ranks, or scale their losses."""
     dealt, others = (DEALT_SCALED, SCALED) if scaled else (DEALT, PUSHES)
     return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
 
 
 def place(table: str) -> int:
-    """The place of a table among those of its file."""
     return list(COORDINATOR if table in COORDINATOR else TABLES).index(table)
 
 
 def joined(table: str, parts: Sequence[LogRows]) -> LogRows:
-    """Rows of several files, one after the other; a metric, `neighbour_s` or `scale` that one of them has not is NaN there."""
+    """Join rows of several files; a missing column (a metric, `neighbour_s`, `scale`) is NaN."""
     if table == "pushes":
         parts = [part for part in parts if len(part)] or parts[:1]  # an evaluator's file has none, in the plain layout
         if len({part.dtype for part in parts}) > 1:
@@ -329,7 +321,6 @@ def joined(table: str, parts: Sequence[LogRows]) -> LogRows:
 
 
 def rows_as(dtype: np.dtype, parts: Sequence[LogRows]) -> LogRows:
-    """Rows of several files as rows of this dtype; NaN in columns that one of them has not."""
     rows = np.empty(sum(map(len, parts)), dtype)
     for name in dtype.names or ():
         columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
@@ -338,7 +329,6 @@ def rows_as(dtype: np.dtype, parts: Sequence[LogRows]) -> LogRows:
 
 
 def extra(pushes: np.dtype) -> tuple[str, ...]:
-    """Columns that only some runs have."""
     return (pushes.names or ())[len(PUSHES.names or ()) :]
 
 
@@ -353,21 +343,20 @@ SUMMARY = _table(
     ("diverged", np.uint8, "", "1 = the run has diverged"),
 )
 
-STEP = 1 << 16  # rows that are read at a time, where there may be more than memory holds
+STEP = 1 << 16  # rows read at a time: a table may exceed memory
 
 LOG, CONFIG, DONE = "log.h5", "config.toml", "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS, BEST, LOCK = "weights.pt", "best.pt", "LOCK"
 SUMMED = {"weights": WEIGHTS, "best": BEST, "log": LOG}
-"""Entries of DONE that have length and checksum of a file; `files` has one of each rank's checksums."""
-RUNNING = "RUNNING"  # there while a fault-tolerant job runs, or one on several nodes (`usher.py`)
+"""Entries of DONE with length and checksum of a file; `files` has each rank's checksum of checksums."""
+RUNNING = "RUNNING"  # there while a job runs, fault-tolerant or on several nodes (`usher.py`)
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
 ASIDE = ".*.h5.new"
 
 
 def aside(path: Path) -> Path:
-    """A file of tables while it is made."""
     return path.with_name(f".{path.name}.new")
 
 
@@ -376,12 +365,12 @@ def shard_file(shard: int, attempt: int = 0) -> str:
 
 
 def spool_file(shard: int, layout: int = 0) -> str:
-    """Snapshots that wait for evaluation; `layout` is the first attempt whose slices are cut so."""
+    """Return the file of snapshots; `layout`: first attempt with these slices."""
     return f"{SPOOL}{shard:03d}.layout-{layout}" if layout else f"{SPOOL}{shard:03d}"
 
 
 def learner_file(learner_id: int, attempt: int) -> str:
-    """What a learner had beside its parameters when an attempt went on."""
+    """Return the file of a learner's first state of an attempt."""
     return f"learner-{learner_id:03d}.attempt-{attempt}.pt"
 
 

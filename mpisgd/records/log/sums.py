@@ -1,10 +1,9 @@
-"""Checksums of a log: so that a flipped bit is reported, and not read as a number (TRAPS 9).
+"""Checksums of a log: a flipped bit is reported, never read as a number (TRAPS 9).
 
-HDF5's own, the filter fletcher32, is in `log.h5`, which is written once, at the end. It is not for files that are read while they
-are written, or after a kill: a chunk whose writing was cut short cannot be read any more, with all its rows (measured, of a writer
-that did nothing but write: 2 of 120 kills, 28 of 1200 live readings). Here the sum goes over rows that have been flushed before,
-which nobody writes again, but for the field that is amended; of that the sum is written when the file is closed. HDF5's metadata
-have sums of their own.
+`log.h5`, written once, has HDF5's own, fletcher32. Files read while being written, or after a kill, cannot: a chunk cut short is
+lost with all its rows (measured, with a writer that only writes: 2 of 120 kills, 28 of 1200 live readings). Here the sum covers
+flushed rows, written again only in the amended field; that field is summed when the file is closed. HDF5's metadata have sums of
+their own.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import LogRows
 
-#: The field of a table that is set after its row was flushed.
+#: Field of a table set after its row was flushed.
 AMENDED = {"pushes": "answer_s"}
 
 _BEGINS = "# crc32"
@@ -31,7 +30,7 @@ _LINE = re.compile(_BEGINS + r" of what follows: ([0-9a-f]{8})\n")
 
 
 def add(crc32: int, table: str, rows: LogRows) -> int:
-    """The sum of the rows before and these; what may be amended does not count."""
+    """Return the sum of the rows before and these, without the amended field."""
     if table in AMENDED:
         rows = rows.copy()
         rows[AMENDED[table]] = np.nan
@@ -39,20 +38,15 @@ def add(crc32: int, table: str, rows: LogRows) -> int:
 
 
 class Summing:
-    """The check of one table of a file, while its rows are read some at a time.
+    """Check of a file's table, while its rows are read in pieces. Raises DataError.
 
     Args:
-        what: the file and the table, for messages.
-        whole: reads a data set of the file, which is open, by its name (`contained.whole`).
-        summed: its writer kept checksums; an earlier mpisgd did not.
-        there: rows that the data set has.
-        committed: rows that the file says were written.
-        left_open: it may be being written.
+        whole: reads a data set by name (`contained.whole`).
+        summed: the writer kept checksums; an earlier mpisgd did not.
+        committed: rows written, by the file's own word.
 
     Attributes:
-        count: rows that are to be read, from the first on: at least those committed.
-
-    Raises DataError where that cannot be.
+        count: rows to read; at least `committed`.
     """
 
     def __init__(
@@ -74,7 +68,7 @@ class Summing:
             self._answers = add_amended(self._answers, self._table, rows)
 
     def check(self) -> None:
-        """All have been added. Raises DataError where they are not those that were written."""
+        """Raise DataError unless the rows added are the rows written; call after the last."""
         if self._told < 0:
             return
         if self._crc32 != self._told:
@@ -87,17 +81,16 @@ class Summing:
 
 
 def add_amended(crc32: int, table: str, rows: LogRows) -> int:
-    """The sum of the field that is amended, of the rows before and these."""
+    """Return the same sum of the amended field alone."""
     return zlib.crc32(np.ascontiguousarray(rows[AMENDED[table]]).data, crc32) if table in AMENDED else crc32
 
 
 def closing(answers: int, summary: np.ndarray) -> list[int]:
-    """Closing entry of a file: that it was closed, the sum of what could be amended until then, and that of the summary."""
+    """Return the closing entry: 1, the sums of the amended field and of the summary."""
     return [1, answers, zlib.crc32(np.ascontiguousarray(summary).tobytes())]
 
 
 def check_summary(what: str, file: Any) -> None:
-    """Raises DataError where the summary is not the one that was written."""
     if not has_sums(file):
         return
     closed, _, crc32 = _closing(what, contained.whole(file, "closing"))
@@ -108,7 +101,7 @@ def check_summary(what: str, file: Any) -> None:
 
 
 def has_sums(file: Any) -> bool:
-    """Whether its writer kept them; to ask by `in` would follow a link."""
+    """Return whether the writer kept sums; `in` would follow a link."""
     return bool(file.id.links.exists(b"sums"))
 
 
@@ -120,7 +113,7 @@ def _closing(what: str, entry: np.ndarray) -> list[int]:
 
 
 def of_file(path: Path) -> dict[str, int]:
-    """Length and CRC-32 of a file. Raises OSError."""
+    """Return length and CRC-32. Raises OSError."""
     nbytes = crc32 = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -129,7 +122,7 @@ def of_file(path: Path) -> dict[str, int]:
 
 
 def check_file(path: Path, told: Mapping[str, int]) -> None:
-    """Raises DataError where a file is not the one of which `of_file` told this; OSError where it cannot be read."""
+    """Raise DataError if a file is not as `of_file` told, OSError if unreadable."""
     found = of_file(path)
     if found != told:
         raise DataError(
@@ -139,12 +132,12 @@ def check_file(path: Path, told: Mapping[str, int]) -> None:
 
 
 def sealed(text: str) -> str:
-    """A text with its sum in a first line, a comment in TOML; a text that was cut short has another."""
+    """Return a text below its sum, a comment in TOML."""
     return f"{_BEGINS} of what follows: {zlib.crc32(text.encode()):08x}\n{text}"
 
 
 def check_text(what: str, text: str) -> None:
-    """Raises DataError where a sealed text was changed; one without a first line that says so is as good as its author."""
+    """Raise DataError if a sealed text was changed; a text without the first line passes."""
     if not text.startswith(_BEGINS):
         return
     found = _LINE.match(text)
@@ -153,15 +146,11 @@ def check_text(what: str, text: str) -> None:
 
 
 def sealed_json(table: Mapping[str, Any]) -> str:
-    """A table as JSON, with its sum as one more entry."""
     return json.dumps({**table, "crc32": _sum_of(table)}, indent=1) + "\n"
 
 
 def checked(what: str, table: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """A sealed table without its sum, or one of these entries alone, of an earlier mpisgd.
-
-    Raises DataError where it is not as it was sealed.
-    """
+    """Return a sealed table without its sum, or `known` entries of an earlier mpisgd. Raises DataError if changed."""
     own = {key: value for key, value in table.items() if key != "crc32"}
     if table["crc32"] != _sum_of(own) if "crc32" in table else set(own) - set(known):
         raise DataError(f"{what} is damaged: its checksum is another, or not there")

@@ -1,7 +1,7 @@
-"""The first bytes of an HDF5 file, by which a file that was left open is read without the library's SWMR mode.
+"""First bytes of an HDF5 file, patched to read a file left open without the library's SWMR mode.
 
-That mode retries, for minutes and more, to read what a damaged or shortened file lacks. Here the library is shown a superblock of a
-file that was closed, as long as the file is: what is not there is then an error at once.
+SWMR retries for minutes to read missing parts of a damaged or shortened file. Here the file seems closed: missing parts are an
+error at once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ _FLAGS, _LENGTH, _SUM = 11, 28, 44
 
 
 def was_left_open(path: Path) -> bool:
-    """Whether a writer has the file open, or was killed.
-
-    Raises DataError where it cannot be read, is shorter than its superblock says, or that is damaged.
-    """
+    """Return whether a writer has the file open, or was killed. Raises DataError for a shortened file or a damaged superblock."""
     try:
         with path.open("rb") as file:
             superblock = file.read(_NBYTES)
@@ -38,8 +35,6 @@ def was_left_open(path: Path) -> bool:
 
 
 class AsIfClosed(io.FileIO):
-    """A file that was left open, for h5py to read: what has been written to it so far."""
-
     def __init__(self, path: Path) -> None:
         super().__init__(path, "r")
         size = path.stat().st_size
@@ -60,7 +55,7 @@ class AsIfClosed(io.FileIO):
 
 
 def lookup3(content: bytes) -> int:
-    """Bob Jenkins' hash, as HDF5 has it for its metadata (H5_checksum_lookup3), of bytes that are not a multiple of 12."""
+    """Return Bob Jenkins' hash, HDF5's for metadata (H5_checksum_lookup3), of bytes not a multiple of 12."""
     a = b = c = (0xDEADBEEF + len(content)) & _MASK
     words = content + bytes(-len(content) % 12)
     last = len(words) - 12

@@ -1,7 +1,6 @@
-"""Writes one rank's HDF5 file: rows are gathered in memory and appended in chunks (TRAPS 8).
+"""Writer of a rank's HDF5 file: rows are gathered in memory and appended in chunks (TRAPS 8).
 
-One writer per file, SWMR, never reopened for appending: readable while the run goes on and after a kill, up to the last
-flush. Flushed by rows and by seconds.
+One writer per file, SWMR, never reopened: readable during the run and after a kill, up to the last flush.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ from mpisgd.update.slice_update import Step
 
 CHUNK_ROWS = 1024
 _CACHE_NBYTES = 4 << 20
-"""Bytes that HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
+"""Bound on HDF5's growing index of chunks; by default 32 MiB in every shard."""
 
 
 class Rows:
-    """A dataset's rows, along its first dimension, written and read by HDF5's own calls; it must stay open for as long.
+    """Rows of an open dataset, by HDF5's own calls.
 
-    h5py's slices look at types and selections anew each time: a flush took 2.8 ms, in which nobody was answered, and takes 0.5 so.
-
-    All raise what h5py does where HDF5 cannot read or write: OSError, RuntimeError, ValueError (`storage.writing` names the file).
+    h5py's slices look at types and selections anew each time: a flush took 2.8 ms without answers, and takes 0.5 ms now. Raises
+    OSError, RuntimeError, ValueError (`storage.writing` names the file).
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -45,16 +43,15 @@ class Rows:
         self._row: tuple[int, ...] = tuple(dataset.shape[1:])
 
     def extend(self, start: int, rows: LogRows) -> None:
-        """Write rows behind the first `start` ones, which are all that count."""
+        """Write rows behind the first `start`; later rows are dropped."""
         self._id.set_extent((start + len(rows), *self._row))
         self.write(start, rows)
 
     def write(self, start: int, rows: LogRows) -> None:
-        """Write (n, ...) rows, C-contiguous and of the dataset's type, in the place of those from `start` on."""
+        """Write C-contiguous rows of the dataset's type from `start` on."""
         self._id.write(*self._places(start, len(rows)), rows, self._type)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read the rows from `start` to before `stop`: (stop - start, ...), of the dataset's type."""
         rows = np.empty((stop - start, *self._row), self._dtype)
         self._id.read(*self._places(start, stop - start), rows, self._type)
         return rows
@@ -70,21 +67,18 @@ class Rows:
 
 
 def explain(data: h5py.Dataset, table: str, dtype: np.dtype) -> None:
-    """Give a data set of a table, of this dtype, the attributes that say what its columns are."""
     for name, texts in schema.said(table, dtype).items():
         data.attrs[name] = texts
 
 
 class TableFile:
-    """The HDF5 file of one rank: the tables of the schema, appended to.
+    """HDF5 file of a rank, with tables to append to.
 
     Args:
-        path: must not exist yet; None = keep nothing. It has its name when its tables are there: nobody sees half a file.
-        instead: it may exist, and is then replaced: its writer, who may have died, can write no more to it.
-        shard: the shard's number, -1 for the evaluator.
-        metrics: names of those that rows of `evaluations` have.
-        tables: those of the file.
-        attributes: more of the file, as `schema` says what an attempt that continues another has.
+        path: must not exist; None = keep nothing. The file gets its name with its tables: nobody sees half a file.
+        instead: replace an existing file: its writer can write no more to it.
+        shard: -1 = evaluator.
+        attributes: of an attempt that continues another (`schema`).
     """
 
     def __init__(
@@ -104,7 +98,6 @@ class TableFile:
         self._path = path or Path()
         self._file: h5py.File | None = None
         self._data: dict[str, Rows] = {}
-        """The datasets that grow or change."""
         self._flush_rows = flush_rows
         self._flush_s = flush_s
         self._flushed_at_s = time.monotonic()
@@ -145,7 +138,7 @@ class TableFile:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raises StorageError where it fails; then the file is as good as closed."""
+        """Raise StorageError for a failure; the file then counts as closed."""
         try:
             with storage.writing(self._path):
                 yield
@@ -156,7 +149,6 @@ class TableFile:
             raise
 
     def append(self, name: str, row: tuple[float, ...]) -> int:
-        """Append one row, in the order of the table's dtype; returns its number in the table."""
         if self._file is None:
             return 0
         filled = self._filled[name]
@@ -168,7 +160,7 @@ class TableFile:
         return number
 
     def amend(self, name: str, number: int, field: str, value: float) -> None:
-        """Set one field of a row that was appended before; where the row is flushed already, at the next flush."""
+        """Set a field of an earlier row; of a flushed row, at the next flush."""
         in_memory = number - self._committed[name]
         if in_memory >= 0:
             self._rows[name][field][in_memory] = value
@@ -176,14 +168,10 @@ class TableFile:
             self._amendments[name].append((number, field, value))
 
     def rows(self) -> list[int]:
-        """Rows of each table, on disk and in memory."""
         return [self._committed[name] + self._filled[name] for name in self._committed]
 
     def flush(self) -> list[int]:
-        """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned.
-
-        Raises StorageError where it cannot be, or would be read by nobody: the file has been removed.
-        """
+        """Write the rows, then the committed counts; return these. Raises StorageError, also if the file was removed."""
         if self._file is None:
             return [0] * len(self.tables)
         with self._writing():
@@ -213,7 +201,7 @@ class TableFile:
         self._data[name].flush()
 
     def _amend_file(self, name: str) -> None:
-        """Amend flushed rows, chunk by chunk: row by row would take 200 us for each."""
+        """Amend flushed rows chunk by chunk: row by row would take 200 us for each."""
         chunks: dict[int, list[tuple[int, str, float]]] = {}
         for number, field, value in self._amendments[name]:
             chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
@@ -226,7 +214,7 @@ class TableFile:
             self._data[name].write(start, rows)
 
     def close(self, summary: tuple[float, ...] | None = None) -> None:
-        """Flush, write the summary of a shard, close; it is there to stay."""
+        """Flush, write a shard's summary, close, sync."""
         if self._file is None:
             return
         self.flush()
@@ -234,15 +222,15 @@ class TableFile:
             if summary is not None:
                 self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
             self._file["closing"][:] = sums.closing(self._sum_of_amended(), self._file["summary"][:])
-            self._file.flush()  # what fails here has not begun to close
+            self._file.flush()  # may fail before closing begins
             self._data.clear()
             self._file.close()
             self._file = None
-            durable.sync(self._path)  # what says later that the run is DONE, or that it goes on, refers to it
+            durable.sync(self._path)  # DONE, or an attempt that goes on, refers to the file
             durable.sync_directory(self._path.parent)
 
     def _sum_of_amended(self) -> int:
-        """Read again, some rows at a time: there may be more than memory holds."""
+        """Return the sum, read in pieces: a table may exceed memory."""
         crc32 = 0
         for name in sums.AMENDED.keys() & self.tables:
             for start in range(0, self._committed[name], schema.STEP):
@@ -261,7 +249,7 @@ _EXTRA: Mapping[str, Callable[[Push], float]] = {
 class ShardLog:
     """Log of a shard.
 
-    `duplex`: a learner may be given weights before its push of the gradient before has come (`exchange/both_ways/`).
+    `duplex`: weights may be given before the previous push has come (`exchange/both_ways/`).
     """
 
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
@@ -270,9 +258,9 @@ class ShardLog:
         self._unanswered: dict[int, int] = {}
         self._extra = [_EXTRA[name] for name in schema.extra(file.tables["pushes"])]
         self._answered: dict[int, list[float]] | None = {} if duplex else None
-        """Per learner, when pulls were answered whose push before is to come."""
+        """Per learner, times of answers whose previous push is to come."""
         self._begun = set[int]()
-        """Learners whose first pull was answered, which comes after no push."""
+        """Learners past their first pull, which follows no push."""
 
     def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
         if not self._file.kept:
@@ -310,7 +298,7 @@ class ShardLog:
             self._unanswered[push.learner_id] = number
 
     def answered(self, learner_id: int, now_s: float) -> None:
-        """The pull after the learner's last push was answered."""
+        """Note the answer to the pull after a learner's last push."""
         if not self._file.kept:
             return
         number = self._unanswered.pop(learner_id, None)
@@ -345,27 +333,22 @@ class ShardLog:
         return self._file.rows()
 
     def flush(self) -> list[int]:
-        """Write what is in memory; rows of each table that are safely there."""
         return self._file.flush()
 
     def summary(self, final_clock: int, samples: int, received: int, pushed: int, diverged: bool) -> None:
-        """The last words of a shard that leaves in order; closes the file."""
         self._file.close((self._shard, final_clock, samples, received, pushed, diverged))
 
 
 class EvaluatorLog:
-    """Log of the evaluator; `open_file` makes its file when it begins."""
-
     def __init__(self, open_file: Callable[[], TableFile]) -> None:
         self._open = open_file
         self._file: TableFile
 
     def begin(self) -> None:
-        """Make the file."""
         self._file = self._open()
 
     def evaluation(self, **fields: float) -> None:
-        """Write one row of `evaluations`; the keywords are its columns; of metrics, those that were measured."""
+        """Write a row of `evaluations`; keywords are columns, missing metrics NaN."""
         self._file.append("evaluations", tuple(fields.get(name, math.nan) for name in self._file.tables["evaluations"].names or ()))
         self._file.flush()
 
