@@ -1,1 +1,1 @@
-"""A job from a configuration: its parts, where its ranks are, each role built once for both worlds, its end."""
+"""A job from a configuration: parts, places of ranks, roles built once for both worlds, end."""

@@ -1,7 +1,4 @@
-"""The first and last words of a run, and its end on rank 0: join the logs, check the books, say DONE.
-
-DESIGN 4, laws 4 and 8; DESIGN 6.
-"""
+"""End of a run on rank 0: join the logs, check the books, say DONE (DESIGN 4, laws 4 and 8; DESIGN 6)."""
 
 from __future__ import annotations
 
@@ -31,29 +28,26 @@ from mpisgd.update import schedule
 from mpisgd.vectors.flat import is_finite
 
 _MOST_INITIAL = 0.05
-"""Share of the initial weights in thetabar above which a run says so."""
+"""Share of initial weights in thetabar from which a run says so."""
 
 _READ_NBYTES_PER_S = 10e6
-"""Bytes of a log that a shard reads and checks in a second, at least; 100 MB are usual."""
+"""Least bytes of a log that a shard checks in a second; usually 100 MB."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run, the same on every rank."""
+    """End of a run, the same on every rank; clocks and samples of each shard."""
 
     path: Path
     clocks: tuple[int, ...]
-    """Final clock of each shard."""
     samples: tuple[int, ...]
-    """Samples applied by each shard."""
     diverged: bool
-    """Something was not finite, or, where there is a log, the training loss is far above its start for long (`divergence`)."""
+    """Something was not finite, or the logged training loss is far above its start for long (`divergence`)."""
     training_s: float
     """From the start barrier to the last update of shard 0."""
 
 
 def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_samples: int) -> str:
-    """First line of a run: `ranks` compute for lambda_ learners."""
     learners = f"{lambda_:,} learners"
     if config.in_teams:
         learners = f"{ranks:,} learners in {lambda_:,} team{'s' * (lambda_ > 1)}"
@@ -82,7 +76,7 @@ def _history(config: Config, parameters: int) -> str:
 
 
 def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> str:
-    """Say what is to be said of thetabar: a run of few updates leaves it near the initial weights."""
+    """Return a warning of a thetabar near the initial weights, after few updates."""
     if config.averaging == 0 or config.averaging_bias_correction:
         return ""
     of_each = parts.gradients_per_update(config.protocol.make(lambda_), lambda_, ranks)
@@ -94,7 +88,7 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
 
 
 def blown_up(server: Shard) -> bool:
-    """Whether a shard found something not finite, or its last weights are not; on a virtual cluster there may be none."""
+    """Return whether anything was not finite; a virtual cluster may have no weights."""
     weights = server.update.weights
     return server.finiteness.diverged or (isinstance(weights, Tensor) and not is_finite(weights))
 
@@ -108,15 +102,12 @@ def account(
     most: int = -1,
     interrupted: bool = False,
 ) -> np.ndarray:
-    """Account of one rank at the end, int64 (7,); learners and the evaluator have nothing to say.
-
-    `refused`: how many messages, and `most`: the rank that sent most of them.
-    """
+    """Return a rank's account, int64 (7,); `most`: sender of most refused messages."""
     return np.array([clock, samples, diverged, training_s * 1e9, refused, most, interrupted], np.int64)
 
 
 def accounts_of(wire: Any, said: np.ndarray, shard_ranks: Sequence[int]) -> tuple[bool, np.ndarray]:
-    """Tell every rank whether one was interrupted, and the accounts of shards, int64 (shards, 7), from what all say."""
+    """Tell every rank whether any was interrupted, and shards' accounts."""
 
     def decide(every: np.ndarray) -> np.ndarray:
         return np.append(every[list(shard_ranks)], every[:, -1].any())
@@ -126,7 +117,7 @@ def accounts_of(wire: Any, said: np.ndarray, shard_ranks: Sequence[int]) -> tupl
 
 
 def end_of(wire: Any, diverged: bool, given_up: Iterable[int], size: int) -> tuple[bool, list[int]]:
-    """Tell every rank what rank 0 knows at the very end: whether the run diverged, and the ranks given up, a bit for each."""
+    """Tell every rank whether the run diverged, and the ranks given up."""
     bits = np.zeros(-(-(1 + size) // 64) * 64, bool)
     bits[0], bits[[1 + rank for rank in given_up]] = diverged, True
     known = np.packbits(bits).view(np.int64)
@@ -136,7 +127,6 @@ def end_of(wire: Any, diverged: bool, given_up: Iterable[int], size: int) -> tup
 
 
 def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
-    """Describe the messages that shards refused, int64 (shards, 7); "" = none. `who` describes a rank."""
     refused = int(accounts[:, 4].sum())
     if not refused:
         return ""
@@ -148,7 +138,6 @@ def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
 
 
 def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
-    """The outcome from the accounts of all shards, int64 (shards, 7)."""
     return Outcome(
         path=path,
         clocks=tuple(int(clock) for clock in accounts[:, 0]),
@@ -159,9 +148,9 @@ def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
 
 
 def finish(outcome: Outcome, log: Run | None) -> Outcome:
-    """Join the logs, whose books balance, and mark the run DONE; the outcome, with what only the log can tell.
+    """Join the logs, and mark the run DONE; return the outcome, with divergence by the log.
 
-    Raises ProtocolError where layouts before this one lack updates, DataError where a log file is missing.
+    Raises ProtocolError if earlier layouts lack updates, DataError for a missing log file.
     """
     if log is not None:
         directory.join(log)
@@ -185,10 +174,7 @@ def finish(outcome: Outcome, log: Run | None) -> Outcome:
 
 
 def after_all(path: Path, lost: PeerError) -> Outcome:
-    """The outcome, for a rank that hung while the others came to the end without it, and finds them gone.
-
-    Raises the error by which it found out, where the run is not DONE: then they are lost.
-    """
+    """Return the outcome for a rank that hung until after the end. Raises `lost` if the run is not DONE."""
     done = Run(path).done
     if done is None:
         raise lost
@@ -196,9 +182,9 @@ def after_all(path: Path, lost: PeerError) -> Outcome:
 
 
 def applied_losses(log: Run) -> np.ndarray:
-    """Losses of the gradients that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
+    """Return losses of gradients applied by shard 0, in all layouts: float32 (gradients,).
 
-    The rows are read some at a time, and four bytes of each are kept: there may be 10^8.
+    Rows are read in pieces: there may be 10^8.
     """
     parts = [*(part for layout in log.earlier for part in layout.rows[0]), *log.parts_of(0)]
     found = [rows["loss"][rows["verdict"] == Verdict.APPLY].astype(np.float32) for part in parts for rows in part.chunks("pushes")]
@@ -206,7 +192,7 @@ def applied_losses(log: Run) -> np.ndarray:
 
 
 def check_books(log: Run, shard: int, clock: int) -> None:
-    """Law 4. Raises ProtocolError where the account or the log of a shard does not agree with its last clock."""
+    """Check law 4. Raises ProtocolError if account or log disagree with the clock."""
     summary, counts, books = log.ended(shard)
     updates = counts.updates.rows
     if not books.balanced or summary["received"] != books.pushed or updates != clock - log.begins.clock:
@@ -224,12 +210,10 @@ def all_checked(wire: Any, path: Path) -> None:
 
 
 def _reading_s(path: Path) -> float:
-    """Seconds in which each shard surely reads its own log."""
     return max((file.stat().st_size for file in path.glob("shard-*.h5")), default=0) / _READ_NBYTES_PER_S
 
 
 def check_layouts(log: Run) -> None:
-    """Law 4 of the layouts before. Raises ProtocolError where one lacks updates."""
     for layout in log.earlier:
         for shard, attempts in enumerate(layout.rows):
             clock, found, follow = layout.first_clock, 0, True
@@ -253,7 +237,6 @@ def _sum(books: Books) -> str:
 
 
 def farewell(outcome: Outcome, log: Run | None, *, batch: bool = False) -> str:
-    """The last line that a run prints; `batch`: of a batch optimisation, whose clock counts evaluations."""
     ending = "diverged" if outcome.diverged else "finished"
     rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
     counted = f"{outcome.clocks[0]:,} {'evaluations' if batch else 'updates'}"

@@ -1,4 +1,4 @@
-"""The end of a run that a signal has interrupted (`signals.py`): which checkpoint there is, and what the user is told."""
+"""End of a run interrupted by a signal (`signals.py`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from mpisgd.records.checkpoint import checkpoint as disk
 
 
 def farewell(run: Path, signal: int, clocks: tuple[int, ...], command: str) -> str:
-    """The last line of an interrupted run, on its first rank, when all shards have written what they had; `command` goes on.
-
-    Raises CheckpointError where no checkpoint in the run's directory is complete.
-    """
+    """Return the last line of an interrupted run. Raises CheckpointError if no checkpoint is complete."""
     clock, saved = max(clocks), newest(run)
     said = f"interrupted by {name_of(signal)} at clock {clock:,}"
     if saved is None:
@@ -25,7 +22,7 @@ def farewell(run: Path, signal: int, clocks: tuple[int, ...], command: str) -> s
 
 
 def last_words(run: Path, signal: int, command: str) -> str:
-    """Text to print at once where the launcher kills its ranks a quarter of a second later, and there may be no farewell."""
+    """Return last words, for a launcher that kills its ranks a quarter of a second later."""
     saved = newest(run)
     if saved is None:
         until = f"{run} has none: {_without(run, command)}"
@@ -42,7 +39,7 @@ def _without(run: Path, command: str) -> str:
 
 
 def keeps_near(run: Path) -> bool:
-    """True where nodes may hold states of a run (`checkpoint.partner_updates`)."""
+    """Return whether nodes may hold states of a run."""
     try:
         return config_file.of_run(run).checkpoint.partner_updates > 0
     except MpisgdError:
@@ -50,7 +47,7 @@ def keeps_near(run: Path) -> bool:
 
 
 def tell_terminal(text: str) -> bool:
-    """Say it to whoever sits at the terminal of the job's launcher, which passes nothing on any more; False where there is none."""
+    """Write to the launcher's terminal: the launcher passes nothing on any more. False if there is none."""
     with contextlib.suppress(OSError), Path("/dev/tty").open("w") as terminal:
         terminal.write(f"{text}\n")
         return True
@@ -58,7 +55,7 @@ def tell_terminal(text: str) -> bool:
 
 
 def newest(run: Path) -> int | None:
-    """The clock of the newest checkpoint with a manifest; whether each byte of it is whole, who loads it finds out."""
+    """Return the clock of the newest manifest; other files are not read."""
     for path in disk.directories(run):
         try:
             return disk.read(path).clock

@@ -1,7 +1,6 @@
-"""Names of what the user brought, which a reader can trust: of each part, its name, file and checksum (DESIGN 6).
+"""Names of the user's parts, with file and checksum, for config.toml (DESIGN 6).
 
-An object that was handed to `mpisgd.train` gets into a run's config.toml under the name by which it can be imported; a lambda, a
-function inside another or an instance has none, and is said to have none.
+Objects given to `mpisgd.train` have their importable name; a lambda, an inner function or an instance has none.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, replace
 from mpisgd.job.parts import UNNAMED, Brought
 
 PARTS = ("model", "data", "loss", "step")
-"""What may be brought as objects."""
+"""Parts that may be objects."""
 NAMED = (*PARTS, "protocol", "schedule")
-"""What may be named."""
+"""Parts that may be named."""
 
 
 def as_brought(config: Config, brought: Brought) -> Config:
-    """The configuration, which names what was brought in place of what it would have taken otherwise."""
     changes: dict[str, Any] = {}
     if brought.model is not None:
         changes["model"] = CustomModelOptions(factory=spec_of(brought.model))
@@ -39,8 +37,7 @@ def as_brought(config: Config, brought: Brought) -> Config:
 
 
 def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
-    """For config.toml, of each part that is the user's: object (package.module:attribute, "" where it has no such name), module,
-    qualified_name, and file with its sha256, both "" where there is none."""
+    """Return each part's object (package.module:attribute), module, qualified_name, file and sha256; "" = none."""
     specs = {
         "model": getattr(config.model, "factory", ""),
         "data": getattr(config.data, "factory", ""),
@@ -62,7 +59,7 @@ def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
 
 
 def spec_of(value: Any) -> str:
-    """`package.module:attribute` by which it can be imported; "" where there is none."""
+    """Return the importable `package.module:attribute`; "" if none."""
     name = getattr(value, "__qualname__", "")
     module = _importable(getattr(value, "__module__", None) or "")
     if not isinstance(name, str) or not name or not module or "<" in name:
@@ -74,13 +71,12 @@ def spec_of(value: Any) -> str:
 
 
 def _name_in_torch(loss: Any) -> str:
-    """Name a function of torch.nn.functional, as a configuration does."""
     name = getattr(loss, "__name__", "")
     return name if isinstance(name, str) and name and getattr(torch.nn.functional, name, None) is loss else ""
 
 
 def _importable(module: str) -> str:
-    """The name by which a module can be imported: of the script that Python was started with, that of its file."""
+    """Return a module's importable name; for the started script, its file's."""
     if module != "__main__":
         return module
     main = sys.modules["__main__"]
@@ -100,7 +96,7 @@ def _of_object(value: Any) -> dict[str, str]:
 
 
 def _of_spec(spec: str) -> dict[str, str]:
-    """Without importing it: the first rank may be one that has no use for it."""
+    """Describe a part without import: the first rank may not use the part."""
     module, _, name = spec.partition(":")
     return {"object": spec, "module": module, "qualified_name": name, **_of_file(file_of(module))}
 
@@ -111,7 +107,6 @@ def _of_file(file: str) -> dict[str, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file; "" where it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -119,5 +114,4 @@ def sha256_of(path: Path) -> str:
 
 
 def files_of(entries: Mapping[str, Mapping[str, str]]) -> list[Path]:
-    """The files of what `described` has found, each once."""
     return [Path(file) for file in dict.fromkeys(entry["file"] for entry in entries.values()) if file]

@@ -1,6 +1,6 @@
-"""The parts of a job, made from its configuration: what a real rank, a virtual cluster and a replay build alike.
+"""Parts of a job from its configuration, alike for a real rank, a virtual cluster and a replay.
 
-Nothing here knows ranks. Where `Brought` holds an object, it stands for what the configuration would name.
+Nothing here knows ranks. An object in `Brought` replaces a configured part.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ from mpisgd.vectors.split import Traced, split
 
 @dataclass(frozen=True)
 class Brought:
-    """Parts that the user brings as Python objects, instead of by name in the configuration; and who is told how it goes."""
-
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     data: Any = None
@@ -62,27 +60,25 @@ class Brought:
 
 NOTHING_BROUGHT = Brought()
 UNNAMED = "custom"
-"""Stands in a configuration for a loss or step that was brought as an object, and has no name by which it can be imported."""
+"""Stands for a loss or step without an importable name."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """Facts about the data for ranks that do not have it."""
+    """Facts about the data, for ranks without data."""
 
     train_samples: int
     test_samples: int
     input_shape: tuple[int, ...]
     classes: int | None
-    """None where only reading all samples could tell."""
+    """None if only reading all samples could tell."""
     example: Any = None
-    """Inputs of a micro-batch, where models are to be traced."""
 
 
 def load_data(config: Config, brought: Brought) -> DataSet:
-    """Raises ConfigError, DataError."""
     nested = bool(brought.step is not None or config.step)
     reading = datasets.Reading(config.seed, config.mu, config.epoch_samples) if config.sampling == "stream" else None
-    with seeded(seeds_of(Domain.DATA, config.seed)), _staying("data"):  # every rank calls the factory by itself
+    with seeded(seeds_of(Domain.DATA, config.seed)), _staying("data"):  # each rank calls the factory
         if brought.data is not None:
             offered = {"data_dir": config.data_dir, "seed": config.seed}
             data = datasets.as_dataset(brought.data, "data", offered, nested=nested, reading=reading)
@@ -97,13 +93,12 @@ def load_data(config: Config, brought: Brought) -> DataSet:
 
 
 def meta_of(data: DataSet, config: Config | None = None) -> Meta:
-    """`config`: of a job whose model may have to be traced."""
+    """Return the facts; `config`: of a job with a model to trace."""
     example = None if config is None or not (config.in_groups and config.stages.at) else first_micro_batch(config, data)[0]
     return Meta(len(data.train), len(data.test), data.input_shape, data.classes, example)
 
 
 def first_micro_batch(config: Config, data: DataSet) -> tuple[Any, Any]:
-    """Inputs and targets of as many samples as pass a stage at once."""
     with seeded(seeds_of(Domain.ALIKE, config.seed)):
         batch = pair(data.train.batch(np.arange(config.mu // config.micro_batches)))
     data.train.forget()
@@ -111,7 +106,7 @@ def first_micro_batch(config: Config, data: DataSet) -> tuple[Any, Any]:
 
 
 def load_loss(config: Config, brought: Brought) -> Objective:
-    """The loss, or the user's own step in its place. Raises ConfigError where there is no such function, or there are both."""
+    """Return the loss, or the user's step. Raises ConfigError for none or both."""
     if brought.step is not None or config.step:
         if brought.loss is not None:
             raise ConfigError("step and loss are both given: expected one of them; a step computes the loss itself")
@@ -135,7 +130,7 @@ def load_loss(config: Config, brought: Brought) -> Objective:
 
 
 def _callable(given: Any, field: str, arguments: str) -> Any:
-    """The user's function as it is. Raises ConfigError for anything that is none, or has parameters that nobody would train."""
+    """Return a user's function. Raises ConfigError for anything else, or parameters that nobody would train."""
     if isinstance(given, type):
         raise ConfigError(f"{field}: found the class {given.__name__}, expected a callable of {arguments}: {given.__name__}()")
     if not callable(given):
@@ -156,11 +151,10 @@ def build_model(
     needed: Needed | None = None,
     rules: int = schema.RULES,
 ) -> FlatModel:
-    """The network with its initial weights. Raises ConfigError where it, or what it is to begin with, does not fit.
+    """Build the network with its initial weights. Raises ConfigError for a misfit.
 
-    `resumed`: its weights are about to be a checkpoint's. Then the file that the run began with is wanted for what checkpoints do
-    not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
-    `needed`: as in `models.make`; `rules`: of the run (`schema.RULES`).
+    `resumed`: a checkpoint follows; `init_from` is read only for frozen weights and buffers, which checkpoints lack. Raises
+    DataError if the file is gone or changed.
     """
     module = make_module(config, meta, brought, needed).train()
     if rules < 6:
@@ -174,7 +168,6 @@ def build_model(
 
 
 def make_module(config: Config, meta: Meta, brought: Brought, needed: Needed | None = None) -> nn.Module:
-    """As `models.make`."""
     named: dict[str, Any] = {"input_shape": meta.input_shape, "classes": meta.classes, "seed": config.seed, "needed": needed}
     named["places"] = config.group_size if config.partitioned else 1
     with _staying("model"):
@@ -185,7 +178,7 @@ def make_module(config: Config, meta: Meta, brought: Brought, needed: Needed | N
 
 @contextmanager
 def _staying(what: str) -> Iterator[None]:
-    """Where a factory changes the current directory, change it back, and say so: relative paths of the job would lead elsewhere."""
+    """Undo a factory's change of directory, with a warning: relative paths would lead elsewhere."""
     before = Path.cwd()
     try:
         yield
@@ -199,51 +192,49 @@ def _staying(what: str) -> Iterator[None]:
 
 
 def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
-    """A model that is to be cut where only torch's splitter can. Raises ConfigError where that cannot."""
+    """Trace a model that only torch's splitter can cut. Raises ConfigError."""
     begin = config.stages.at
     if not (config.in_groups and begin) or isinstance(module, InPieces) or are_children(module, begin):
         return None
     check_names(begin, config.group_size)
     example = meta.example
-    if config.memory_format == "channels_last":  # in which the model will run
+    if config.memory_format == "channels_last":  # the model's format
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         example = nest.mapped(example, in_channels_last)
     return split(module, begin, example)
 
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:
-    """The stages that the model is cut into; None where each learner has all of it. Raises ConfigError where it cannot be."""
+    """Return the model's stages, if cut. Raises ConfigError."""
     if isinstance(model.module, Partitioned):
         return cut_between_pieces(model.module, config.shards)
     return stages_from(model, config.group_size, config.shards, config.stages.at) if config.in_groups else None
 
 
 def bounds(config: Config, model: FlatModel, rules: int = schema.RULES) -> list[tuple[int, int]]:
-    """The slice of each shard, by the rules of that version (`schema.RULES`). Raises ConfigError for too many shards."""
+    """Return each shard's slice. Raises ConfigError for too many shards."""
     if (stages := stages_of(config, model)) is not None:
         return stages.slices
-    if config.by_layers:  # whole ones where norms are of what a shard has
+    if config.by_layers:  # whole layers, where norms are of slices
         norms = isinstance(config.optimizer, TrustRatioOptions) or (config.clip_average > 0 and config.clip_average_of == "slice")
         return cut_by_layers(model.layers, config.shards, within=rules > 2 and not norms)
     return slice_bounds(model.size, config.shards)
 
 
 def segments_of(config: Config, model: FlatModel) -> list[Segment]:
-    """The groups of its parameters, for the optimiser that they are of. Raises ConfigError where one matches nothing."""
+    """Return the parameter groups. Raises ConfigError if a group matches nothing."""
     sizes = {name: view.numel() for name, view in model.views(model.weights).items()}
     optimizer = config.inner_optimizer if config.local_steps else config.optimizer
     return groups.segments_of(config.groups, sizes, isinstance(optimizer, TrustRatioOptions))
 
 
 def facts_of_model(config: Config, layers: Sequence[Layer], slices: Sequence[tuple[int, int]], policy: str) -> dict[str, Any]:
-    """For a run's config.toml: sizes, of batch norm the policy, and of each slice the names of its layers, if cut by them."""
     names = {"layers": named(layers, slices)} if config.by_layers else {}
     parameters = slices[-1][1]
     return {"parameters": parameters, "parameter_nbytes": 4 * parameters, "batch_norm_policy": policy, **names}
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
-    """Make the dealing of data to all ranks that compute, or groups (`Roles.streams`). Raises ConfigError."""
     if isinstance(config.protocol, SandblasterOptions):
         return sampling.PortionSampling(meta.train_samples, config.mu, config.protocol.share, config.seed)
     if config.sampling == "dealt":
@@ -252,17 +243,15 @@ def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
 
 
 def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
-    """Number of gradients that normally make one update, where `ranks` compute for lambda_ learners; whole where all count."""
     return protocol.gradients_per_update * ranks / lambda_
 
 
 def run_samples(config: Config, train_samples: int) -> int:
-    """Number of samples that a run is meant to apply."""
     return math.ceil(config.epochs * train_samples)
 
 
 def portions_of(config: Config, train_samples: int, lambda_: int, shard: int) -> Portions | None:
-    """The portions of the data, as a shard sees them; None where learners draw by themselves."""
+    """Return a shard's portions; None if learners draw by themselves."""
     if config.sampling != "dealt":
         return None
     samples = config.mini_batches_per_push * config.mu
@@ -270,24 +259,20 @@ def portions_of(config: Config, train_samples: int, lambda_: int, shard: int) ->
 
 
 def budget_samples(config: Config, protocol: Protocol, train_samples: int, shard: int) -> float:
-    """Applied samples at which a shard stops the run; infinite where learners leave by themselves, or for the sake of the shard
-    that deals: it has applied so many when it has applied all portions."""
+    """Return applied samples at which a shard stops the run; infinite if learners leave by themselves, or another shard deals."""
     if config.sampling == "dealt":
         return run_samples(config, train_samples) if shard == 0 else math.inf
     return math.inf if protocol.exact else run_samples(config, train_samples)
 
 
 def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
-    """Pushes after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
+    """Return pushes after which a learner leaves by itself; infinite if a shard stops the run."""
     mini_batches = math.ceil(run_samples(config, train_samples) / (config.mini_batches_per_push * config.mu))
     return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact and config.sampling != "dealt" else math.inf
 
 
 def check_stream(config: Config, train: Split, dealing: Sampling, number: int) -> None:
-    """Of a stream, the first mini-batch of learner `number` must be there, and those of the first two learners not the same.
-
-    Raises ConfigError, DataError.
-    """
+    """Check a stream's mini-batches: learners 0 and 1 must differ. Raises ConfigError, DataError."""
     if not isinstance(dealing, StreamSampling):
         return
     batches = {
@@ -317,15 +302,14 @@ def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSe
 
 
 WRONG = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, StopIteration)
-"""Errors that torch raises for shapes and types that do not fit."""
+"""Errors of torch for misfitting shapes and types."""
 
 
 def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient, *, twice: bool = False) -> float:
-    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar, which is returned.
+    """Return the loss of the first mini-batch, which must be finite and fit the model.
 
-    `twice`: compute it once more, and warn where it is another loss then, by what the user's code keeps somewhere.
-
-    Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
+    `twice`: compute again, and warn of another loss. Raises ConfigError; DataError where samples differ. Errors of the user's data
+    set go through.
     """
     gradient.prepare(0)
     own = isinstance(gradient.objective, OwnStep)
@@ -379,9 +363,9 @@ def _of_step(gradient: Gradient) -> Tensor:
 
 
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:
-    """Evaluate a first batch by the user's own step, as evaluations will; returns the names of its metrics.
+    """Evaluate a first batch; return the names of the step's metrics.
 
-    Raises ConfigError, DataError as `check_first_batch`; and where the best weights are to be kept by what no evaluation finds.
+    Raises as `check_first_batch`, and for best weights by an unknown metric.
     """
     measure = make_measure(config, model, loss, data)
     with state_kept(model.module, function_of(loss)):
@@ -405,7 +389,7 @@ def _check_best(config: Config, found: tuple[str, ...], data: DataSet) -> None:
 
 @contextmanager
 def _saying_where(function: Any, what: str, who: str = "step") -> Iterator[None]:
-    """Raises ConfigError, which names the line of the user's own function, where it fails."""
+    """Raise ConfigError with the failing line of the user's function."""
     try:
         yield
     except (*WRONG, AttributeError, LookupError, ArithmeticError) as error:
@@ -422,12 +406,10 @@ def _finite(loss: Tensor, who: str) -> float:
 
 
 def failing_model(inputs: str, error: Exception) -> ConfigError:
-    """The error of a model that fails at these inputs."""
     return ConfigError(f"the model fails at {inputs}: {in_words(error)}")
 
 
 def failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
-    """Make the error for a loss that fails at this output of the model."""
     failed = in_words(error)
     if not isinstance(output, Tensor):
         expected = "expected a tensor, or a loss that takes such an output"
@@ -438,7 +420,6 @@ def failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> Co
 
 
 def _expected_of_loss(output: Tensor, targets: Any, error: Exception) -> str:
-    """Say what is wanted, for the two most usual errors; "" for others."""
     if isinstance(error, TypeError):
         return "; expected a callable of (output, target)"
     if not isinstance(targets, Tensor):

@@ -1,4 +1,4 @@
-"""The roles and the protocol of a job on given hosts: all that can be refused before torch is imported or a job is queued."""
+"""Roles and protocol of a job on given hosts: all checks before torch is imported or a job is queued."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from mpisgd.protocols import Protocol
 
 
 def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> tuple[Roles, Protocol]:
-    """Check the configuration against itself and the number of its ranks; `hosts` are their host names.
+    """Check the configuration against itself and the ranks' hosts.
 
-    Raises ConfigError: things that do not go together (`compatibility`), too few ranks, a protocol that does not fit so many
-    learners, a straggler that is none of them.
+    Raises ConfigError: options that exclude each other (`compatibility`), too few ranks, a misfit of protocol or straggler.
     """
     compatibility.check(config, virtual=virtual)
     roles = of_job(config, hosts)
@@ -25,7 +24,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
 
 
 def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
-    """Place a virtual cluster, whose learners the configuration counts; returns the node of each rank, too. Raises ConfigError."""
+    """Place a virtual cluster; return each rank's node, too. Raises ConfigError."""
     options = config.virtual
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)
@@ -36,12 +35,10 @@ def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
 
 
 def virtual_hosts(nodes: Sequence[int]) -> list[str]:
-    """The host name of each rank of a virtual cluster."""
     return [f"node-{node}" for node in nodes]
 
 
 def _check_named(config: Config, nodes: Sequence[int], learners: int) -> None:
-    """Refuse a slow node that has no learner, and failures of one that is not there; `nodes` are those of the learners."""
     among = f"a node of learners, from {min(nodes)} to {max(nodes)}"
     for node, factor in config.virtual.slow_nodes.items():
         require(node in nodes, f"virtual.slow_nodes[{node}]", factor, among)
@@ -51,7 +48,6 @@ def _check_named(config: Config, nodes: Sequence[int], learners: int) -> None:
 
 
 def _check_stragglers(config: Config, ranks: int) -> None:
-    """Refuse a straggler that is none of so many that compute: learners, or ranks in teams."""
     straggler = config.straggler
     named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
     for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():

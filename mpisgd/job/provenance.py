@@ -1,4 +1,4 @@
-"""Provenance of a run: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
+"""Provenance of a run for config.toml: versions, commits, the user's parts, command line, time (DESIGN 6)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from mpisgd.records.log import schema
 
 
 def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = True, **more: Any) -> dict[str, Any]:
-    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions. Runs git, where commits are wanted.
-
-    `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
-    """
+    """Return the table [environment]; run git if `commits`."""
     config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
     named = naming.described(config, brought)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
@@ -65,7 +62,6 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
 
 
 def _commits(files: Sequence[Path]) -> dict[str, Any]:
-    """The commit of the user's own files, "" where there are none; and that of this package, where it is a checkout."""
     directory = _directory_of_own(files)
     own = Commit("", dirty=False) if directory is None else commit_of(directory, files)
     package = commit_of_package(Path(__file__).parents[1])
@@ -78,9 +74,9 @@ def _commits(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _directory_of_own(files: Sequence[Path]) -> Path | None:
-    """Find the directory of the script that Python was started with, else of the job file, else of the first file that was brought.
+    """Return the directory of the started script, of the job file, or of the first file brought.
 
-    The present directory may be that of a stranger's run.
+    The present directory may be a stranger's run.
     """
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)

@@ -1,10 +1,9 @@
-"""`mpisgd train --resume RUN`: which checkpoint a run goes on from, and what may be different this time (DESIGN 6).
+"""`mpisgd train --resume RUN`: the checkpoint to go on from, and changes allowed (DESIGN 6).
 
-For synchronous protocols a run that was interrupted ends with the bits of one that was not, as long as there are as many learners
-and shards as before; otherwise slices are cut and mini-batches dealt anew (`records/recut.py`, `sampling.dealt_on`). So they are
-cut where learners are groups of more or fewer ranks than before, or no groups any more. For other
-protocols nothing that was applied is applied again: learner l goes on with the first mini-batch that any shard has not had, and a
-shard that has drops it as repeated.
+With a synchronous protocol, and as many learners and shards as before, a run ends with the bits of a run without interruption.
+Otherwise, and for changed groups, slices are cut and mini-batches dealt anew (`records/checkpoint/recut.py`, `sampling.dealt_on`).
+With other protocols nothing is applied twice: learner l goes on with the first mini-batch missing on any shard; other shards drop
+repeated pushes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.continuing import check_rows
 from mpisgd.records.log.reader import Run
 
-#: What may be another than in the run's config.toml.
+#: Fields that may differ from the run's config.toml.
 CHANGEABLE = (
     *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "binding"),
     *("stages", "group_size", "pipeline"),
@@ -43,14 +42,7 @@ _TOLD = (
 
 @dataclass(frozen=True)
 class Resumption:
-    """The way in which a run goes on.
-
-    Attributes:
-        attempt: the number of this attempt.
-        checkpoint: from which it goes on.
-        attempts: what config.toml is to say of those before.
-        notes: what the user is to be told.
-    """
+    """The way in which a run goes on; `attempts`: earlier entries of config.toml."""
 
     attempt: int
     checkpoint: Checkpoint
@@ -59,11 +51,11 @@ class Resumption:
 
     @property
     def pinned(self) -> set[int]:
-        """Clocks of the checkpoints that replay needs."""
+        """Clocks of checkpoints that replay needs."""
         return {self.checkpoint.clock} | {each["clock"] for each in self.attempts if "clock" in each}
 
     def attributes(self, rows: list[list[int]]) -> dict[str, Any]:
-        """Attributes of a log file of this attempt, before which come these rows (`schema`)."""
+        """Return attributes of a log file after these rows (`schema`)."""
         own = {
             "attempt": self.attempt,
             "continues_clock": self.checkpoint.clock,
@@ -80,33 +72,30 @@ class Resumption:
 
     @property
     def of_coordinator(self) -> dict[str, Any]:
-        """As `attributes`, of a coordinator's file."""
         rows = np.array(self.checkpoint.coordinator["rows"], np.int64).reshape(-1, 1 + len(schema.COORDINATOR))
         return {"attempt": self.attempt, "continues_clock": self.checkpoint.clock, "continues": rows}
 
     @property
     def layout(self) -> int:
-        """The first attempt whose slices are cut as those of this one."""
+        """First attempt with these slices."""
         return self.attempt if isinstance(self.checkpoint, Recut) else self.checkpoint.attempts[0]
 
     @property
     def same_layout(self) -> bool:
-        """Whether all of this run had as many learners and shards: only then are its bits those of one without interruption."""
+        """Whether learners and shards never changed: the bits are then of an uninterrupted run."""
         return not isinstance(self.checkpoint, Recut) and self.layout == min(each["attempt"] for each in self.attempts)
 
     def environment(self, now: Mapping[str, Any], config: Config) -> dict[str, Any]:
-        """The table [environment] of config.toml, where `now` is that of this attempt alone."""
         mine = {**_entry(now, config), "attempt": self.attempt}
         mine |= {"continues": self.checkpoint.attempt, "clock": self.checkpoint.clock}
         attempts = [*self.attempts, mine]
-        begun = self.attempts[0].get("brought", {}).get(initial.NAME)  # not the file as it is now, if it is there at all
+        begun = self.attempts[0].get("brought", {}).get(initial.NAME)  # the file may have changed, or be gone
         if begun is not None:
             now = {**now, "brought": {**now["brought"], initial.NAME: begun}}
         return {**now, "rules": min(each.get("rules", 1) for each in attempts), "attempts": attempts}
 
 
 def check_changes(run: Path, config: Config) -> None:
-    """Raises ConfigError where something differs from the run's own configuration that may not."""
     before = config_file.of_run(run)
     for item in dataclasses.fields(Config):
         old, new = getattr(before, item.name), getattr(config, item.name)
@@ -117,20 +106,20 @@ def check_changes(run: Path, config: Config) -> None:
     if before.group_form == "partition" and config.group_size != before.group_size:
         why = "beside group_form = 'partition', whose ranks have pieces of all layers, which are not cut anew"
         raise ConfigError(f"group_size = {config.group_size}: expected {before.group_size} {why}")
-    if config.sampling == "dealt" and config.epochs < before.epochs:  # of which more may have been dealt than there would be
+    if config.sampling == "dealt" and config.epochs < before.epochs:  # more portions may have been dealt already
         had = f"the run that is to be continued has {before.epochs:g}"
         raise ConfigError(f"epochs = {config.epochs:g}: expected no fewer beside sampling = 'dealt': {had}")
 
 
 def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
-    """Drop the number of shards of config.toml where learners double as shards: as many as ranks are started."""
+    """Drop the number of shards if learners double as shards: started ranks decide."""
     if config.protocol.collective and config.shards == config_file.of_run(run).shards:
         return replace(config, shards=1)
     return config
 
 
 def finished(run: Path) -> Outcome | None:
-    """Read how the run ended, where it did. Raises DataError where what it says of that is damaged."""
+    """Return the run's outcome, if DONE. Raises DataError if damaged."""
     done = Run(run).done
     if done is None:
         return None
@@ -141,9 +130,9 @@ def finished(run: Path) -> Outcome | None:
 
 
 def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:
-    """Find the checkpoint to go on from. `whole`: clocks of checkpoints whose bytes have been looked at.
+    """Find the checkpoint to go on from. `whole`: clocks already checked.
 
-    Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
+    Raises CheckpointError if none can be loaded, DataError without a run, or with a damaged log.
     """
     notes: list[str] = []
     checkpoint = disk.newest(run, notes.append, whole)
@@ -163,11 +152,11 @@ def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:
 
 
 def forget_newer(run: Path, clock: int) -> None:
-    """Remove what there is of checkpoints after the one that the run goes on from: they are written again."""
+    """Remove checkpoints after `clock`: they are written again."""
     for path in disk.directories(run):
         if int(path.name.removeprefix("clock-")) > clock:
             remove(path)
-    for name in (schema.ASIDE, f".{schema.LOG}.*"):  # somebody was killed while it was made
+    for name in (schema.ASIDE, f".{schema.LOG}.*"):  # left by a rank killed in the making
         for path in run.glob(name):
             path.unlink()
 
@@ -175,10 +164,7 @@ def forget_newer(run: Path, clock: int) -> None:
 def lay_out(
     found: Resumption, config: Config, lambda_: int, bounds: list[tuple[int, int]], model: str, averaged: bool
 ) -> Resumption:
-    """Fit a resumption to so many learners, and shards with these slices; where they were others, it says so, and what that means.
-
-    Raises CheckpointError where the checkpoint is of another model.
-    """
+    """Fit a resumption to learners and slices, with a note of changes. Raises CheckpointError for another model."""
     checkpoint = found.checkpoint
     if checkpoint.model != model:
         raise CheckpointError(
@@ -202,14 +188,13 @@ def _sizes(learners: int, shards: int) -> str:
 
 
 def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
-    """Raises CheckpointError where learners were teams of other numbers of ranks: their data and divisors would change."""
+    """Raise CheckpointError for other sizes of teams: data and divisors would change."""
     before, now = [len(team) for team in Run(run).teams], [len(team) for team in teams]
     if before and before != now:
         raise CheckpointError(f"{run} had teams of {before} ranks, here they are {now}: start as many ranks on each node as before")
 
 
 def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Make the entry of one attempt."""
     own = {name: getattr(config, name) for name in ("shards", "group_size", "epochs")}
     own["stages_at"] = list(config.stages.at)
     return {**{name: environment[name] for name in _TOLD if name in environment}, **own}

@@ -1,4 +1,4 @@
-"""Computing with tensors: the parts of one model, for one real rank, for all virtual ones, or for a replay."""
+"""Parts of a model that compute, for a real rank, all virtual ranks, or a replay."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from mpisgd.vectors.kept_state import Turns, check_saving, state_kept
 from mpisgd.vectors.memory import Memory, host_vector, host_view
 
 EVALUATOR = -1
-"""In the place of a rank's number, whoever evaluates."""
+"""Number of the evaluating rank."""
 
 
 def _nothing() -> None:
-    """A rank that has a model of its own need not take turns."""
+    """Do nothing: a rank with its own model takes no turns."""
 
 
 @dataclass
@@ -65,14 +65,12 @@ class Tensors:
     """The parts.
 
     Attributes:
-        data: None on a rank that has no use for it.
-        shard_device: where updates are made: "cpu", or a rank's GPU.
-        evaluated: whether snapshots are, or only pulled.
-        metrics: names of those of an own step, once `check` has found them.
-        dealt: what the pieces of a model give to each other (`dealt_between`), once `check` has found it.
-        own: this rank's piece of each layer, as a model by itself, once it is asked for.
-        rules: of the run (`schema.RULES`).
-        turns: of the ranks of a virtual cluster, which have this one model in common.
+        shard_device: "cpu", or a rank's GPU.
+        evaluated: snapshots are evaluated, not only pulled.
+        metrics: of an own step, after `check`.
+        dealt: exchanges of a model's pieces (`dealt_between`), after `check`.
+        own: this rank's piece of each layer, as a model, after first use.
+        turns: of virtual ranks with this model in common.
     """
 
     config: Config
@@ -93,44 +91,37 @@ class Tensors:
     def load(
         cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES, device: str = "cpu"
     ) -> Tensors:
-        """Make the parts, for so many ranks that compute on one device. Raises ConfigError."""
         meta = parts.meta_of(data, config)
         model, loss = parts.build_model(config, meta, brought, device, rules=rules), parts.load_loss(config, brought)
         return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data, rules=rules)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For a run's config.toml."""
         policy = batch_norm_policy(self.model.module, self.config, self.meta.train_samples)
         return parts.facts_of_model(self.config, self.model.layers, parts.bounds(self.config, self.model), policy)
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """Those of the whole flat vector, as `parts.segments_of`."""
         return parts.segments_of(self.config, self.model)
 
     @cached_property
     def stages(self) -> Stages | None:
-        """Those that the model is cut into. Raises ConfigError where it cannot be."""
         return parts.stages_of(self.config, self.model)
 
     @property
     def in_pieces(self) -> InPieces | None:
-        """The model, where this rank does not have all of it."""
+        """The model, if not whole on this rank."""
         module = self.model.module
         return module if isinstance(module, InPieces) and not module.whole else None
 
     @property
     def partly(self) -> Partitioned | None:
-        """The model, where this rank has a piece of each layer alone."""
+        """The model, if this rank has only a piece of each layer."""
         module = self.model.module
         return module if isinstance(module, Partitioned) and not module.whole else None
 
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
-        """As `stages.make_gradient`, of the whole model.
-
-        Of a batch, what is drawn depends on the portion, and not on who computes it.
-        """
+        """Return a gradient of the whole model; for a batch, draws depend on the portion alone."""
         assert self.data is not None
         number = 0 if self.config.protocol.batch else number
         kind = kind_of_gradient(self.config, self.model, self.stages)
@@ -138,18 +129,15 @@ class Tensors:
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
 
     def passes(self, number: int, stage: int) -> StagePasses:
-        """As `make_passes`."""
         assert self.data is not None
         return make_passes(self.config, self._taken_out(stage), self.loss, self.data, self.sampling, number, stage)
 
     def of_piece(self, number: int, place: int, links: WireLinks | Rounds, group: Group | None = None) -> PartitionGradient:
-        """As `partitioned.make_gradient`."""
         assert self.data is not None
         model, others = self._own(place), (self.loss, self.data.train, self.sampling)
         return partitioned.make_gradient(self.config, model, self.partition(place), links, group, *others, number=number)
 
     def partition(self, place: int) -> Partition:
-        """What the piece in this place was handed."""
         assert isinstance(self.model.module, Partitioned)
         return self.model.module.partitions[place]
 
@@ -161,16 +149,14 @@ class Tensors:
         return self.own
 
     def _taken_out(self, stage: int) -> FlatModel:
-        """A stage, which takes its parameters out of the model, until that is to be evaluated."""
+        """Return a stage; its parameters leave the model until evaluation."""
         assert self.stages is not None
         return self.stages.model_of(self.model, stage, self.config.memory_format, self.config.autocast)
 
     def check(self, number: int = 0) -> float:
-        """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
+        """Return the loss of the first mini-batch, after all checks. Raises ConfigError, DataError.
 
-        `number`: that of this rank's stream of mini-batches.
-
-        Raises ConfigError, DataError.
+        `number`: of this rank's stream of mini-batches.
         """
         assert self.data is not None
         _ = self.segments
@@ -185,25 +171,23 @@ class Tensors:
         return loss
 
     def check_pieces_fit(self) -> None:
-        """Of a model of which no rank has all: do the shapes of its pieces fit each other, the data and the loss?
+        """Check shapes of pieces, data and loss, if no rank has the whole model. Raises ConfigError.
 
-        For one rank: what torch imports to compute without values takes 75 MB, and seconds. Raises ConfigError.
+        For a single rank: torch's imports to compute without values take 75 MB, and seconds.
         """
         if (pieces := self.in_pieces) is not None:
-            assert self.data is not None and self.stages is not None and not isinstance(self.loss, OwnStep)  # which has no stages
+            assert self.data is not None and self.stages is not None and not isinstance(self.loss, OwnStep)  # a step has no stages
             _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
 
     def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
-        """The update of a slice, from the weights that the model has now; `how` is as in `make_update`."""
         weights, samples, device = self.model.weights[slice(*bounds)], self.meta.train_samples, self.shard_device
         fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
-        fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # they are of own steps
+        fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # segments are of own steps
         if self.rules < 6:
             how["kind"] = partial(SliceUpdate, fused=True)
         return make_update(self.config, weights, **fields, **how)
 
     def snapshots(self, path: Path, update: Copied, resumed: Sequence[Sequence[float]]) -> Snapshots:
-        """Where copies of a shard's weights for evaluation go; `path` and `resumed` are as in `Snapshots`."""
         every, vectors = self.config.evaluation.every_epochs, 1 if update.averaged is None else 2
         return Snapshots(path, every_epochs=every, vectors=vectors, size=len(update.weights), resumed=resumed)
 
@@ -216,10 +200,12 @@ class Tensors:
         told: Sequence[Hearer] = (),
         of_piece: Callable[..., Evaluator] | None = None,
     ) -> None:
-        """Evaluate all snapshots; `channel` wants the memory to pull into: `weights`, `averaged`.
+        """Evaluate all snapshots.
 
-        `begins`: the number of the first one, and the rows of `evaluations` before it. `told`: are told of each. `of_piece` makes
-        what evaluates this rank's piece, where a group evaluates together.
+        Args:
+            channel: called with the memory to pull into: `weights`, `averaged`.
+            begins: first number, and earlier rows of `evaluations`.
+            of_piece: makes the evaluator of a piece, if a group evaluates together.
         """
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
@@ -230,7 +216,7 @@ class Tensors:
         pulled = [host_vector(model.size) for _ in range(vectors)]  # of a model in pieces, never touched
         if of_piece is not None:
             pulled[0] = model.weights
-        # Of the initial weights, of those after every so many epochs, and of the last.
+        # Initial, periodic and last weights.
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
         splits = [data.part(part) for part in config.evaluated]
         batches = len(pulled) * sum(math.ceil(len(each) / (each.loaded_in or options.batch)) for each in splits)
@@ -263,7 +249,7 @@ class Tensors:
         evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])
 
     def _whole(self) -> FlatModel:
-        """The model, to be evaluated here: all of it, if any rank has all."""
+        """Return the model for evaluation: the whole, if any rank has it."""
         if (partly := self.partly) is not None:
             partly.complete()
             self.model, self.own = FlatModel(partly, self.config.memory_format, autocast=self.config.autocast), None
@@ -273,12 +259,12 @@ class Tensors:
 
 
 def turn_of(tensors: Tensors, number: int) -> Callable[[], None]:
-    """What lets the model have the state of the rank of this number; `EVALUATOR`: of whoever evaluates."""
+    """Return a call that gives the model a rank's state."""
     return _nothing if tensors.turns is None else partial(tensors.turns.take, number)
 
 
 def check_piece(tensors: Tensors, place: int, rounds: Rounds, number: int = 0) -> float:
-    """As `Tensors.check`, of a rank's own piece, with all others of its group, which do the same by these rounds."""
+    """Check a rank's piece as `Tensors.check`, with its group."""
     config, data, partition = tensors.config, tensors.data, tensors.partition(place)
     assert data is not None
     parts.check_stream(config, data.train, tensors.sampling, number)
@@ -294,7 +280,7 @@ def check_piece(tensors: Tensors, place: int, rounds: Rounds, number: int = 0) -
 
 
 def check_pieces(config: Config, module: nn.Module) -> None:
-    """Raises ConfigError for what wants the whole model on one rank, where none has it."""
+    """Raise ConfigError for options that want the whole model on a rank."""
     if not isinstance(module, InPieces) or module.whole:
         return
     beside = "beside a list of factories, of which no rank makes all the pieces"
@@ -311,9 +297,9 @@ def check_pieces(config: Config, module: nn.Module) -> None:
 
 
 def _check_shapes(config: Config, meta: Meta, module: InPieces, stages: Stages, loss: Loss, data: DataSet) -> None:
-    """`parts.check_first_batch`, without values: do the shapes fit? Whether the loss is finite, only training tells.
+    """Check shapes without values (`parts.check_first_batch`). Raises ConfigError.
 
-    Raises ConfigError. What cannot be done without values (an `if` of the model's own on them, say) is not checked.
+    Models that need values (an `if`) are not checked; only training tells whether the loss is finite.
     """
     inputs, targets = parts.first_micro_batch(config, data)
     where = f"the first micro-batch, inputs of shape {(config.mu // config.micro_batches, *meta.input_shape)}"
@@ -339,7 +325,6 @@ def _wants_values(error: BaseException) -> bool:
 
 
 def stage_of(roles: Roles, stages: Stages, rank: int) -> int:
-    """The stage of which a rank has the parameters; -1: none."""
     role = roles.of(rank)
     if role is Role.SHARD:
         return stages.of_shard(roles.index(rank))
@@ -347,9 +332,9 @@ def stage_of(roles: Roles, stages: Stages, rank: int) -> int:
 
 
 def pieces_needed_by(config: Config, roles: Roles, rank: int) -> Needed | None:
-    """The pieces that a rank is to have; None: all, where its model is one that can be made in pieces.
+    """Return the pieces that a rank needs; None = all.
 
-    Of a model whose pieces are at work together, the evaluator has all; so has any rank where a file has the weights of all.
+    Of pieces at work together, the evaluator needs all, as does any rank with `init_from`.
     """
     if not config.in_groups or (config.partitioned and (config.init_from or roles.of(rank) is Role.EVALUATOR)):
         return None
@@ -366,9 +351,9 @@ def pieces_needed_by(config: Config, roles: Roles, rank: int) -> Needed | None:
 
 
 def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet, loss: Objective) -> tuple[str, ...]:
-    """`stages.at` of stages that are even in seconds of a micro-batch, as measured here and now; of a model that is gone again.
+    """Return `stages.at` for stages even in measured seconds of a micro-batch.
 
-    Of a list of factories, one piece is made at a time. Raises ConfigError, DataError.
+    Of a list of factories, a single piece exists at a time. Raises ConfigError, DataError.
     """
     assert not isinstance(loss, OwnStep)  # a step goes with no stages
     module = parts.make_module(config, meta, brought, needed=lambda _: ())
@@ -382,7 +367,7 @@ def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet,
 
 
 def with_measured_stages(config: Config, brought: Brought) -> Config:
-    """For a virtual cluster: its stages are measured here, too. Raises ConfigError, DataError."""
+    """Measure the stages of a virtual cluster. Raises ConfigError, DataError."""
     if not balance.measures_stages(config):
         return config
     data = parts.load_data(config, brought)
@@ -391,7 +376,7 @@ def with_measured_stages(config: Config, brought: Brought) -> Config:
 
 
 def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
-    """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
+    """Return bytes from each stage to the next, of a micro-batch."""
     if not isinstance(gradient, Pieces):
         return []
     with state_kept(model.module, function_of(gradient.objective)), torch.no_grad():
@@ -401,10 +386,7 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
 
 
 def dealt_between(model: FlatModel, gradient: Gradient) -> list[list[Dealt]]:
-    """What each piece of a model gives to the others in the calls of a micro-batch, forward and backward; none where it has none.
-
-    Raises ConfigError where pieces do not make the same calls, or do not come to the same loss.
-    """
+    """Return the exchanges of a model's pieces in a micro-batch. Raises as `check_backward`."""
     if not isinstance(gradient, PartitionedGradient):
         return []
     check_backward(model, gradient)
@@ -412,9 +394,9 @@ def dealt_between(model: FlatModel, gradient: Gradient) -> list[list[Dealt]]:
 
 
 def check_backward(model: FlatModel, gradient: Gradient) -> None:
-    """Compute the gradient of the first mini-batch, and leave the model as it was.
+    """Compute the first gradient, and leave the model as it was.
 
-    Raises ConfigError where that fails, or pieces do not make the same calls, or do not come to the same loss.
+    Raises ConfigError if this fails, or pieces disagree in calls or loss.
     """
     with state_kept(model.module, function_of(gradient.objective)):
         try:

@@ -1,4 +1,4 @@
-"""What all ranks of a job know when they are built, and the world that they are built in: MPI's, or a virtual one (DESIGN 3)."""
+"""Common knowledge of a job's ranks, and their world: MPI's, or virtual (DESIGN 3)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mpisgd.vectors.cut import Stages
 
 
 class Seen(NamedTuple):
-    """The part of a job that a rank has to do with: the roles, its piece of the flat vector, and the slices of that piece."""
+    """A rank's view of a job: roles, piece of the flat vector, slices of the piece."""
 
     roles: Roles
     bounds: list[tuple[int, int]]
@@ -41,14 +41,12 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """What was agreed on, and from where the run goes on.
+    """The job as agreed, and its resumption.
 
     Attributes:
-        hosts: host name of each rank.
-        bounds: the slice of each shard.
-        resumption: None where the run begins.
-        stages: of the model, where learners are groups of ranks.
-        jointly: the ranks of learner 0 evaluate together, each its own piece, for none of them has the whole model.
+        resumption: None = a new run.
+        stages: of the model, if learners are groups.
+        jointly: learner 0's ranks evaluate together, each its piece: none has the whole model.
     """
 
     config: Config
@@ -63,11 +61,10 @@ class Setup:
 
     @cached_property
     def path(self) -> Path:
-        """The run's directory."""
         return Path(self.config.out)
 
     def seen_by(self, rank: int) -> Seen:
-        """What a shard, or a rank that computes, sees: of its stage, where the model is cut into stages."""
+        """Return a rank's part: of its stage, if the model is cut."""
         stages, roles = self.stages, self.roles
         if stages is None:
             return Seen(roles, self.bounds, (0, self.bounds[-1][1]))
@@ -79,12 +76,11 @@ class Setup:
         return parts.gradients_per_update(self.protocol, self.roles.lambda_, self.roles.streams)
 
     def check_schedule(self) -> None:
-        """Raises ConfigError where it cannot be made: before anything is sent or written."""
+        """Raise ConfigError for an impossible schedule, before anything is sent or written."""
         schedule.of_run(self.config, self.gradients_per_update, self.meta.train_samples)
 
     @property
     def begins_s(self) -> float:
-        """Seconds that have passed before this attempt."""
         return 0.0 if self.resumption is None else self.resumption.checkpoint.now_s
 
     @property
@@ -92,31 +88,21 @@ class Setup:
         return 0 if self.resumption is None else self.resumption.attempt
 
     def account(self, shard: int) -> Account | None:
-        """What the checkpoint says of a shard, where the run goes on."""
         return None if self.resumption is None else self.resumption.checkpoint.parts[shard].account
 
     def first_seq(self, learner_id: int) -> int:
         return 0 if self.resumption is None else self.resumption.checkpoint.next_seq[learner_id]
 
     def spool(self, shard: int) -> Path:
-        """The scratch file of a shard's snapshots."""
         return self.path / schema.spool_file(shard, 0 if self.resumption is None else self.resumption.layout)
 
 
 class World(ABC):
-    """Communicators, what computes, and what that costs where seconds are virtual.
-
-    Attributes:
-        tensors: the parts that compute; None where only sizes travel.
-        progress: how shards and the evaluator tell of theirs, as `log.progress`.
-        callbacks: the user's functions that are told of it, too.
-    """
+    """Communicators, computing, and its cost in virtual seconds; `tensors`: None if only sizes travel."""
 
     tensors: Tensors | None
     may_leave = False
-    """Whether learners may leave by themselves, while others go on."""
     saves = False
-    """Whether shards write checkpoints."""
     progress: Any = "off"
     callbacks: Callbacks = NO_CALLBACKS
 
@@ -125,54 +111,52 @@ class World(ABC):
 
     @abstractmethod
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
-        """What a rank computes, in memory of its own, or shared; in a `group`, of its stage."""
+        """Return a rank's gradient, in own or `shared` memory; in a `group`, of its stage."""
 
     def buckets(self) -> list[Bucket]:
-        """The parts in which gradients leave in an allreduce; none where they leave as a whole."""
+        """Return the parts of gradients in an allreduce; empty = whole."""
         return []
 
     @abstractmethod
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
-        """The same, which tells `channel` of each slice, or bucket; `pushed` is what is pushed of what is `computed`."""
+        """Return a gradient that tells `channel` of each slice, or bucket; `pushed`: the pushed form of `computed`."""
 
     @abstractmethod
     def update(self, rank: int, gradients_per_update: float) -> Updates:
-        """The update of a shard's slice, from the initial weights or those of the checkpoint."""
+        """Return the update of a shard's slice, from initial or saved weights."""
 
     def group(self, rank: int, ranks: Sequence[int]) -> Group:
-        """The ranks that are one learner; each of them calls this. Where ranks may be lost, whoever waits for one of them raises
-        Broken when any is."""
+        """Return the ranks that are one learner; collective. Waiting raises Broken if any is lost."""
         return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
-        """A copy of the weights of a slice, (slice,) float32, by a rank that has no other use for the model."""
+        """Return a copy of a slice's weights, (slice,) float32; the model may go."""
         assert self.tensors is not None
         return self.tensors.model.weights[slice(*bounds)].clone()
 
     def saved(self, rank: int) -> dict[str, Tensor]:
-        """A shard's tensors from the checkpoint that the run goes on from; once."""
+        """Return a shard's tensors from the checkpoint; once."""
         raise ProtocolError(f"rank {rank}: nothing is saved here")
 
     def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Called before a shard sums a gradient, and before it ends an evaluation: let the time pass that this is to cost."""
+        """Return calls that let virtual time pass, before a sum and before the end of an evaluation."""
         return _nothing, _nothing
 
     def shared(self, node: Node) -> SharedMemory:
-        """Memory for the weights and gradients of a node's ranks; all of them call this."""
+        """Return memory of a node's ranks for weights and gradients; collective."""
         assert self.tensors is not None
         return SharedMemory.of(node, self.tensors.model.size)
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints | None:
-        """What writes a shard's checkpoints, after these rows of the log; None = nothing does."""
         return None
 
     def sum_cost(self, rank: int, places: int) -> Callable[[], None]:
-        """Called before a rank sums its part of the gradients of so many: lets the time pass that this is to cost."""
+        """Return a call that lets virtual time pass, before a sum of `places` gradients."""
         return _nothing
 
-    def warn(self, rank: int, text: str) -> None:  # noqa: B027 - where all is virtual, nobody looks on
-        """A rank has something to say to people, even where progress is off."""
+    def warn(self, rank: int, text: str) -> None:  # noqa: B027 - a virtual world has no audience
+        """Warn people, even with progress off."""
 
 
 def _nothing() -> None:
-    """In the real world all things take their own time."""
+    """Do nothing: real things take their own time."""

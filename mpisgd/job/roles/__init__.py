@@ -1,4 +1,4 @@
-"""Each role of a rank, built from its world: the only place that knows them all (DESIGN 3)."""
+"""Roles of ranks, built from their world: the only place that knows all roles (DESIGN 3)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["Built", "BuiltShard", "build"]
 
 
 def build(setup: Setup, world: World, rank: int) -> Built:
-    """Make a rank's role. Nothing is sent before the clock starts, but what ranks of a node need to share memory."""
+    """Build a rank's role. Before the clock starts, only ranks of a node talk, to share memory."""
     kinds = batch.KINDS if setup.config.protocol.batch else sgd.KINDS
     return kinds[setup.roles.of(rank)](setup, world, rank)

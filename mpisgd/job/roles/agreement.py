@@ -1,23 +1,20 @@
-"""Shards that agree on the norm of each averaged gradient before they clip it: `clip_average` of a model on several shards.
+"""Agreement of shards on the norm of each averaged gradient before clipping: `clip_average` of a model on several shards.
 
                  learner                                      shard
-    push         as ever                                ->    sums it
+    push         a gradient                             ->    sums it
     agree        posts NORM_ANSWER; NORM_PULL           ->    keeps the request until its sum is whole
                  <- NORM_ANSWER: the norm of the shard's slice of the average
-                 NORM_TOLD: the norm of the whole       ->    makes the update, when the first tells it
-    pull         as ever
+                 NORM_TOLD: the norm of the whole       ->    makes the update, at the first
+    pull         the weights
 
-Where learners double as shards, they tell each other instead, in the round in which the sum is whole.
+No shard asks another (law 2): learners carry norms, for a round trip more in each update; learners that double as shards tell each
+other. Every learner tells: none knows of the others. Updates of all shards have the same mini-batches (`ProtocolOptions.alike`), so
+all sums become whole. Norms are added in the order of shards, in double precision: all clip by the same factor, and replay finds
+the bits again.
 
-So no shard asks another (law 2): learners carry what each must know, for one round trip more in each update. Every learner tells,
-for none knows who else will. All shards make an update of the same mini-batches (`ProtocolOptions.alike`), so the sum of one is
-whole where those of all will be. Norms are added in the order of shards, in double precision: all clip by the same factor, and
-replay finds its bits again.
-
-No deadlock, by the argument of `channel.py`: a learner has finished its push before it asks, and the receives of the answers
-are posted (law 1). An answer waits for the pushes of other learners; these come after pulls of the clock before, whose update was
-told of by a learner that waits for nothing but shards, which always get back to their probe. Where a signal ends the run, and a sum
-will never be whole, since all who are present wait for it, they are told so; then all shards tell them.
+No deadlock, as in `channel.py`: a learner asks after its push, with receives of answers posted (law 1). An answer waits for pushes
+of other learners, after their pulls of the clock before; a learner that waits for shards alone has told of that update. When a
+signal ends the run, and all present wait for an incomplete sum, shards tell them.
 """
 
 from __future__ import annotations
@@ -39,13 +36,13 @@ from mpisgd.vectors.flat import norm_of_parts
 
 
 class AgreeingChannel(LearnerChannel):
-    """A learner's end, whose shards have all the same clock."""
+    """A learner's end; all shards have the same clock."""
 
     _agreed = 0
-    """Of how many pushes the norm was told."""
+    """Pushes with a norm told."""
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """As ever; before it, the shards agree on the norm of the update that is made with the last push."""
+        """Pull, after the shards have agreed on the norm of the last update."""
         if self._agreed == self._pushes:
             return super().pull(min_clock, meanwhile)
         self._agreed = self._pushes
@@ -61,9 +58,9 @@ class AgreeingChannel(LearnerChannel):
         return answers
 
     def _agree(self, meanwhile: Callable[[], None] | None) -> list[Any]:
-        """Ask all shards for their norms, and begin to tell them that of the whole, unless the run is over for one of them.
+        """Ask all shards for norms, and begin to tell the whole norm, unless the run is over; return transfers to finish.
 
-        Returns what `finish` waits for. Raises PeerError where an answer is another's.
+        Raises PeerError for a wrong answer.
         """
         wire, ranks, clock, norms, goes_on = self._wire, self._ranks, self._clocks[0], list[float](), True
         asked = [wire.ask(rank, Tag.NORM_PULL, (self._learner_id, clock), Tag.NORM_ANSWER) for rank in ranks]
@@ -81,17 +78,17 @@ class AgreeingChannel(LearnerChannel):
 
 
 class AgreeingPipelinedChannel(AgreeingChannel, PipelinedChannel):
-    """That of a learner which pushes layer by layer."""
+    """A learner's end, layer by layer."""
 
 
 class AgreeingRules(Rules):
-    """An update is due when the norm of its average is agreed on, too."""
+    """Rules whose updates need an agreed norm, too."""
 
     agreed = False
 
     @property
     def whole(self) -> bool:
-        """Whether all that is to be summed has been."""
+        """Whether the sum is complete."""
         return super().update_due()
 
     def update_due(self) -> bool:
@@ -103,16 +100,14 @@ class AgreeingRules(Rules):
 
 
 class AgreeingShard(Shard):
-    """A shard whose learners carry norms."""
-
     rules: AgreeingRules
 
     _asked: frozenset[int] = frozenset()
-    """Learners that wait for the norm of the sum in the making."""
+    """Learners waiting for the norm."""
     _own = _norm = math.nan
-    """The norms of this slice of the last average, and of the whole."""
+    """Norms of this slice of the last average, and of the whole."""
     _own_clock = -1
-    """The clock at which that average was made."""
+    """Clock of the last average."""
 
     def begin(self) -> None:
         self.channel.said |= {Tag.NORM_PULL: NormPull, Tag.NORM_TOLD: NormTold}
@@ -136,7 +131,7 @@ class AgreeingShard(Shard):
             self._refuse(asked.learner_id, f"asks for the norm of the update of clock {asked.clock}")
 
     def _norm_told(self, told: NormTold) -> None:
-        """The first who tells it has the update made; the others say the same."""
+        """Make the update at the first telling; others must agree."""
         clock = self.rules.clock
         if told.clock == self._own_clock == clock:
             self._agree_on(told.value)
@@ -148,7 +143,7 @@ class AgreeingShard(Shard):
         self.refuse(Refused(self.channel.rank_of(learner_id), why, push=False))
 
     def _look_at_sum(self) -> None:
-        """Answer those who ask for its norm, once it is whole, or will never be."""
+        """Answer requests for the norm, once the sum is whole or never will be."""
         rules = self.rules
         if rules.whole and self._own_clock != rules.clock:
             self._own, self._own_clock = self.update.norm_of_average(), rules.clock
@@ -168,8 +163,6 @@ class AgreeingShard(Shard):
 
 
 class AgreeingTeamShard(AgreeingShard):
-    """A shard whose learner is of a team, whose members tell each other."""
-
     channel: TeamChannel
 
     def _look_at_sum(self) -> None:
@@ -178,7 +171,6 @@ class AgreeingTeamShard(AgreeingShard):
 
 
 def of_run(config: Config) -> tuple[Callable[..., Rules], Callable[..., Shard]]:
-    """What makes the rules and the shards of a run."""
     if not config.agrees:
         return Rules, Shard
     return AgreeingRules, AgreeingTeamShard if config.protocol.collective else AgreeingShard

@@ -1,4 +1,4 @@
-"""What all ranks' roles have in common: their place in the job, their log, and that any of them may evaluate."""
+"""Common ground of all roles: place in the job, log, evaluation."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from mpisgd.vectors.kept_state import is_stateful
 
 
 class Built:
-    """A rank's role. When the clock has started: `train`, `end`, `close`; when all ranks have met then, `leave`.
+    """A rank's role: `train`, `end` and `close` after the clock's start; `leave` once all ranks have met.
 
     Attributes:
         expendable: the others can go on without this rank, now.
-        leaves_by: says goodbye for a learner that can leave alone; None = nobody could go on then.
+        leaves_by: goodbye of a learner that can leave alone; else None.
     """
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
@@ -43,7 +43,7 @@ class Built:
         self.index = setup.roles.index(rank)
         tensors = world.tensors
         self._hands_state_on = tensors is not None and setup.config.hands_state_on and is_stateful(tensors.model.module)
-        """Whether learner 0 hands on what it keeps beside its parameters."""
+        """Learner 0 hands on its state beside parameters."""
         self.expendable = False
         self.leaves_by: Callable[..., None] | None = None
 
@@ -51,25 +51,23 @@ class Built:
         """Compute, or serve, until the run is over."""
 
     def end(self) -> np.ndarray:
-        """Do what is left to be done; returns this rank's account (`finish.account`)."""
+        """Finish; return this rank's account (`finish.account`)."""
         return account()
 
     def close(self) -> None:
-        """Close the files, after a failure too: the last rows are what one wants to see then."""
+        """Close the files, after a failure too: the last rows matter most then."""
 
     def leave(self) -> None:
-        """Give back what others could still use until all have met."""
+        """Give back memory that others could use until all have met."""
 
     def newest_clock(self) -> int | None:
-        """The newest clock that this rank knows of."""
         return None
 
     def waits_for(self) -> str:
-        """Whom this rank waits for, where its wire cannot say it."""
+        """Name the rank waited for, if the wire cannot."""
         return ""
 
     def _keeper(self, *, late: bool = False) -> Keeps:
-        """What keeps a learner's own state, from its first mini-batch on, beside snapshots and checkpoints; `late`: as there."""
         given_up = self.setup.protocol.aborts
         setup, tensors = self.setup, self.world.tensors
         if tensors is None or not self._hands_state_on:
@@ -85,11 +83,10 @@ class Built:
         return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late, given_up=given_up)
 
     def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
-        """This rank's own; `group`: of its stage of one."""
         return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared, group))
 
     def _join_team(self) -> Member:
-        """This rank's place in its team, until all ranks have met at the end: learner 0 still evaluates in that memory."""
+        """Join the team, until all ranks have met: learner 0 still evaluates in its memory."""
         setup, world, rank = self.setup, self.world, self.rank
         shared = world.shared(self.wire.node(setup.roles.teams[self.index]))
         delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
@@ -100,8 +97,7 @@ class Built:
         here: Here | None = None,
         of_piece: Callable[..., Evaluator] | None = None,
     ) -> None:
-        """Evaluate all snapshots; `here`: the shard on this rank; `of_piece`: as in `Tensors.evaluate`, with others, of which
-        the evaluator's rank alone keeps the log, and tells people."""
+        """Evaluate all snapshots; `here`: the shard on this rank, `of_piece`: as in `Tensors.evaluate`."""
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
         roles, bounds = (setup.roles, setup.bounds) if of_piece is None else setup.seen_by(self.rank)[:2]
         fields: dict[str, Any] = {"bounds": bounds, "here": here, "to_first": setup.roles.tolerant and here is None}
@@ -116,7 +112,7 @@ class Built:
         name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
 
         def begin() -> TableFile:
-            """Replace the file of an evaluator that was lost; such an evaluator writes none, should it go on."""
+            """Replace the file of a lost evaluator; such an evaluator writes none."""
             appointed = int(setup.roles.tolerant and here is not None)
             followed = setup.roles.tolerant and appointed_of(setup.path / name) > appointed
             return self._open("" if followed or follows else name, -1, before, appointed=appointed, metrics=metrics)
@@ -133,7 +129,6 @@ class Built:
         log.close()
 
     def _open_coordinators(self) -> TableFile:
-        """The log file of the coordinator of a batch optimisation, in this attempt."""
         log, resumption = self.setup.config.log, self.setup.resumption
         return TableFile(
             self.setup.path / schema.coordinator_file(self.setup.attempt) if log.enabled else None,
@@ -153,7 +148,7 @@ class Built:
         appointed: int = 0,
         metrics: Sequence[str] = (),
     ) -> TableFile:
-        """A log file of this attempt, which continues the rows before; -1 is the evaluator's. "": none."""
+        """Open a log file after these rows; "" = none."""
         log, resumption = self.setup.config.log, self.setup.resumption
         attributes = {} if resumption is None else resumption.attributes(before)
         config = self.setup.config

@@ -1,4 +1,4 @@
-"""The ranks of a batch optimisation (`sandblaster/`): the coordinator, its shards, its learners."""
+"""Ranks of a batch optimisation (`sandblaster/`): coordinator, shards, learners."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def options_of(setup: Setup) -> SandblasterOptions:
 
 
 def tensors_of(world: World) -> Tensors:
-    """Sizes alone have no loss: the table of what does not go together refuses them."""
+    """Return the tensors; sizes alone, without a loss, are refused."""
     assert world.tensors is not None
     return world.tensors
 
@@ -96,7 +96,6 @@ class BuiltCoordinator(Built):
         self._told_s = 0.0
 
     def _tell(self, iteration: int, loss: float, gradient: float, evaluations: int, now_s: float) -> None:
-        """A line now and then, for people."""
         config = self.setup.config
         last = iteration == options_of(self.setup).iterations
         if self.world.progress == "off" or (now_s - self._told_s < config.log.progress_s and not last):
@@ -177,7 +176,7 @@ class BuiltBatchLearner(Built):
         self.leaves_by = self._leave
 
     def _leave(self, *, ending: int) -> None:
-        """Others do what this learner had."""
+        """Leave; others take this learner's portions."""
         self._desk.leave(self._channel.pushed[0])
         self._channel.goodbye(ending=ending)
 

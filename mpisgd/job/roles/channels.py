@@ -1,4 +1,4 @@
-"""The two ends of an exchange, as the configuration names it."""
+"""Both ends of an exchange, as configured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from mpisgd.vectors.memory import Memory
 
 
 def slices_of(config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False) -> Slices:
-    """A learner's memory, as both formats say that it travels."""
     held = Held(memory.weights, bounds, apart=stages.moves_weights(config)) if config.pull_format == "bfloat16" else None
     return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held, in_pieces)
 
@@ -39,10 +38,9 @@ def learner_channel(
     *,
     tolerant: bool,
 ) -> LearnerChannel:
-    """A learner's end; layers are pulled whole where shards promise one clock, or reject.
+    """Return a learner's end; layers are pulled whole if shards promise a common clock, or reject.
 
-    In a fault-tolerant run (`tolerant`) nothing is asked ahead: the pull of a learner that was missed says that it is back, and is
-    to come after its push.
+    Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
     """
     if config.exchange == "prefetch":
         rounded = config.pull_format == "bfloat16"
@@ -67,7 +65,6 @@ def learner_channel(
 
 
 def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates) -> ShardChannel:
-    """A shard's end, of a run that is not fault-tolerant."""
     rounded, gathered = config.pull_format == "bfloat16", config.receive == "gathered"
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)

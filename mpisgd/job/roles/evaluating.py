@@ -1,9 +1,7 @@
-"""Evaluation by a group of ranks that have a piece of each layer, and none of them the whole model (`models/partitioned.py`).
+"""Evaluation by a group of ranks, each with a piece of each layer, none with the whole model (`models/partitioned.py`).
 
-All do what one evaluator does, in the same order: each pulls its own piece from its own shards, and they pass each batch together.
-So all have the same output, and the loss of the whole model, to the same bits. Shards decide alone (law 2): a snapshot is there
-where all of them have it, and a signal that one rank has heard interrupts all. Piece 0 writes the log, and the weights tensor by
-tensor.
+Each pulls its own piece, and all pass each batch together: outputs and loss have the same bits. Shards decide alone (law 2): a
+snapshot exists once all have it, and a signal to any rank interrupts all. Piece 0 writes the log and the weights.
 """
 
 from __future__ import annotations
@@ -29,17 +27,16 @@ from mpisgd.pipeline.links import WireLinks
 from mpisgd.pipeline.partitioned import joined, links_of
 
 _OF_WEIGHTS = -2
-"""In the place of the number of a call, where weights are gathered."""
+"""In place of a call's number, when weights are gathered."""
 _WORDS = len(LAYOUTS[Tag.AGREE].fields)
 
 
 class PieceEvaluator(Evaluator):
-    """A rank's part; the model, `pulled` and `channel` are its own piece's.
+    """A rank's part; model, `pulled` and `channel` are of its piece.
 
     Args:
         whole: the model, for names and shapes.
-        partition: what the piece was handed.
-        group, links: all ranks of the group, in the order of pieces.
+        group, links: all ranks of the group, by piece.
     """
 
     def __init__(
@@ -52,13 +49,12 @@ class PieceEvaluator(Evaluator):
         self._links = links
 
     def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
-        """As `Evaluator.evaluate_all`; `first` is piece 0's, and hearers are given no weights, of which no rank has all."""
+        """Evaluate; `first` is piece 0's, and hearers get no weights."""
         (first, *_), *_ = self._say(first)
         with joined(self._model.module, self._partition, self._links):
             super().evaluate_all(weights_file, first, hearers)
 
     def _say(self, *words: int) -> list[tuple[Any, ...]]:
-        """What all ranks of the group say here."""
         return self._group.tell(Tag.AGREE, (*words, *([0] * (_WORDS - len(words)))))
 
     def _pull(self, number: int) -> Snapshot | None:
@@ -77,7 +73,7 @@ class PieceEvaluator(Evaluator):
             raise Interrupted
 
     def _state(self, last: bool) -> dict[str, Tensor]:
-        """A copy where the weights are about to be others; of what evaluations may change, always."""
+        """Return weights, copied if about to change, and copies of the rest."""
         if last and len(self._pulled) > 1:
             return self._model.state()
         trained = dict(self._model.module.named_parameters())
@@ -88,7 +84,6 @@ class PieceEvaluator(Evaluator):
             super()._tell(rows, {}, last)
 
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
-        """Piece 0 saves all, tensor by tensor."""
         if self._partition.place:
             for state in states.values():
                 for each in state.values():
@@ -107,7 +102,6 @@ class PieceEvaluator(Evaluator):
             durable.sync_directory(path.parent)
 
     def _swap(self, place: int, tensor: Tensor) -> Tensor:
-        """Give a tensor to that piece, and take what it gives."""
         parts: list[Tensor | None] = [None] * self._partition.places
         parts[place] = tensor
         taken: Tensor = self._links.deal(_OF_WEIGHTS, parts, back=False)[place]
@@ -115,7 +109,6 @@ class PieceEvaluator(Evaluator):
 
 
 def of_piece(built: Built, group: Group) -> Callable[..., Evaluator]:
-    """What makes the evaluator of this rank's piece."""
     tensors, rank, roles = built.world.tensors, built.rank, built.setup.roles
     assert tensors is not None
     return functools.partial(

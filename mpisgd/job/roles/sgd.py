@@ -1,4 +1,4 @@
-"""The ranks of parameter-server SGD: shards, learners, alone, in teams, or both in one, and the evaluator."""
+"""Ranks of parameter-server SGD."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ from mpisgd.vectors.computing import Computes, Updates
 
 
 class BuiltShard(Built):
-    """A shard; `server` is its loop."""
-
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
@@ -69,7 +67,7 @@ class BuiltShard(Built):
         records, setup = self.server.records, self.setup
         self._file.close()
         records.progress.close()
-        goes_on = setup.resumption is not None or setup.config.checkpoint.regular  # it may have to, until it is DONE
+        goes_on = setup.resumption is not None or setup.config.checkpoint.regular  # possible until DONE
         records.snapshots.close(keep=records.checkpoints is not None and (goes_on or self.server.rules.interrupted))
 
     def newest_clock(self) -> int:
@@ -79,7 +77,6 @@ class BuiltShard(Built):
         return watchdog.of_shard(self.server, self._seen, self.setup.hosts)
 
     def _make_server(self, channel: ShardChannel, update: Updates) -> Shard:
-        """The shard, with its log and all that it writes to."""
         setup, world, shard = self.setup, self.world, self.index
         config, lambda_ = setup.config, setup.roles.lambda_
         before = setup.account(shard)
@@ -91,7 +88,7 @@ class BuiltShard(Built):
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         if shard == 0 and (told := world.callbacks.on_update) is not None:
             progress.hear = UpdateTeller(told)
-        protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
+        protocol = config.protocol.make(lambda_)  # its own: it keeps state of this shard
         log, samples = ShardLog(self._file, shard, duplex=config.both_ways), setup.meta.train_samples
         portions = parts.portions_of(config, samples, lambda_, shard)
         rules_kind, kind = agreement.of_run(config)
@@ -151,7 +148,7 @@ class BuiltBoth(BuiltShard):
 
 
 class BuiltLearner(Built):
-    """A learner, which may be the leader of a team, or its rank of one stage."""
+    """A learner, alone, as leader of a team, or as a stage."""
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
@@ -211,8 +208,6 @@ class BuiltLearner(Built):
 
 
 class BuiltMember(Built):
-    """A member of a learner's team."""
-
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         self._member = self._join_team()
@@ -225,8 +220,6 @@ class BuiltMember(Built):
 
 
 class BuiltEvaluator(Built):
-    """The evaluator that does nothing else."""
-
     def end(self) -> np.ndarray:
         self.expendable = self.setup.roles.tolerant
         self._evaluate()

@@ -1,4 +1,4 @@
-"""One rank of MPI's, from the agreement of all on a job to its end."""
+"""An MPI rank, from the agreement on a job to its end."""
 
 from mpisgd.job.run.rank import run
 

@@ -1,7 +1,7 @@
-"""Do all ranks have the same data, model and loss? Each rank makes its own, and nothing but gradients and weights is exchanged.
+"""Check that all ranks have the same data, model and loss: only gradients and weights are exchanged.
 
-What is compared are lengths, shapes and types, some samples, the initial values of the model, and the loss of one mini-batch.
-Floats are compared by their norm and sums, for kernels of another kind of CPU may give other last bits.
+Compared are lengths, shapes and types, some samples, initial values, and the loss of a mini-batch. Floats are compared by norm and
+sums: other CPUs may give other last bits.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 SAMPLES = 6
-"""So many of each split are looked at: the first, the last, and others that the seed names; of a stream the first."""
+"""Samples compared in each split: first, last, and seeded draws; of a stream the first."""
 
 _TOLERANCE = 1e-3
-"""Tolerance of sums, as a share of the norm. Other draws differ by about the norm itself."""
+"""Tolerance of sums, as a share of the norm; other draws differ by about the norm itself."""
 _CHUNK = 1 << 17
 _OF_A_LOSS = 1e-2
 """GPUs of different kinds may differ in the third digit."""
 
 INITIAL = "initial "
-"""What facts about the values of a model begin with."""
 
 _ADVICE = {
     "data": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory or a sample (they are"
@@ -49,7 +48,7 @@ Facts = Mapping[str, "str | float | Rough"]
 
 
 class Rough(NamedTuple):
-    """Fingerprint of a float tensor: its norm, and sums of all elements, of every second one, of first halves."""
+    """Fingerprint of a float tensor: norm; sums of all elements, every second, first halves."""
 
     norm: float
     total: float
@@ -75,10 +74,7 @@ class Rough(NamedTuple):
 
 
 def require_alike(comm: MPI.Intracomm, what: str, facts: Facts | None, root: int) -> None:
-    """Every rank calls this; `facts` of `what` (data, model, loss) must be like those of rank `root`, or None.
-
-    Raises AgreedError on all ranks alike where they are not; it names the ranks, and what differs first.
-    """
+    """Require facts like rank `root`'s, or None; collective. Raises AgreedError with the ranks and the first difference."""
     expected = comm.bcast(facts, root=root)
     differing = [(rank, each) for rank, each in enumerate(comm.allgather(_difference(facts, expected))) if each]
     if not differing:
@@ -94,7 +90,6 @@ def require_alike(comm: MPI.Intracomm, what: str, facts: Facts | None, root: int
 
 
 def _difference(facts: Facts | None, expected: Facts) -> tuple[str, str, str] | None:
-    """The first that differs, by its name, and as it is here and there."""
     if facts is None:
         return None
     for name in dict.fromkeys([*expected, *facts]):
@@ -111,7 +106,6 @@ def _difference(facts: Facts | None, expected: Facts) -> tuple[str, str, str] | 
 
 
 def of_data(data: DataSet, seed: int) -> Facts:
-    """Lengths, shapes and types, and what some samples are like; `SAMPLES` of each split are fetched."""
     splits = {"training": data.train, "test": data.test, **({} if data.validation is None else {"validation": data.validation})}
     facts: dict[str, str | float | Rough] = {f"{name} samples": f"{len(split):,}" for name, split in splits.items()}
     facts["classes"] = str(data.classes)
@@ -136,7 +130,6 @@ def _of_split(name: str, split: Split, seed: int, number: int) -> Facts:
 
 
 def of_model(model: FlatModel) -> Facts:
-    """Number, names and shapes of the trainable parameters, and what the initial values of all parameters and buffers are like."""
     facts: dict[str, str | float | Rough] = {"trainable parameters": model.fingerprint}
     state: dict[str, Any] = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
     for name, values in state.items():
@@ -147,12 +140,11 @@ def of_model(model: FlatModel) -> Facts:
 
 
 def of_loss(loss: float) -> Facts:
-    """The loss of the same mini-batch at the same weights."""
     return {"loss of a first mini-batch": loss}
 
 
 def _like(values: Tensor) -> str | Rough:
-    """Floats roughly, other types by their bits; of sparse tensors, how many elements they have."""
+    """Return floats roughly, other types by bits, sparse tensors by size."""
     if values.layout is not torch.strided:
         return f"{values.layout} of {values._nnz():,} elements"
     if values.is_floating_point():

@@ -1,4 +1,4 @@
-"""Carries files from rank to rank beside the loops: each end in a thread of its own, over a communicator of its own."""
+"""Carrier of files between ranks beside the loops: each end in its own thread, over its own communicator."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from mpisgd.comm.mpi.library import MPI
 _HEADER, _BODY = 1, 2
 _LOOK_S, _MOVE_S = 0.05, 0.002
 _LONGEST_S = 60.0
-"""Seconds for one file: a rank that hangs holds up no other for longer."""
+"""Seconds for a file: a hung rank holds up no other for longer."""
 _PIECE = 8 << 20
-"""Bytes that are sent at a time: memory for a whole file would cost its taker more than to copy the file."""
+"""Bytes sent at a time: memory for a whole file costs the taker more than copying."""
 _END_S = 5.0
 
 
 class Courier:
-    """Courier of one rank; collective: every rank of `comm` makes its own.
+    """Courier of a rank; collective over `comm`.
 
     Args:
-        sources: ranks whose files this one takes.
-        take: is given what a rank sends, two numbers and two files, in pieces, each gone when the next is taken; may raise OSError.
-        complain: is told why something could not be taken.
+        sources: ranks that send files here.
+        take: takes two numbers and two files, in pieces, each gone with the next; may raise OSError.
     """
 
     def __init__(
@@ -45,13 +44,13 @@ class Courier:
         self._torn = False
         """A file was given up half-way: the communicator is not freed."""
         self._kept: list[MPI.Request] = []
-        """Requests that were given up, with memory that MPI may still read or write."""
+        """Requests given up, with memory that MPI may still use."""
         self._thread = threading.Thread(target=self._serve, name="courier", daemon=True)
         if sources:
             self._thread.start()
 
     def send(self, dest: int, one: int, other: int, files: tuple[Path, Path]) -> None:
-        """Send two numbers and two files. Raises PeerError where they do not get through, OSError where they cannot be read."""
+        """Send two numbers and two files. Raises PeerError if not received, OSError if unreadable."""
         bodies = [np.memmap(path, np.uint8, "r") for path in files]
         header = np.array([MAGIC, one, other, *map(len, bodies)], np.int64)
         try:
@@ -65,7 +64,7 @@ class Courier:
             raise PeerError(f"rank {dest} cannot be reached: {error}", dest) from error
 
     def close(self) -> None:
-        """All have sent what they had, and call this."""
+        """End, once all have sent; collective."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(_END_S)
@@ -98,7 +97,7 @@ class Courier:
             self._take(one, other, *bodies)
         except OSError:
             for _ in itertools.chain(*bodies):
-                pass  # what cannot be kept is sent all the same
+                pass  # the rest is sent all the same
             raise
 
     def _pieces(self, source: int, nbytes: int) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""The world of one rank of MPI's: its own process, its real seconds, and torch."""
+"""World of an MPI rank: its own process, real seconds, torch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ from mpisgd.vectors.computing import Computes, Travels
 
 
 class MpiWorld(World):
-    """The world of this very rank, which is the only one that it is asked about."""
-
     saves = True
     join: Callable[[Sequence[int]], Group] | None = None
 
@@ -49,7 +47,7 @@ class MpiWorld(World):
         self.progress = config.log.progress
         on_gpu = "cuda" in (config.device, config.shard_device)
         self._direct = on_gpu and takes_gpu_memory() and not claim.setup.roles.tolerant
-        """Whether MPI is given a GPU's memory. Not where ranks may be lost: a transfer that is given up keeps its memory."""
+        """MPI gets GPU memory; not if ranks may be lost: a transfer given up keeps its memory."""
 
     def wire(self, rank: int) -> Wire:
         return self._wire
@@ -61,13 +59,13 @@ class MpiWorld(World):
         own = None if shared is None else shared.own
         memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
         gradient = self.tensors.gradient(roles.number(rank), memory)
-        if not self._config.protocol.batch:  # whose portions come in no order of their own
+        if not self._config.protocol.batch:  # portions of a batch have no order of their own
             gradient.read_ahead()
         self._gradient = gradient
         return gradient
 
     def _stage(self, rank: int, roles: Roles, team: Group) -> Travels:
-        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is, or may come, to evaluate it."""
+        """Return a stage, or piece; drop the rest of the model unless this rank may evaluate."""
         names = roles.stream(rank), roles.stage(rank)
         evaluates = roles.may_evaluate(rank)
         if self._config.partitioned:
@@ -97,7 +95,6 @@ class MpiWorld(World):
         return weights
 
     def close(self) -> None:
-        """End the processes that fetch mini-batches."""
         if self._gradient is not None:
             self._gradient.close()
 
@@ -113,7 +110,7 @@ class MpiWorld(World):
         return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self._config), own=own)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
-        """A rank that is nothing but a shard, and never evaluates, has no further use for the model."""
+        """Make the update; a mere shard may drop the model."""
         setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
         kind = StreamedUpdate if setup.config.exchange == "streamed" else None
@@ -131,7 +128,7 @@ class MpiWorld(World):
         return saved
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints:
-        """If nothing else, a signal asks for one."""
+        """Return checkpoints, also if only a signal asks."""
         setup, config, shard = self._setup, self._config, self._setup.roles.index(rank)
         share = Share(
             setup.path,
@@ -152,5 +149,4 @@ class MpiWorld(World):
         return Checkpoints(share, config.checkpoint, update, beside=beside, complain=complain, near=near)
 
     def warn(self, rank: int, text: str) -> None:
-        """Said by any rank, and even where progress is off."""
         warn(f"mpisgd: rank {rank} ({self._setup.roles.describe(rank)}) on {self._setup.hosts[rank]}: {text}")

@@ -1,4 +1,4 @@
-"""Keep states of shards on their nodes and on partners' (`records/checkpoint/near.py`), and find them in a job that goes on."""
+"""States of shards on their nodes and on partners' (`records/checkpoint/near.py`): kept, and found again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from mpisgd.records.checkpoint.near import Near, newest
 from mpisgd.records.log.reader import Run
 
 _PART, _ACCOUNT = 32_201, 32_202
-"""Tags of a state's two files, from a rank that holds them to the shard's."""
 
 
 def partner_of(shard: int, shard_ranks: Sequence[int], hosts: Sequence[str]) -> int:
-    """The rank on another node that keeps a shard's state, too: the next shard's there, else any; -1 = there is no other node."""
+    """Return the rank on another node that keeps a shard's state: of the next shard there, else any; -1 = none."""
     own, count = hosts[shard_ranks[shard]], len(shard_ranks)
     ring = [shard_ranks[(shard + step) % count] for step in range(1, count)]
     elsewhere = [rank for rank, host in enumerate(hosts) if host != own]
@@ -33,7 +32,6 @@ def partner_of(shard: int, shard_ranks: Sequence[int], hosts: Sequence[str]) -> 
 
 
 def said(every_updates: int, hosts: Sequence[str]) -> str:
-    """Say in a run's first line where states are kept; "" = on no node."""
     if every_updates == 0:
         return ""
     where = "of each shard's node and a partner's" if len(set(hosts)) > 1 else "of the only node, which has no partner"
@@ -41,14 +39,14 @@ def said(every_updates: int, hosts: Sequence[str]) -> str:
 
 
 def near_of(run: Path, node: str) -> Near:
-    """Name the states that a node holds of a run. Raises DataError where the run has no config.toml."""
+    """Return a node's states of a run. Raises DataError without config.toml."""
     environment = Run(run).environment
     first = (environment.get("attempts") or [environment])[0]
     return Near(run, str(first.get("started", "")), node)
 
 
 class Partners:
-    """Keeps the state of this rank's shard, and of shards whose partner it is; collective: every rank of `comm` makes its own."""
+    """Keeper of states of this rank's shard, and of shards with this rank as partner; collective over `comm`."""
 
     def __init__(
         self, comm: MPI.Intracomm, run: Path, hosts: Sequence[str], shard_ranks: Sequence[int], complain: Callable[[str], None]
@@ -63,26 +61,24 @@ class Partners:
         self._courier = Courier(comm, sources, self.near.take, complain)
 
     def keep(self, account: Account, told: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-        """Keep a state here, and at the partner's. Raises OSError, PeerError."""
+        """Keep a state here and at the partner's. Raises OSError, PeerError."""
         files = self.near.write(account, self._shards, told, tensors)
-        partner, self._partner = self._partner, -1  # one that does not take a file gets no other
+        partner, self._partner = self._partner, -1  # a partner that fails gets no more
         if partner >= 0:
             self._courier.send(partner, account.clock, account.shard, files)
         self._partner = partner
 
     def close(self) -> None:
-        """All shards have kept what they had, and all ranks call this."""
         self._courier.close()
 
     def forget(self) -> None:
-        """Remove the states on this node: the run's directory has all that is needed."""
         self.near.forget()
 
 
 def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str], shard_ranks: Sequence[int]) -> tuple[int, str]:
-    """Make a checkpoint of the newest states that nodes hold, where they are newer than the run's own; collective.
+    """Make a checkpoint of newer states on nodes; collective.
 
-    A shard's rank whose node lacks its state is given it. Returns the clock, and a note for the user; -1, "" = nothing is newer.
+    A shard's rank whose node lacks its state gets it. Returns the clock and a note; -1, "" = nothing newer.
     """
     rank = comm.Get_rank()
     environment = Run(run).environment
@@ -106,7 +102,6 @@ def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str],
 
 
 def _done(comm: MPI.Intracomm, action: Callable[[], None]) -> bool:
-    """Do something with files on each rank; True where all ranks could."""
     try:
         action()
     except OSError as error:
@@ -134,7 +129,7 @@ def _hand_over(
     hosts: Sequence[str],
     everywhere: Sequence[Sequence[Any]],
 ) -> None:
-    """Send a state to each shard's rank whose node lacks it; a rank that cannot keep it reads the run's directory."""
+    """Send states to shards' ranks on nodes without; a rank that cannot keep its state reads the run's directory."""
     rank = comm.Get_rank()
     for shard, (holder, taker) in enumerate(zip(holders, shard_ranks, strict=True)):
         holds = [any((each.clock, each.shard) == (clock, shard) for each in held) for held in everywhere]

@@ -1,4 +1,4 @@
-"""One rank of MPI's: it agrees with the others on what to do, does its part in the real world, and comes to the common end."""
+"""An MPI rank: agreement with the others, its part, the common end."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ from mpisgd.records.loggers import Loggers
 
 
 def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT, resumed: bool = False) -> Outcome:
-    """Run one rank of a job to its end; every rank of `comm` calls this.
+    """Run a rank of a job to its end; collective over `comm`.
 
-    `resumed`: go on with the run that there is in `config.out`, from its newest checkpoint.
+    `resumed`: go on with the run in `config.out`, from its newest checkpoint.
 
     Raises:
-        AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
-        RunInterrupted: on every rank alike, where a signal has interrupted the run, and it can go on from a checkpoint.
+        AgreedError: on every rank, if the job cannot start; before the first message.
+        RunInterrupted: on every rank, after a signal, with a checkpoint.
     Any other failure ends the job (`guard.failing_fast`).
     """
     rank = Rank(comm)
@@ -84,7 +84,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 
 
 class Rank:
-    """One rank. `signals`, `vigil` and `pulse` are given to it before it agrees on anything."""
+    """A rank; `signals`, `vigil` and `pulse` are set before `agree`."""
 
     signals: Signals
     vigil: Vigil
@@ -94,13 +94,11 @@ class Rank:
         self.comm = comm
         self._ready = False
         self._join: Callable[[Sequence[int]], Group] | None = None
-        """How ranks of a group that may lose some come together; None = as the wire's team."""
+        """How a group that may lose ranks meets; None = as the wire's team."""
         self._partners: Partners | None = None
         self.built: Built | None = None
-        """The role, once it is built."""
 
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
-        """With all others, on what to do. Raises AgreedError on all alike."""
         own = agree(self.comm, lambda: given(config.callbacks, brought.callbacks))
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
         self.claim = Claim(self.comm, agreed, brought, resumed)
@@ -116,25 +114,20 @@ class Rank:
             self.vigil.stop()
 
     def who(self) -> str:
-        """This rank's role, for messages."""
         return self.roles.describe(self.rank) if self._ready else "starting"
 
     def is_expendable(self) -> bool:
-        """Whether the others can go on without this rank, now."""
         return self.built is not None and self.built.expendable
 
     def way_on(self) -> str:
-        """How this run can be continued, as the last words of one that fails."""
         clock = self.built.newest_clock() if self.built is not None else None
         return way_on(self.path, clock, self._resuming, near=self._partners is not None) if self._ready else ""
 
     @property
     def _resuming(self) -> str:
-        """The command that goes on with this run, and brings what it was brought."""
         return launch.again(self.ranks.size, resume_line(self.path, self.setup.config))
 
     def run(self) -> Outcome:
-        """The loop of this rank's role, then the common end."""
         wire = self._wire()
         self.signals.listen(lambda signal: setattr(wire, "signal", signal))
         if self.rank == 0:
@@ -183,7 +176,6 @@ class Rank:
         return wire
 
     def _keeps_near(self) -> Partners | None:
-        """Begin to keep states on nodes, where the configuration asks for that."""
         if not self.setup.config.checkpoint.partner_updates:
             return None
         complain: Callable[[str], None] = lambda text: warn(f"mpisgd: {self._name(self.rank)}: {text}")  # noqa: E731
@@ -195,7 +187,7 @@ class Rank:
     # --------------------------------------------------------------------------------------------------------- the end
 
     def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
-        """Each shard checks its books, rank 0 joins the logs and says DONE; nobody leaves before that."""
+        """Check the books on shards; join the logs and say DONE on rank 0. Nobody leaves before."""
         logged, batch = self.setup.config.log.enabled, self.setup.config.protocol.batch
         interrupted, accounts = accounts_of(wire, said, self.roles.shard_ranks)
         outcome = outcome_of(self.path, accounts)
@@ -211,7 +203,7 @@ class Rank:
             self._check_who_came(wire)
             log = Run(outcome.path) if logged else None
             outcome = finish(outcome, log)
-            for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
+            for spool in self.path.glob(f"{schema.SPOOL}*"):  # of earlier layouts, too
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
             self._say(farewell(outcome, log, batch=batch))
@@ -228,7 +220,7 @@ class Rank:
         return dataclasses.replace(outcome, diverged=diverged)
 
     def _check_who_came(self, wire: Wire) -> None:
-        """Raises PeerError where a rank is missing without which a run is not whole: the last rows of its log may be."""
+        """Raise PeerError if a vital rank is missing: its log may lack rows."""
         missing = [rank for rank in wire.presence.given_up() if rank in self.roles.vital_ranks]
         if missing:
             raise PeerError(
@@ -237,7 +229,6 @@ class Rank:
             )
 
     def _forget_near(self) -> None:
-        """Remove the states on nodes: the run is DONE, or has a checkpoint of its last update."""
         if self._partners is not None:
             self._partners.forget()
 
@@ -249,7 +240,7 @@ class Rank:
         self.claim.leave(away)
 
     def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
-        """What all ranks raise: rank 0 says how the run can go on, or that it cannot; there is no DONE."""
+        """Return the error of all ranks; rank 0 says how the run can go on."""
         (signal,) = wire.settle(np.array([self.signals.received]), lambda received: received.max(axis=0), 1).tolist()
         text, status = f"{self.path} was interrupted by {name_of(signal)}", 0
         if self.rank == 0:
@@ -268,10 +259,10 @@ class Rank:
         return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _tell_the_terminal(self, signal: int) -> None:
-        """Where the launcher is about to kill its ranks, this may be the last that is said; the lock is nobody's any more.
+        """Print last words, and unlock, if the launcher is about to kill its ranks.
 
-        Without a terminal it was no Ctrl-C: a batch system ends its jobs by the same signals, leaves them half a minute to save,
-        and may begin the job anew meanwhile, for which the lock is there.
+        Without a terminal it was no Ctrl-C: a batch system leaves half a minute to save, and may begin the job anew meanwhile,
+        against the lock.
         """
         if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.claim.unlock()

@@ -1,7 +1,4 @@
-"""What the ranks agree on before the first message is sent, and the directory that they claim.
-
-What is wrong is refused alike on all of them (`guard.agree`).
-"""
+"""Agreement of the ranks before the first message, and claim of the directory; errors are alike on all (`guard.agree`)."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ from mpisgd.vectors.flat import FlatModel
 
 
 def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse, *, resumed: bool) -> tuple[Ranks, Setup, Tensors]:
-    """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
+    """Agree on the job; each rank makes its own parts. Raises AgreedError."""
     ranks = look_around(comm)
     config = naming.as_brought(config, brought)
     roles, protocol = agree(comm, lambda: place(config, ranks))
@@ -72,7 +69,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
         speech.warn(data.train.advice)
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, brought))
-    if balance.measures_stages(config):  # the seconds of one rank are those of all
+    if balance.measures_stages(config):  # a single rank measures for all
         own = agree(
             comm, lambda: stages_begin_at(config, meta, brought, data, loss) if data is not None and ranks.rank == first else ()
         )
@@ -92,8 +89,8 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     if group is not None:
         group.Free()
     agree(comm, lambda: tensors.check_pieces_fit() if roles.may_evaluate(ranks.rank) else None)
-    tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
-    # Whoever may come to evaluate alone, or keeps the best weights, needs all of them.
+    tensors.metrics = comm.bcast(tensors.metrics, root=first)  # a dedicated evaluator has not checked
+    # A rank that may evaluate alone, or keeps the best weights, needs all.
     jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, stages=tensors.stages, jointly=jointly)
     agree(comm, setup.check_schedule)
@@ -101,7 +98,6 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
 
 
 def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ranks:
-    """Where that is asked for, by role; what is wrong with how ranks are bound is told."""
     told = f"{ranks.badly_bound}: {binding.MEND}" if ranks.badly_bound else ""
     if config.binding == "roles":
         ranks, told = cores.bind(comm, ranks, roles)
@@ -111,7 +107,7 @@ def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ra
 
 
 def _make_room(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> None:
-    """For files and connections of each rank; where limits are too low, rank 0 says so: with a fast network few are needed."""
+    """Make room for files and connections; warn of low limits: a fast network needs few."""
     lacks = comm.allgather(make_room(connections(ranks.rank, ranks.hosts, roles.shard_ranks)))
     short = [rank for rank, lack in enumerate(lacks) if lack]
     if short and ranks.rank == 0:
@@ -120,7 +116,7 @@ def _make_room(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> None:
 
 
 def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:
-    """Of a model in pieces, ranks that have the same of them are compared with each other. Raises AgreedError."""
+    """Compare models; of a model in pieces, between ranks of the same piece. Raises AgreedError."""
     facts, stages, config = of_model(tensors.model), tensors.stages, tensors.config
     if stages is None or not (isinstance(tensors.model.module, InPieces) or (config.partitioned and not config.init_from)):
         require_alike(comm, "model", facts, root=0)
@@ -132,12 +128,10 @@ def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors:
 
 
 def name(roles: Roles, ranks: Ranks, rank: int) -> str:
-    """A rank in messages."""
     return f"{roles.describe(rank)} (rank {rank} on {ranks.hosts[rank]})"
 
 
 def place(config: Config, ranks: Ranks) -> tuple[Roles, Protocol]:
-    """The roles and the protocol. Raises ConfigError."""
     refuse_singletons(ranks)
     roles, protocol = placement.on_ranks(config, ranks.hosts)
     return roles.made_tolerant() if tolerance.of(config) else roles, protocol
@@ -148,7 +142,7 @@ def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | No
 
 
 def _group(comm: MPI.Intracomm, roles: Roles, rank: int) -> MPI.Intracomm | None:
-    """The ranks that have a model together, in the order of its pieces; all ranks call this, also those that are in no group."""
+    """Return the ranks that have a model together, by piece; collective over all ranks."""
     if rank not in roles.computing_ranks:
         comm.Split(MPI.UNDEFINED)
         return None
@@ -156,9 +150,9 @@ def _group(comm: MPI.Intracomm, roles: Roles, rank: int) -> MPI.Intracomm | None
 
 
 def _check(tensors: Tensors, number: int | None, group: MPI.Intracomm | None) -> Facts | None:
-    """All that learn look at the same mini-batch; `number`: that of this rank's stream of mini-batches, None where it does not.
+    """Check the first mini-batch, the same on all learners.
 
-    `group`: of the ranks that have the model together with this one, if it has a piece alone.
+    `number`: of this rank's stream, None = no learner; `group`: has the model together.
     """
     if number is None or tensors.data is None:
         return None
@@ -172,14 +166,13 @@ def _check(tensors: Tensors, number: int | None, group: MPI.Intracomm | None) ->
 
 
 def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:
-    """The device that this rank computes on, and the one that it serves on. Raises ConfigError."""
     serves = ranks.rank in roles.shard_ranks and config.shard_device == "cuda"
     device = _gpu(config, roles, ranks, "device") if computes and config.device == "cuda" else "cpu"
     return device, _gpu(config, roles, ranks, "shard_device") if serves else "cpu"
 
 
 def _gpu(config: Config, roles: Roles, ranks: Ranks, field: str) -> str:
-    """This rank's, which is made the current one: pinned memory, and what MPI is given, belong to that."""
+    """Return this rank's GPU, made current: pinned memory and MPI's buffers belong there."""
     if not torch.cuda.is_available():
         raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
     learners, shards = config.device == "cuda", config.shard_device == "cuda"
@@ -189,7 +182,6 @@ def _gpu(config: Config, roles: Roles, ranks: Ranks, field: str) -> str:
 
 
 def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
-    """For config.toml: where ranks are bound by their roles, and then the torch threads of a learner, not those of rank 0."""
     if not ranks.bound:
         return {}
     threads = setup.config.threads or ranks.threads_of(setup.roles.learner_ranks[0])
@@ -197,14 +189,11 @@ def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
 
 
 class Claim:
-    """A directory that this job alone writes to.
-
-    Raises AgreedError on every rank alike where it cannot be had.
+    """A directory that this job alone writes to. Raises AgreedError.
 
     Attributes:
-        ranks, setup, tensors: what was agreed on, and from where the run goes on. Of `tensors` the model may go, where a rank has
-            no other use for it than its slice.
-        saved: this shard's tensors from the checkpoint, where the run goes on.
+        ranks, setup, tensors: as agreed; the model may go, if a rank needs its slice alone.
+        saved: this shard's tensors from the checkpoint.
     """
 
     def __init__(self, comm: MPI.Intracomm, agreed: tuple[Ranks, Setup, Tensors], brought: Brought, resumed: bool) -> None:
@@ -213,7 +202,7 @@ class Claim:
         self._brought = brought
         self._lock: Lock | None = None
         self._ushered = self.setup.roles.tolerant or len(set(self.ranks.hosts)) > 1
-        """Whether the end of the job must be brought to ranks and launchers that cannot hear of it."""
+        """The end of the job must be brought to ranks and launchers that cannot hear of it."""
         self._running = self.setup.path.absolute() / schema.RUNNING
         self._job = ""
         self._near: Near | None = None
@@ -231,22 +220,20 @@ class Claim:
             raise
 
     def unlock(self) -> None:
-        """By rank 0: others may have the directory."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
 
     def leave(self, away: Iterable[int] = ()) -> None:
-        """All is said: nobody needs to see this rank out; `away`: ranks that were given up, or are lost."""
         if self._ushered:
             hosts, rank = self.ranks.hosts, self.ranks.rank
             if rank == 0:
                 usher.retract(self._running, self._job)
-            node = hosts.index(hosts[rank])  # that of its first rank, which called
+            node = hosts.index(hosts[rank])  # named by its first rank, which called
             usher.leave(self._job, given_up=any(hosts[each] != hosts[0] for each in away), node=node)
 
     def _bring_home(self) -> tuple[int, str]:
-        """By rank 0, lock the run; then all look for states that nodes hold, newer than those in its directory."""
+        """Lock the run; then find newer states on nodes."""
         agree(self._comm, self._take_lock)
         self._near = agree(self._comm, lambda: near_of(self.setup.path, self.ranks.hosts[self.ranks.rank]))
         return bring_home(self._comm, self._near, self.setup.path, self.ranks.hosts, self.setup.roles.shard_ranks)
@@ -256,7 +243,7 @@ class Claim:
             self._lock = Lock(self.setup.path)
 
     def _claim(self, resumed: bool, clock: int, note: str) -> Resumption | None:
-        """Rank 0 makes the directory, or finds out from where to go on in it; then every rank sees that it is there."""
+        """Open the directory on rank 0; every rank must see it then."""
         problem: MpisgdError | None = None
         resumption: Resumption | None = None
         if self.ranks.rank == 0:
@@ -276,10 +263,6 @@ class Claim:
         return resumption
 
     def _open(self, resumed: bool, clock: int, note: str) -> Resumption | None:
-        """A new directory, or the one that there is; its config.toml says what begins, or goes on, now.
-
-        `clock`, `note`: as of `partners.bring_home`.
-        """
         setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
         version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         told = environment(
@@ -300,7 +283,7 @@ class Claim:
         return found
 
     def _load(self) -> dict[str, np.ndarray]:
-        """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
+        """Return a shard's tensors from the checkpoint; its snapshots must exist, too."""
         setup, rank = self.setup, self.ranks.rank
         if setup.resumption is None or rank not in setup.roles.shard_ranks:
             return {}
@@ -315,7 +298,7 @@ class Claim:
         return checkpoint.tensors(shard)
 
     def _call_usher(self) -> None:
-        """By the first rank of each node, once rank 0 has said that the job runs."""
+        """Call the usher from each node's first rank, once rank 0 has announced the job."""
         rank, hosts = self.ranks.rank, self.ranks.hosts
         if rank == hosts.index(hosts[rank]):
             pids = [pid for pid, host in zip(self.ranks.pids, hosts, strict=True) if host == hosts[rank]]
