@@ -1,4 +1,4 @@
-"""Ranks that are started from a process that is none: a job that is begun again where it fails, and a function.
+"""Ranks started from a process that is no rank.
 
-`under_way` is one start by this machine's launcher; `job` is `mpisgd run`, `function` is `mpisgd.launch`, and `called` its ranks.
+`under_way`: a start by this machine's launcher; `job`: `mpisgd run`; `function`: `mpisgd.launch`; `called`: its ranks.
 """

@@ -1,4 +1,4 @@
-"""A rank that `mpisgd.launch` has started: `python -m mpisgd.launching.called PLACE RANKS` calls the function that PLACE has."""
+"""A rank of `mpisgd.launch`: `python -m mpisgd.launching.called PLACE RANKS` calls the function in PLACE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ CALL, RESULT, BEGUN, FAILED = "call", "result", "begun-{}", "failed-{}"
 
 
 def packer() -> Any:
-    """Pickle, or cloudpickle where it is installed."""
     if importlib.util.find_spec("cloudpickle") is None:
         return pickle
     import cloudpickle
@@ -26,7 +25,7 @@ def packer() -> Any:
 
 
 def main(place: Path, ranks: int) -> None:
-    """Call the function; rank 0 writes what it returns. Where a rank fails, it writes why and all are ended."""
+    """Call the function; rank 0 writes the result. A failing rank writes why, and ends all."""
     from mpisgd.comm.mpi.library import MPI
 
     rank = MPI.COMM_WORLD.Get_rank()
@@ -44,7 +43,7 @@ def main(place: Path, ranks: int) -> None:
         result = function(*args, **kwargs)
         if rank == 0:
             _write(place / RESULT, packer().dumps(result))
-    except BaseException:  # SystemExit, too: whoever calls waits for a result
+    except BaseException:  # SystemExit, too: the caller waits for a result
         fails(traceback.format_exc())
         sys.stdout.flush()
         sys.stderr.flush()
@@ -52,14 +51,14 @@ def main(place: Path, ranks: int) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, or not at all: a rank may be ended at any moment."""
+    """Write whole, or not at all: a rank may be ended at any moment."""
     aside = path.with_name(f".{path.name}")
     aside.write_bytes(content)
     aside.replace(path)
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):  # lines whole: a launcher may put those of others between what is written apart
+    for stream in (sys.stdout, sys.stderr):  # whole lines: a launcher may mix parts with other ranks' lines
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(line_buffering=True, write_through=False)
     main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""`mpisgd.launch`: a function on some ranks of this machine, from a notebook or a script that is no rank itself."""
+"""`mpisgd.launch`: a function on ranks of this machine, from a process that is no rank."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from mpisgd.launching.under_way import UnderWay
 
 _LAST_LINES = 40
 _DRAIN_S = 5.0
-"""Seconds to wait for what the ranks have printed, when they have ended."""
+"""Seconds to wait for the ranks' last output."""
 
 
 def launch(function: Callable[..., Any], *args: Any, ranks: int = 4, **kwargs: Any) -> Any:
-    """Call `function(*args, **kwargs)` on so many ranks of this machine; what they print is printed here.
+    """Call `function(*args, **kwargs)` on so many ranks of this machine, and print their output here.
 
-    The function may call `mpisgd.train`. It and its arguments are sent by pickle, so it must be importable by its name, from a
-    module; where `cloudpickle` is installed, anything goes that this can send: functions of a notebook, lambdas, closures.
+    The function may call `mpisgd.train`. Function and arguments are sent by pickle: the function must be importable from a module.
+    With `cloudpickle` installed, functions of a notebook, lambdas and closures can be sent, too.
 
     Returns:
-        What it returned on rank 0; what the others return is dropped.
+        The result of rank 0.
 
     Raises:
-        LaunchError: a rank has failed, and all were ended; with that rank's traceback. This process lives on, and may call again.
-        ConfigError: what cannot be sent; a process that has initialised MPI, or is a rank; no launcher.
-        KeyboardInterrupt: Ctrl-C, when the ranks have saved (in `train`) and left.
+        LaunchError: a rank has failed, and all were ended; with its traceback. This process may call again.
+        ConfigError: something cannot be sent; this process has initialised MPI, or is a rank; no launcher.
+        KeyboardInterrupt: Ctrl-C, after the ranks have saved (in `train`) and left.
     """
     refuse_in_import("mpisgd.launch()")
     _refuse_after_mpi()
@@ -57,7 +57,6 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int = 4, **kwargs: A
 
 
 def _run(place: Path, ranks: int) -> tuple[int, str]:
-    """Start the ranks, and wait for their end: the launcher's status, and the last lines."""
     words = [sys.executable, "-P", "-m", called.__name__, str(place), str(ranks)]
 
     def has_begun() -> bool:
@@ -80,20 +79,19 @@ def _run(place: Path, ranks: int) -> tuple[int, str]:
 
 
 def _print(stream: IO[str], lines: deque[str]) -> None:
-    """Pass on what ranks print, by `sys.stdout`, which a notebook shows."""
+    """Print by `sys.stdout`, shown by a notebook."""
     for line in stream:
         lines.append(line)
         print(line, end="", flush=True)
 
 
 def _environment() -> Mapping[str, str]:
-    """Ranks find the modules that this process finds."""
     paths = [path or str(Path.cwd()) for path in sys.path]
     return {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _packed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """The call, as bytes. Raises ConfigError where it cannot be sent."""
+    """Return the call as bytes. Raises ConfigError."""
     if not callable(function):
         raise ConfigError(f"launch: expected a function, found {type(function).__name__}")
     name = getattr(function, "__qualname__", repr(function))
@@ -111,7 +109,7 @@ def _packed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
 
 
 def _refuse_after_mpi() -> None:
-    """Raises ConfigError: ranks of a process that MPI knows already would be told to be part of it."""
+    """Raise ConfigError if MPI is initialised: new ranks would be told to be part of this process."""
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None and loaded.Is_initialized():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A job of `mpisgd train` from its start to its end: it is told of signals, and begun again where it fails."""
+"""A job of `mpisgd train`: told of signals, and begun again after failures."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ from mpisgd.records.log import schema
 
 @dataclass(frozen=True)
 class Job:
-    """What is started.
+    """A job to start.
 
     Args:
-        ranks: how many.
-        words: of `mpisgd train`.
-        path: the run's directory.
-        resumed: whether the run was there before.
         options: of the launcher.
-        launcher: it, with its words for so many ranks; default: that of this Python's MPI.
-        started_by: the words of the command that starts it, up to those of `mpisgd train`, for whoever is to start it again.
+        launcher: with its words for the ranks; default: this Python's MPI.
+        started_by: words of the command before those of `mpisgd train`.
     """
 
     ranks: int
@@ -46,25 +42,21 @@ class Job:
 
 
 class Attempts:
-    """Starts the job, and starts it again, up to `restarts` times: where it fails, or somebody else has interrupted it.
-
-    Not where this process was told to stop, nor where the job was refused: it would be again.
-    """
+    """Starts of the job, up to `restarts` more after failure or foreign interruption; none after a refusal or a stop."""
 
     def __init__(self, job: Job, restarts: int) -> None:
         self._job = job
         self._restarts = restarts
         self._before = self._stamp()
         self._ours = False
-        """Whether the run there is that of this job, and not an older one, which the job has refused to replace."""
+        """The run is this job's, no older run."""
         self._under_way: UnderWay | None = None
         self._asked_nodes = False
-        """The last start asked the nodes for states, since the directory has no checkpoint."""
+        """The last start asked nodes for states: the directory had no checkpoint."""
         self._told = 0
-        """The signal that has told this process to stop."""
 
     def run(self) -> int:
-        """The status of the job: 0 if, and only if, its run is DONE."""
+        """Return the job's status: 0 if, and only if, its run is DONE."""
         words, made = self._job.words, 0
         with self._hearing():
             while True:
@@ -90,7 +82,7 @@ class Attempts:
         with UnderWay(
             job.ranks, train, options=job.options, launcher=job.launcher, has_begun=self._has_begun, env=env
         ) as self._under_way:
-            if self._told:  # in between
+            if self._told:  # meanwhile
                 self._under_way.stop()
             status = self._under_way.wait()
         self._under_way = None
@@ -107,7 +99,6 @@ class Attempts:
         return status
 
     def _again(self) -> tuple[Sequence[str], str]:
-        """The words of the next start, and how it begins."""
         path = self._job.path
         if not (self._ours or self._job.resumed):
             return self._job.words, "it had not begun, and is started anew"
@@ -119,7 +110,7 @@ class Attempts:
         return shlex.split(resume_line(path, config_file.of_run(path)))[2:], f"it goes on from {how}"
 
     def _stamp(self) -> tuple[int, int]:
-        """Which config.toml there is: each attempt writes its own, when all of its ranks hear signals."""
+        """Identify config.toml: each attempt writes its own, once all ranks hear signals."""
         try:
             there = (self._job.path / schema.CONFIG).stat()
         except OSError:
@@ -127,12 +118,11 @@ class Attempts:
         return there.st_ino, there.st_mtime_ns
 
     def _has_begun(self) -> bool:
-        """Whether this attempt has."""
         return self._stamp() not in (self._before, (0, 0))
 
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
-        """While this is open, whatever tells this process to stop makes the job save and leave."""
+        """Let signals to this process make the job save and leave."""
         heard = (*HEARD, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
         before = {number: signal.signal(number, self._hear) for number in heard}
         try:

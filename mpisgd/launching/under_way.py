@@ -1,4 +1,4 @@
-"""One start of ranks by the launcher of this Python's MPI: it can be told to save and leave, and nothing of it is left."""
+"""A start of ranks by this Python's MPI launcher, which can be told to save and leave."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from mpisgd.comm.signals import AGAIN_S
 from mpisgd.liveness.guard import SIZE_VARIABLES
 
 END_S = 5.0
-"""Seconds for the launcher to end its ranks, before it is killed itself."""
+"""Seconds for the launcher to end its ranks, before being killed."""
 
 _TERM_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-"""Linux tells a process of its parent's death, where it has asked for that: a kernel that is killed leaves no ranks."""
+"""Code to get SIGTERM at the parent's death, on Linux: a killed notebook kernel leaves no ranks."""
 
 
 class UnderWay:
-    """A launcher and its ranks. Leaving the context ends what still runs of them.
+    """A launcher and its ranks; leaving the context ends the rest.
 
-    They are a process group of their own: Ctrl-C at the terminal comes to this process alone, and Open MPI's launcher, which would
-    kill its ranks half a second later, never sees it.
+    Launcher and ranks are a process group of their own: Ctrl-C comes to this process alone. Open MPI's launcher would kill its
+    ranks half a second later.
 
     Args:
-        words: what each rank runs.
-        options: of the launcher, besides its own for so many ranks.
-        launcher: it, with its own words for so many ranks; default: that of this Python's MPI.
-        has_begun: whether all ranks hear signals by now, so that SIGUSR1 makes them save and leave.
-        env: what differs from this process's environment.
-        stdout: as in `subprocess.Popen`; standard error goes the same way where it is given.
+        options: of the launcher, besides its own.
+        launcher: with its words for the ranks; default: this Python's MPI.
+        has_begun: whether all ranks hear signals: SIGUSR1 makes them save and leave.
+        stdout: as in `subprocess.Popen`, also for standard error.
 
-    Raises ConfigError where there is no launcher, or this process has been started by one.
+    Raises ConfigError without a launcher, or inside a rank.
     """
 
     def __init__(
@@ -78,10 +76,10 @@ class UnderWay:
             self.end()
             self.wait()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # what the launcher has left of its own
+            os.killpg(self.process.pid, signal.SIGKILL)  # leftovers of the launcher
 
     def stop(self) -> None:
-        """Make the ranks save and leave; or end, where there is nothing to save yet, or this is asked for again, a second later."""
+        """Make the ranks save and leave; end them if nothing is to save, or at a repetition a second later."""
         now_s = time.monotonic()
         if not self._asked_s and self._has_begun():
             self.process.send_signal(signal.SIGUSR1)
@@ -90,12 +88,11 @@ class UnderWay:
         self._asked_s = self._asked_s or now_s
 
     def end(self) -> None:
-        """Make the launcher end its ranks."""
         self.process.terminate()
         self._kill_s = min(self._kill_s, time.monotonic() + END_S)
 
     def wait(self) -> int:
-        """The launcher's status, when it has ended; 128 + the number of the signal that it died of."""
+        """Return the launcher's status; 128 + the number of a fatal signal."""
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self.process.wait(timeout=1.0)
@@ -105,7 +102,7 @@ class UnderWay:
 
 
 def refuse_among_ranks() -> None:
-    """Raises ConfigError where a launcher has started this process: each of its ranks would start ranks."""
+    """Raise ConfigError if a launcher has started this process: each rank would start ranks."""
     for name in SIZE_VARIABLES:
         if os.environ.get(name, "1") not in ("", "1"):
             raise ConfigError(f"this starts ranks itself, but {name} = {os.environ[name]}: start it once, without mpirun or srun")
