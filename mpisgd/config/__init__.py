@@ -1,4 +1,4 @@
-"""Choices of a user, read and written: one frozen dataclass per component, and the table of what does not go together."""
+"""Options of a run: a frozen dataclass per component, TOML, and refused pairs."""
 
 from mpisgd.config.config_virtual import ConstantComputeOptions, VirtualOptions
 from mpisgd.config.data import (

@@ -1,8 +1,6 @@
-"""Table of what does not go together. All ways in ask it: train, simulate, submit, `--print-config` and the API.
+"""Refused pairs of features, for train, simulate, submit, `--print-config` and the API.
 
-A feature is something that a configuration asks for. `REFUSED` has the pairs that cannot be, with the reason; of a pair, the first
-is what the user is told to change. What depends on the number of ranks is in `placement`. `docs/reference/compatibility.md` is
-this table.
+A feature is a wish of a configuration; the user is told to change a pair's first. Checks by the number of ranks: `placement`.
 """
 
 from __future__ import annotations
@@ -21,13 +19,11 @@ from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that a configuration may ask for.
+    """A wish of a configuration.
 
     Attributes:
-        asked: whether it does.
-        words: what the user wrote, for "beside ..."; where it is the protocol that asks for it, {} stands for its name.
-        field: the field to be changed where a pair is refused; empty: none, it is always the other one of the pair.
-        expected: what the field may be instead.
+        words: the user's words, after "beside"; {} = the protocol's name.
+        field: the field to change; empty = never first of a pair.
     """
 
     asked: Callable[[Config], bool]
@@ -37,7 +33,7 @@ class Feature:
 
 
 def _other_than(default: Config, field: str) -> Feature:
-    """A field that was given another value than its default, which is all that it may be beside something."""
+    """Return the feature of a field off its default."""
     value = getattr(default, field)
     said = kind_of(value) if field in KINDS else "none" if field == "groups" else value
     return Feature(lambda config: getattr(config, field) != value, f"{field}, other than by default", field, f"{said!r}")
@@ -47,7 +43,7 @@ def _own_steps(field: str) -> Callable[[Config], bool]:
     return lambda config: getattr(config.protocol, field, None) not in (None, 1)
 
 
-#: What real ranks and virtual ones have in common.
+#: Features of real and of virtual ranks.
 FEATURES: Mapping[str, Feature] = {
     "fresh": Feature(lambda config: config.protocol.fresh, "{}, which applies no stale gradients"),
     "aborts": Feature(lambda config: config.protocol.aborts, "{}, whose learners give up"),
@@ -151,7 +147,7 @@ FEATURES: Mapping[str, Feature] = {
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
 
-#: What only real ranks look at, and only virtual ones; the other tables of a job file are passed over.
+#: Features of real ranks alone, and of virtual ranks alone; each kind ignores the other's tables of a job file.
 REAL: Mapping[str, Feature] = {
     "tolerant": Feature(
         lambda config: config.faults.mode == "tolerant", "faults.mode = 'tolerant'", "faults.mode", "'auto' or 'fail-fast'"
@@ -323,19 +319,19 @@ REFUSED: Mapping[tuple[str, str], str] = {
 
 
 def features(config: Config, *, virtual: bool = False) -> set[str]:
-    """The names of all that the configuration asks for, of real ranks or of a virtual cluster."""
+    """Return the names of all features asked for."""
     known = {**FEATURES, **(VIRTUAL if virtual else REAL)}
     return {name for name, feature in known.items() if feature.asked(config)}
 
 
 def refused(config: Config, *, virtual: bool = False) -> list[tuple[str, str]]:
-    """The pairs of `REFUSED` that the configuration asks for, in the table's order."""
+    """Return the refused pairs, in the table's order."""
     asked = features(config, virtual=virtual)
     return [(one, other) for one, other in REFUSED if one in asked and other in asked]
 
 
 def check(config: Config, *, virtual: bool = False) -> None:
-    """Raises ConfigError where the configuration asks for things that do not go together; all of them, a line for each."""
+    """Raise ConfigError naming all refused pairs, a line each."""
     known = {**FEATURES, **REAL, **VIRTUAL}
     lines = []
     for one, other in refused(config, virtual=virtual):
@@ -351,7 +347,7 @@ def check(config: Config, *, virtual: bool = False) -> None:
 
 
 def table() -> str:
-    """The pairs as a Markdown table, for the documentation; those of one feature with the same reason in one row."""
+    """Return `docs/reference/compatibility.md`'s table; pairs of the same first feature and reason share a row."""
     known = {**FEATURES, **REAL, **VIRTUAL}
     rows: dict[tuple[str, str], list[str]] = {}
     for (one, other), why in REFUSED.items():
@@ -361,7 +357,7 @@ def table() -> str:
 
 
 def _way_out(config: Config, feature: Feature) -> str:
-    """Name another protocol, or an option of this one, that does not ask for it; "" where it is not the protocol's."""
+    """Name this protocol's options, or else protocols, without the feature; "" unless protocols ask for it."""
     if "{}" not in feature.words:
         return ""
     protocol = config.protocol
@@ -371,7 +367,7 @@ def _way_out(config: Config, feature: Feature) -> str:
 
 
 def _protocols(feature: Feature) -> str:
-    """The protocols that ask for it, and with which of their options."""
+    """Name the protocols that ask for a feature, with deciding options."""
     said = []
     for name, kind in PROTOCOLS.items():
         asks = feature.asked(Config(protocol=kind()))
@@ -382,7 +378,7 @@ def _protocols(feature: Feature) -> str:
 
 
 def _variants(protocol: ProtocolOptions) -> Iterator[tuple[str, ProtocolOptions]]:
-    """It with one of its options changed: what is one of a few, and a number that is 0 by default."""
+    """Yield the protocol with a single option changed: bool, Literal, or int of default 0."""
     hints = typing.get_type_hints(type(protocol))
     for field in dataclasses.fields(protocol):
         value, hint = getattr(protocol, field.name), hints[field.name]
@@ -394,7 +390,7 @@ def _variants(protocol: ProtocolOptions) -> Iterator[tuple[str, ProtocolOptions]
         elif hint is int and field.default == 0:
             others = (0,) if value else (1,)
         for other in others:
-            with contextlib.suppress(ConfigError):  # what does not go together within a protocol
+            with contextlib.suppress(ConfigError):  # options that the protocol itself refuses
                 yield (
                     f"{field.name} {'> 0' if hint is int and other else f'= {other!r}'}",
                     dataclasses.replace(protocol, **{field.name: other}),

@@ -1,4 +1,4 @@
-"""TOML <-> `Config`: strict reading (unknown keys and wrong types are refused by name), complete writing."""
+"""TOML <-> `Config`: strict reading, complete writing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mpisgd.base.speech import all_visible
 from mpisgd.config import KINDS, Config, StagesOptions, kind_of, make_options, replace
 from mpisgd.config.hints import does_nothing, option
 
-#: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
 INNER = "inner_optimizer"
+#: A table that a run adds to its config.toml, ignored by reading.
 ENVIRONMENT = "environment"
 
 
 def read(path: str | Path) -> Config:
-    """The configuration in a TOML file.
+    """Return the configuration in a TOML file.
 
-    Raises ConfigError: no such file, not TOML, an unknown key (with the nearest valid one), a value of the wrong type.
+    Raises ConfigError: unreadable, not TOML, unknown key, wrong type.
     """
     try:
         text = Path(path).read_text("utf-8")  # as TOML is, whatever the locale
@@ -44,7 +44,7 @@ def read(path: str | Path) -> Config:
 
 
 def of_run(run: Path) -> Config:
-    """The configuration of a run that is to go on, with the directory where it is now. Raises ConfigError where there is none."""
+    """Return the configuration of a run to resume, at its present path. Raises ConfigError: no config.toml."""
     path = run / "config.toml"
     if not path.is_file():
         above = next((each for each in [*run.parents][:2] if each != Path() and (each / path.name).is_file()), None)
@@ -56,26 +56,25 @@ def of_run(run: Path) -> Config:
 
 
 def cut_anew(config: Config, before: Config) -> Config:
-    """A configuration with which a run goes on that had `before`: where there are to be more or fewer stages, and nobody has said
-    where those begin, it is not where they began."""
+    """Drop old cuts if the resumed run changes group_size alone."""
     if config.group_size == before.group_size or config.stages != before.stages:
         return config
     return replace(config, stages=dataclasses.replace(config.stages, at=()) if config.in_groups else StagesOptions())
 
 
 def is_of_a_run(path: str | Path) -> bool:
-    """Whether a file that can be read as a configuration was written by a run."""
+    """Return whether a run wrote this configuration file."""
     return ENVIRONMENT in tomllib.loads(Path(path).read_text("utf-8"))
 
 
 def from_mapping(table: Mapping[str, Any]) -> Config:
-    """A nested mapping into a `Config`: of values as TOML has them, or of paths and numbers of numpy or torch."""
+    """Return the `Config` of a mapping with values of TOML, paths, and numbers of numpy or torch."""
     table = {key: _of_toml(value) for key, value in table.items() if key != ENVIRONMENT}
     return typing.cast(Config, _structure(Config, table, ""))
 
 
 def from_objects(given: Any) -> Config:
-    """The configuration in a mapping, a `Config`, a namespace or a dataclass. Raises ConfigError for anything else."""
+    """Return the `Config` of a mapping, namespace or dataclass. Raises ConfigError for others."""
     if isinstance(given, Config):
         given = to_mapping(given)
     given = _of_toml(given)
@@ -86,8 +85,7 @@ def from_objects(given: Any) -> Config:
 
 
 def _of_toml(value: Any) -> Any:
-    """A value as TOML would give it: a path becomes text, a namespace or a dataclass a table, and an array or a number of numpy or
-    torch becomes Python's."""
+    """Return TOML's equivalent of a path, namespace, dataclass, array or foreign number."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Namespace | SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
@@ -100,12 +98,12 @@ def _of_toml(value: Any) -> Any:
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
-    """The opposite of `from_mapping`: plain values; fields that are None are left out."""
+    """Return plain values without None, the opposite of `from_mapping`."""
     return typing.cast(dict[str, Any], _plain(config))
 
 
 def dumps(config: Config, environment: Mapping[str, Any] | None = None) -> str:
-    """The configuration as TOML, with the table [environment] at the end where it is given."""
+    """Return the configuration as TOML, [environment] last."""
     table = to_mapping(config)
     if environment is not None:
         table[ENVIRONMENT] = all_visible(environment)
@@ -137,20 +135,20 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _kind(component: str, value: Any) -> Any:
-    """`protocol = "softsync"` or a table `[protocol]` with `name = "softsync"` and that kind's own fields."""
+    """Return options by `protocol = "softsync"` or a table with that `name`."""
     if isinstance(value, str):
         return make_options(component, value)
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ConfigError(f"{component} = {value!r}: expected a table with the key 'name', one of {', '.join(KINDS[component])}")
     fields = {key: item for key, item in value.items() if key != "name"}
     default = make_options(component, value["name"])
-    for named_by in ("factory", "scheduler"):  # what the name says, where it is none of a kind
+    for named_by in ("factory", "scheduler"):  # a name that is no kind: the user's factory, or torch's scheduler
         if value["name"] == getattr(default, named_by, ""):
             fields[named_by] = value["name"]
     try:
         return _structure(type(default), fields, component + ".")
     except ConfigError as error:
-        if component == INNER and str(error).startswith("optimizer."):  # its kinds are those of `optimizer`, and call themselves so
+        if component == INNER and str(error).startswith("optimizer."):  # errors of these kinds name `optimizer`
             raise ConfigError(f"{INNER}{str(error).removeprefix('optimizer')}") from error
         raise
 

@@ -1,7 +1,4 @@
-"""Options of a virtual cluster: its learners, and what everything costs in virtual seconds.
-
-Read by `mpisgd simulate` and `mpisgd plan`. `mpisgd train` ignores these tables of a job file.
-"""
+"""Options of a virtual cluster and its costs, for `simulate` and `plan`; `train` ignores these tables."""
 
 from __future__ import annotations
 
@@ -14,35 +11,35 @@ from mpisgd.base.checks import at_least, at_least_each, require
 
 @dataclass(frozen=True)
 class VirtualOptions:
-    """Virtual cluster, and what it computes."""
+    """Virtual cluster and its computing."""
 
     learners: int = 30
-    """Number of virtual learners lambda. Shards and evaluator come on top. With aggregation: ranks that compute, in teams. Each may
-    be a group of group_size ranks."""
+    """Virtual learners lambda, besides shards and evaluator. With aggregation: computing ranks, in teams. Each may be a group of
+    group_size ranks."""
     gradients: bool = True
     """Compute real gradients. Without, only sizes travel: timing and staleness at any scale."""
     batched: bool = False
-    """Compute gradients of many learners as one batch. By torch.func.vmap; equal to float tolerance only."""
+    """Compute many learners' gradients as a batch. By torch.func.vmap; equal to float tolerance only."""
     parameters: int = 0
-    """Parameters of the model, without gradients; 0 = count those of `model`."""
+    """Parameters of the model, without gradients; 0 = as `model`."""
     layers: dict[str, int] = field(default_factory=dict)
-    """Layers of a model, without gradients, lowest first: name parameters name parameters ... As many shards have one each. None =
-    those of `model`."""
+    """Layers of a model, without gradients, lowest first: name parameters name parameters ... As many shards have a layer each.
+    None = as `model`."""
     forward_s: dict[str, float] = field(default_factory=dict)
-    """Measured seconds of each layer's forward pass: name seconds name seconds ... A mini-batch of exchange = 'layerwise' takes
-    what `compute` says, each layer its share of that. None = all layers take the same, a third of it forward."""
+    """Measured forward seconds of each layer: name seconds name seconds ... With exchange = 'layerwise', layers share `compute`'s
+    seconds in proportion. None = equal shares, a third forward."""
     backward_s: dict[str, float] = field(default_factory=dict)
-    """Measured seconds of each layer's backward pass."""
+    """Measured backward seconds of each layer."""
     train_samples: int = 50_000
-    """Samples of one epoch, without gradients [Zhang16 4.1: CIFAR-10]."""
+    """Samples per epoch, without gradients [Zhang16 4.1: CIFAR-10]."""
     ranks_per_node: int = 1
-    """Ranks that share a node, its link and its slowness. Ranks are placed node by node."""
+    """Ranks sharing a node, its link and its slowness. Ranks are placed node by node."""
     slow_nodes: dict[int, float] = field(default_factory=dict)
-    """Slow nodes down: node factor node factor ... Mini-batches of its learners take factor times as long."""
+    """Slow nodes down: node factor node factor ... Mini-batches there take factor times as long."""
     pause_mean_s: float = 0.0
-    """Mean length of random pauses of a learner, exponential; 0 = none. They stand for the operating system and neighbours."""
+    """Mean length of a learner's random pauses, exponential; 0 = none. As by the operating system and neighbours."""
     pause_every_s: float = 60.0
-    """Mean compute seconds from one pause to the next, exponential."""
+    """Mean compute seconds between pauses, exponential."""
 
     def __post_init__(self) -> None:
         at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
@@ -61,7 +58,7 @@ class VirtualOptions:
 
 @dataclass(frozen=True)
 class ConstantComputeOptions:
-    """Every mini-batch takes the same."""
+    """The same seconds for every mini-batch."""
 
     mean_s: float = 0.1
     """Seconds per mini-batch."""
@@ -99,10 +96,10 @@ class LognormalComputeOptions:
 
 @dataclass(frozen=True)
 class HeavyTailComputeOptions:
-    """A narrow log-normal body and, now and then, a delay from a Pareto tail: the stragglers of [Chen16 Fig. 3, 4].
+    """Narrow log-normal body with rare delays from a Pareto tail: the stragglers of [Chen16 Fig. 3, 4].
 
-    The defaults give the shape of those figures, not their numbers: of 100 learners, the mean time to collect k gradients is
-    1.4 to 1.8 s for k = 2 to 96, 2.2 s for 99, and 5 s for all 100, whose median is 2.5 s; the longest takes some 310 s.
+    Defaults have the figures' shape, not their numbers. Of 100 learners, the mean time to collect k gradients is 1.4 to 1.8 s for k
+    = 2 to 96, 2.2 s for 99, 5 s for 100 (median 2.5 s); the longest takes some 310 s.
     """
 
     mean_s: float = 1.6
@@ -110,13 +107,13 @@ class HeavyTailComputeOptions:
     sigma: float = 0.06
     """Deviation of the body's logarithm."""
     tail_probability: float = 0.012
-    """Share of mini-batches that straggle."""
+    """Share of straggling mini-batches."""
     tail_scale_s: float = 0.5
-    """Least extra seconds of a straggling mini-batch."""
+    """Least extra seconds of stragglers."""
     tail_index: float = 1.0
     """Pareto index of the extra seconds: P(extra > x) = (tail_scale_s / x)^tail_index; small = heavy."""
     tail_most_s: float = 310.0
-    """The extra seconds are cut here [Chen16 Fig. 3: the longest seen took 310 s]."""
+    """Most extra seconds [Chen16 Fig. 3: the longest seen took 310 s]."""
 
     def __post_init__(self) -> None:
         at_least(self, "compute.", mean_s=0, sigma=0, tail_probability=0, tail_scale_s=0, tail_index=0.1, tail_most_s=0)
@@ -128,15 +125,15 @@ class HeavyTailComputeOptions:
 
 @dataclass(frozen=True)
 class EmpiricalComputeOptions:
-    """Compute seconds drawn, with replacement, from the log of a run; learner l draws from its learner l modulo its lambda.
+    """Compute seconds drawn with replacement from a run's log; learner l draws from the run's learner l modulo lambda.
 
-    Without the injected delays, and without the first mini-batch of each learner, which warms up.
+    Without injected delays and each learner's first mini-batch, a warm-up.
     """
 
     run: str = ""
     """The run's directory."""
     pooled: bool = False
-    """Draw from all learners' mini-batches together: the run's learners are equal but for chance."""
+    """Draw from all learners' mini-batches together, as if they differed by chance alone."""
 
 
 ComputeOptions = (
@@ -153,29 +150,29 @@ COMPUTE: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """A message takes overhead, latency, and its bytes over the bandwidth of the slowest link on its way; links are queues.
+    """A message takes overhead, latency, and bytes over the slowest link's bandwidth; links are queues.
 
-    The defaults are those of a usual 100 Gb/s interconnect; the POWER7 nodes of [Zhang16 4.1] have 192 GB/s each.
+    Defaults: a usual 100 Gb/s interconnect; the POWER7 nodes of [Zhang16 4.1] have 192 GB/s each.
     """
 
     latency_s: float = 2e-6
-    """Seconds from sender to receiver of a message without bytes."""
+    """Seconds of a message without bytes."""
     overhead_s: float = 1e-6
-    """Seconds that a rank is busy for each message. Messages that it has posted a receive for cost it none."""
+    """Seconds a rank is busy per message; none to receive by a posted receive."""
     bandwidth: float = 5e9
-    """Bytes per second into, and out of, one rank."""
+    """Bytes per second into, and out of, a rank."""
     node_bandwidth: float = 10e9
-    """Bytes per second into, and out of, one node, shared by its ranks."""
+    """Bytes per second into, and out of, a node, shared by ranks."""
     local_bandwidth: float = 10e9
-    """Bytes per second between two ranks of one node. Such messages use no node link."""
+    """Bytes per second between ranks of a node, without the node's link."""
     core_bandwidth: float = 0.0
-    """Bytes per second that a node's cores move between memory and its link, into and out of it together, as TCP needs them to;
-    what its ranks send each other takes these cores as long as at local_bandwidth. 0 = links do it alone, as InfiniBand does."""
+    """Bytes per second that a node's cores move between memory and link, both ways together, as for TCP; 0 = links alone, as
+    InfiniBand. Messages within the node take cores as long as at local_bandwidth."""
     turn_nbytes: int = 0
-    """Bytes of a message after which it is the next one's turn at a link: so messages that are under way at once share it, as over
-    TCP; about a million. 0 = one after the other, in the order in which they begin."""
+    """Bytes of a message before a link's next turn; 0 = whole messages, in order. About a million: messages share links, as over
+    TCP."""
     slow_links: dict[int, float] = field(default_factory=dict)
-    """Slow the links of nodes down: node factor node factor ... Bytes into, and out of, such a node take factor times as long."""
+    """Slow the links of nodes down: node factor node factor ... Bytes in and out take factor times as long."""
 
     def __post_init__(self) -> None:
         at_least(self, "network.", latency_s=0, overhead_s=0, bandwidth=1, node_bandwidth=1, local_bandwidth=1)
@@ -185,16 +182,16 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Cost of a shard's own work, beside the wire."""
+    """Costs of a shard's own work, besides the wire."""
 
     gradient_s_per_byte: float = 1e-10
-    """Seconds per byte to check a gradient and add it to the sum."""
+    """Seconds per byte to check and sum a gradient."""
     update_s_per_byte: float = 5e-10
-    """Seconds per byte to make an update."""
+    """Seconds per byte of an update."""
     gradient_s: float = 0.0
-    """Seconds per gradient, whatever its size."""
+    """Seconds per gradient of any size."""
     update_s: float = 0.0
-    """Seconds per update, whatever the size."""
+    """Seconds per update of any size."""
 
     def __post_init__(self) -> None:
         at_least(self, "service.", gradient_s_per_byte=0, update_s_per_byte=0, gradient_s=0, update_s=0)
@@ -202,16 +199,16 @@ class ServiceOptions:
 
 @dataclass(frozen=True)
 class FailureOptions:
-    """Virtual learners that fail. The mini-batch under way is lost, and the shards learn of it some time later."""
+    """Failing virtual learners, whose mini-batch is lost; shards notice later."""
 
     at_s: dict[int, float] = field(default_factory=dict)
     """Let learners fail: learner_id second learner_id second ... Seconds are virtual."""
     mean_s: float = 0.0
     """Mean seconds of a learner's life, exponential; 0 = for ever."""
     notice_s: float = 0.05
-    """Seconds until the shards know of a failure."""
+    """Seconds until shards know of a failure."""
     then: Literal["leave", "stop"] = "leave"
-    """Go on without the learner, or end the job. stop: as a fail-fast run on real ranks does."""
+    """Go on without the learner, or end the job. stop: as fail-fast on real ranks."""
 
     def __post_init__(self) -> None:
         at_least(self, "failures.", mean_s=0, notice_s=0)

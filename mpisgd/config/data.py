@@ -1,4 +1,4 @@
-"""Choices of the data set: one frozen dataclass per kind."""
+"""Options of the data set: a frozen dataclass per kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpisgd.base.checks import at_least, require
 
 
 class Part(IntEnum):
-    """Samples that weights are evaluated on; the numbers are those of the log."""
+    """Samples for evaluation, numbered as in the log."""
 
     TEST = 0
     TRAINING = 1
@@ -23,10 +23,10 @@ class Part(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """Samples that any data may set aside."""
+    """Options of every data set."""
 
     validation: int = 0
-    """Training samples that are set aside, drawn by the seed: nothing trains on them, they are evaluated beside the test data."""
+    """Training samples set aside, drawn by the seed: evaluated beside the test data, never trained on."""
 
     def __post_init__(self) -> None:
         at_least(self, "data.", validation=0)
@@ -34,64 +34,63 @@ class SetAside:
 
 @dataclass(frozen=True)
 class DigitsOptions(SetAside):
-    """The 1,797 real 8x8 handwritten digits that scikit-learn carries; needs no files."""
+    """scikit-learn's 1,797 real 8x8 handwritten digits; needs no files."""
 
     subtract_mean: bool = True
-    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
 
 
 @dataclass(frozen=True)
 class MnistOptions(SetAside):
-    """MNIST in its authors' four IDX files (plain or .gz), below <data-dir>/mnist."""
+    """MNIST in its four IDX files (plain or .gz), below <data-dir>/mnist."""
 
     subtract_mean: bool = True
-    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
     scale: Literal[1, 255] = 255
-    """Divide pixels of 0 to 255 by this number."""
+    """Divide pixels (0 to 255) by this."""
 
 
 @dataclass(frozen=True)
 class FashionMnistOptions(SetAside):
-    """Fashion-MNIST in its authors' four IDX files (plain or .gz), below <data-dir>/fashion_mnist."""
+    """Fashion-MNIST in its four IDX files (plain or .gz), below <data-dir>/fashion_mnist."""
 
     subtract_mean: bool = True
-    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
     scale: Literal[1, 255] = 255
-    """Divide pixels of 0 to 255 by this number."""
+    """Divide pixels (0 to 255) by this."""
 
 
 @dataclass(frozen=True)
 class Cifar10Options(SetAside):
-    """CIFAR-10 in its binary batches, below <data-dir>/cifar10 (folder or tar.gz)."""
+    """CIFAR-10 in binary batches, below <data-dir>/cifar10 (folder or tar.gz)."""
 
     subtract_mean: bool = True
-    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
     scale: Literal[1, 255] = 255
-    """Divide pixels of 0 to 255 by this number."""
+    """Divide pixels (0 to 255) by this."""
 
 
 @dataclass(frozen=True)
 class Hdf5Options(SetAside):
-    """Any HDF5 file with inputs and targets; samples are read when they are drawn."""
+    """Any HDF5 file of inputs and targets; samples are read when drawn."""
 
     path: str = ""
-    """Path of the file. Relative paths are looked for below <data-dir>, too."""
+    """Path of the file; relative paths are also sought below <data-dir>."""
     train_inputs: str = "train/inputs"
-    """Data set of the training inputs, first axis = sample."""
+    """Data set of training inputs, first axis = sample."""
     train_targets: str = "train/targets"
-    """Data set of the training targets, one integer class (or float vector) per sample."""
+    """Data set of training targets, an integer class (or float vector) per sample."""
     test_inputs: str = "test/inputs"
-    """Data set of the test inputs."""
+    """Data set of test inputs."""
     test_targets: str = "test/targets"
-    """Data set of the test targets."""
+    """Data set of test targets."""
     subtract_mean: bool = False
-    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]. Each rank reads all of them for it, once, at the start."""
+    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]. Each rank reads all inputs at the start."""
     classes: int = 0
-    """Number of classes; 0 = largest target + 1. To find that, targets of up to 256 MiB are read at the start; of more, nobody
-    knows it unless it is told."""
+    """Number of classes; 0 = largest target + 1. Found at the start in targets of up to 256 MiB; to be given for more."""
     cache_nbytes: int = 2**26
-    """Uncompressed chunks that a rank keeps, of each data set of the file, in bytes. One chunk at least. Matters where data sets
-    are chunked: a chunk that is not kept is read, and decompressed, again for a sample of it."""
+    """Bytes of uncompressed chunks kept per rank and data set, at least a chunk. For chunked data sets: other chunks are read and
+    decompressed for each sample."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +99,7 @@ class Hdf5Options(SetAside):
 
 @dataclass(frozen=True)
 class SyntheticOptions(SetAside):
-    """Random inputs of a given shape with learnable classes, for timing and tests; a function of the seed."""
+    """Random inputs with learnable classes, for timing and tests; a function of the seed."""
 
     shape: tuple[int, ...] = (3, 32, 32)
     """Shape of one input."""
@@ -119,12 +118,12 @@ class SyntheticOptions(SetAside):
 
 @dataclass(frozen=True)
 class CustomDataOptions(SetAside):
-    """The user's own data, from a factory."""
+    """The user's own data."""
 
     factory: str = ""
-    """package.module:factory, a callable that returns (train, test)."""
+    """package.module:factory, returning (train, test)."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the factory."""
+    """The factory's keyword arguments."""
 
 
 DataOptions = (

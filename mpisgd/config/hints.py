@@ -1,6 +1,6 @@
-"""Names that other frameworks have for what is called otherwise here, or is not here: one table, for options and keys of files.
+"""Other frameworks' names for options and keys, with ours.
 
-A name may also be near a known one and mean something else (NAdam is no misspelt adam): then the answer is what there is.
+A name near ours may mean another thing (NAdam is no misspelt adam): then list our choices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SCHEDULERS_OWN = (
     "anneal_strategy base_lr div_factor end_factor eta_min final_div_factor gamma max_lr milestones mode pct_start power"
     " start_factor step_size step_size_down step_size_up t_0 t_max t_mult three_phase total_iters total_steps"
 )
-"""Those arguments, but for names that options of a schedule have, too."""
+"""Arguments of torch's schedulers that are no options of a schedule."""
 
 _SAME: Mapping[str, str] = {
     _RATE: "lr learning_rate base_lr init_lr step_size eta alpha",
@@ -98,10 +98,10 @@ _SAME: Mapping[str, str] = {
     _LOOP: "sweeps grid element",
     "most of what a run does stands at the top of the file, in no table: epochs, mu, alpha0": "training trainer train hyper",
 }
-#: Name -> what to say of it; names are in small letters, with underscores.
+#: Name, in small letters with underscores -> explanation.
 OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for name in names.split()}
 
-#: Key of a file that is gone -> the value with which it did nothing, and what serves its purpose now.
+#: Removed key of a file -> its inert value, and its replacement.
 REMOVED: Mapping[str, tuple[Any, str]] = {
     "sweep": ({}, _LOOP),
     "spares": (0, "a run goes on without a learner that dies; mpisgd run --max-restarts begins again with all of them"),
@@ -123,10 +123,10 @@ _SUBMIT: Mapping[str, str] = {
         "out output epochs mu alpha0 protocol lr batch_size"
     ),
 }
-#: The same for `mpisgd submit`.
+#: As OPTIONS, for `mpisgd submit`.
 SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
 
-#: Options of `mpisgd plan` that are gone.
+#: Removed options of `mpisgd plan`.
 PLAN: Mapping[str, str] = {
     "group_size": "it is gone; choose `group_size` and `micro_batches` of a run by hand, and try them by mpisgd simulate",
 }
@@ -144,7 +144,7 @@ _COMMANDS: Mapping[str, str] = {
 _BRING_MODEL = "bring your own: package.module:factory, e.g. torchvision.models:resnet18"
 _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the data set hdf5"
 
-#: Component -> pattern of names that are none of ours, however near, and what to say of them.
+#: Component -> pattern of foreign names, however near to known names -> explanation.
 _OTHERS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
         "(lion|asgd|nadam|radam|sparse_?adam|adamax|adadelta|adafactor)": "it is not here",
@@ -185,7 +185,7 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
 
 
 def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False) -> str:
-    """Explain an unknown option or, in a `file`, key, such as `optimizer.lr`; "" where no framework has it."""
+    """Explain an unknown option or (`file`) key, like `optimizer.lr`; "" if unknown everywhere."""
     plain = name.lstrip("-").lower().replace("-", "_")
     component, _, own = plain.rpartition(".")
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
@@ -197,12 +197,12 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
 
 
 def does_nothing(key: str, value: Any) -> bool:
-    """Return whether a key that is gone has the value with which it did nothing, as runs before wrote it."""
+    """Return whether a removed key has its inert value, as old runs have."""
     return key in REMOVED and bool(REMOVED[key][0] == value)
 
 
 def foreign(words: Iterable[str], known: Collection[str], table: Mapping[str, str] = OPTIONS) -> tuple[str, str] | None:
-    """The first word that is another framework's option, and what to say of it; `known` are the names that are ours."""
+    """Return the first foreign option and its explanation; `known`: our names."""
     for word in words:
         name = word.partition("=")[0]
         if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and _ours(name) not in known:
@@ -213,12 +213,12 @@ def foreign(words: Iterable[str], known: Collection[str], table: Mapping[str, st
 
 
 def _ours(name: str) -> str:
-    """The field that an option names: `--data.no-subtract-mean` is data.subtract_mean."""
+    """Return an option's field: `--data.no-subtract-mean` is data.subtract_mean."""
     return re.sub(r"(^|\.)no_", r"\1", name.lstrip("-").replace("-", "_"))
 
 
 def kind(component: str, name: str, kinds: Collection[str]) -> str:
-    """Explain an unknown kind: what it is called here, or that it is another thing; and list all kinds."""
+    """Explain an unknown kind by our name or its absence; list all kinds."""
     plain = name.lower().replace("-", "_")
     if found := next((known for known in kinds if known.lower() == plain), ""):
         return f"; did you mean {found!r}?"
@@ -229,14 +229,14 @@ def kind(component: str, name: str, kinds: Collection[str]) -> str:
 
 
 def command(name: str) -> str:
-    """Explain an unknown first word; "" where no framework has it."""
+    """Explain an unknown first word; "" if unknown everywhere."""
     if name.endswith(".toml"):
         return f"; did you mean: mpisgd train {name}"
     return next((f"; that is: {text}" for text, names in _COMMANDS.items() if name.lstrip("-") in names.split()), "")
 
 
 def loss(name: str) -> str:
-    """Name a class of torch.nn as the function, `mse_loss` for `MSELoss`."""
+    """Return the function of a torch.nn class: `mse_loss` for `MSELoss`."""
     words = re.findall(r"[A-Z0-9]+(?![a-z])|[A-Z][a-z0-9]*", name)
     snake = "_".join(words).lower()
     return snake.removesuffix("_loss") if snake in ("cross_entropy_loss", "bce_loss", "bce_with_logits_loss") else snake

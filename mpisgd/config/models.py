@@ -1,4 +1,4 @@
-"""Choices of the network: one frozen dataclass per kind."""
+"""Options of the network: a frozen dataclass per kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpisgd.base.checks import require
 
 @dataclass(frozen=True)
 class SoftmaxOptions:
-    """Softmax regression: one fully connected layer."""
+    """Softmax regression: a fully connected layer."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class MlpOptions:
     """Multi-layer perceptron with ReLU."""
 
     hidden: tuple[int, ...] = (128,)
-    """Units of each hidden layer."""
+    """Units per hidden layer."""
     batch_norm: bool = False
     """Add batch normalisation after each hidden layer."""
 
@@ -29,10 +29,10 @@ class MlpOptions:
 
 @dataclass(frozen=True)
 class SmallCnnOptions:
-    """Two 3x3 convolutions and one fully connected layer, for tiny images such as the 8x8 digits."""
+    """Two 3x3 convolutions and a fully connected layer, for tiny images like 8x8 digits."""
 
     channels: tuple[int, int] = (16, 32)
-    """Output channels of the two convolutions."""
+    """Output channels per convolution."""
 
     def __post_init__(self) -> None:
         require(all(channels >= 1 for channels in self.channels), "model.channels", self.channels, "positive numbers")
@@ -45,10 +45,10 @@ class MnistCnnOptions:
 
 @dataclass(frozen=True)
 class Cifar10FullOptions:
-    """Caffe's cifar10_full: 5x5 convolutions of 32, 32, 64 and one fully connected layer, 89,578 parameters [Zhang16 4.1]."""
+    """Caffe's cifar10_full: 5x5 convolutions of 32, 32, 64 and a fully connected layer, 89,578 parameters [Zhang16 4.1]."""
 
     form: Literal["plain", "caffe"] = "plain"
-    """plain: torch's first weights. caffe: those of Caffe's files, and its response normalisation, for pixels of 0 to 255."""
+    """plain: torch's first weights. caffe: Caffe's, and its response normalisation, for pixels of 0 to 255."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class AlexNetOptions:
 
 @dataclass(frozen=True)
 class SpeechOptions:
-    """Fully connected layers of sigmoids, the acoustic model of [Dean12 5]: 42 M parameters for 440 inputs and 8,192 classes."""
+    """Fully connected sigmoid layers, the acoustic model of [Dean12 5]: 42 M parameters for 440 inputs and 8,192 classes."""
 
     hidden: tuple[int, ...] = (2560, 2560, 2560, 2560)
-    """Units of each hidden layer. In a partition, each rank has some of them."""
+    """Units per hidden layer, shared by a partition's ranks."""
 
     def __post_init__(self) -> None:
         require(all(units >= 1 for units in self.hidden), "model.hidden", self.hidden, "positive numbers of units")
@@ -69,12 +69,12 @@ class SpeechOptions:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Locally connected images, after [Dean12 5]: like convolutions, but each place of an image has weights of its own."""
+    """Locally connected images, after [Dean12 5]: convolutions with separate weights at each place."""
 
     channels: tuple[int, ...] = (8, 8)
-    """Output channels of each layer, of one row and column for each of its inputs'."""
+    """Output channels per layer; rows and columns stay."""
     field: int = 3
-    """Rows and columns that each place is connected to, an odd number. In a partition, each rank has some of the columns."""
+    """Rows and columns each place is connected to, odd. A partition's ranks share the columns."""
 
     def __post_init__(self) -> None:
         require(
@@ -85,12 +85,12 @@ class LocalOptions:
 
 @dataclass(frozen=True)
 class CustomModelOptions:
-    """The user's own model, from a factory."""
+    """The user's own model."""
 
     factory: str = ""
-    """package.module:factory, a callable that returns a torch.nn.Module, or a list of modules that follow each other."""
+    """package.module:factory, returning a torch.nn.Module, or a list of consecutive modules."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the factory."""
+    """The factory's keyword arguments."""
 
 
 ModelOptions = (

@@ -1,4 +1,4 @@
-"""Choices of the optimiser on the shards and of the learning-rate schedule: one frozen dataclass per kind."""
+"""Options of the shards' optimiser and the schedule: a frozen dataclass per kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SgdOptions:
     nesterov: bool = False
     """Use Nesterov momentum."""
     weight_decay: float = 0.0
-    """L2 penalty added to the gradient."""
+    """L2 penalty in the gradient."""
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", momentum=0, weight_decay=0)
@@ -32,9 +32,9 @@ class AdagradOptions:
     """torch.optim.Adagrad on each shard's slice [Dean12 4.1]."""
 
     weight_decay: float = 0.0
-    """L2 penalty added to the gradient."""
+    """L2 penalty in the gradient."""
     eps: float = 1e-10
-    """Term added to the denominator."""
+    """Term of the denominator."""
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", weight_decay=0, eps=0)
@@ -42,16 +42,16 @@ class AdagradOptions:
 
 @dataclass(frozen=True)
 class RmspropOptions:
-    """torch.optim.RMSprop on each shard's slice, with torch's defaults; jobs/chen16-inception.toml has those of [Chen16 A.2]."""
+    """torch.optim.RMSprop on each shard's slice, with torch's defaults; jobs/chen16-inception.toml is [Chen16 A.2]."""
 
     smoothing: float = 0.99
-    """Decay of the running mean of squared gradients (torch's alpha) [Chen16 A.2: 0.9]."""
+    """Decay of the squared gradients' running mean (torch's alpha) [Chen16 A.2: 0.9]."""
     momentum: float = 0.0
     """Momentum factor [Chen16 A.2: 0.9]."""
     eps: float = 1e-8
-    """Term added to the denominator. Where it exceeds the gradients, RMSprop becomes SGD of rate alpha0 / eps."""
+    """Term of the denominator. Above the gradients, RMSprop becomes SGD of rate alpha0 / eps."""
     weight_decay: float = 0.0
-    """L2 penalty added to the gradient."""
+    """L2 penalty in the gradient."""
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
@@ -64,13 +64,13 @@ class AdamOptions:
     """torch.optim.Adam on each shard's slice."""
 
     beta1: float = 0.9
-    """Decay of the running mean of gradients."""
+    """Decay of the gradients' running mean."""
     beta2: float = 0.999
-    """Decay of the running mean of squared gradients."""
+    """Decay of the squared gradients' running mean."""
     eps: float = 1e-8
-    """Term added to the denominator."""
+    """Term of the denominator."""
     weight_decay: float = 0.0
-    """L2 penalty added to the gradient."""
+    """L2 penalty in the gradient."""
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
@@ -80,16 +80,16 @@ class AdamOptions:
 
 @dataclass(frozen=True)
 class AdamwOptions:
-    """torch.optim.AdamW on each shard's slice: Adam, with weight decay that is no part of the gradient (arXiv:1711.05101)."""
+    """torch.optim.AdamW on each shard's slice: Adam, with weight decay apart from the gradient (arXiv:1711.05101)."""
 
     beta1: float = 0.9
-    """Decay of the running mean of gradients."""
+    """Decay of the gradients' running mean."""
     beta2: float = 0.999
-    """Decay of the running mean of squared gradients."""
+    """Decay of the squared gradients' running mean."""
     eps: float = 1e-8
-    """Term added to the denominator."""
+    """Term of the denominator."""
     weight_decay: float = 0.01
-    """Share of the weights, times the learning rate, that each update takes away."""
+    """Share of the weights, times the rate, subtracted per update."""
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
@@ -99,15 +99,15 @@ class AdamwOptions:
 
 @dataclass(frozen=True)
 class LarsOptions:
-    """LARS for large batches (arXiv:1708.03888): SGD with momentum and rates by the norms of each parameter and its gradient.
+    """LARS for large batches (arXiv:1708.03888): SGD with momentum, and rates by each parameter's and gradient's norm.
 
-    A parameter that is cut between shards has a rate for each part. One to which `groups` gives weight decay 0 has the plain rate.
+    A parameter cut between shards has a rate per part. Weight decay 0 by `groups`: the plain rate.
     """
 
     momentum: float = 0.9
-    """Momentum factor m of v <- m v + rate * (g + weight_decay w) [LARS Alg. 1]. The rate is part of v."""
+    """Momentum factor m of v <- m v + rate * (g + weight_decay w) [LARS Alg. 1]."""
     weight_decay: float = 0.0005
-    """L2 penalty added to the gradient."""
+    """L2 penalty in the gradient."""
     trust: float = 0.001
     """Trust coefficient eta: a parameter's rate is multiplied by eta |w| / (|g| + weight_decay |w|) [LARS 4]."""
 
@@ -119,19 +119,19 @@ class LarsOptions:
 
 @dataclass(frozen=True)
 class LambOptions:
-    """LAMB for large batches (arXiv:1904.00962): AdamW, each parameter's step as long as the parameter, times the learning rate.
+    """LAMB for large batches (arXiv:1904.00962): AdamW, each parameter's step as long as the parameter, times the rate.
 
-    A parameter that is cut between shards has a step for each part. One to which `groups` gives weight decay 0 has AdamW's.
+    A parameter cut between shards has a step per part. Weight decay 0 by `groups`: AdamW's step.
     """
 
     beta1: float = 0.9
-    """Decay of the running mean of gradients."""
+    """Decay of the gradients' running mean."""
     beta2: float = 0.999
-    """Decay of the running mean of squared gradients."""
+    """Decay of the squared gradients' running mean."""
     eps: float = 1e-6
-    """Term added to the denominator."""
+    """Term of the denominator."""
     weight_decay: float = 0.01
-    """Share of the weights that is added to a step before its length is set."""
+    """Share of the weights added to a step before its scaling."""
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
@@ -140,7 +140,7 @@ class LambOptions:
 
 
 TrustRatioOptions = LarsOptions | LambOptions
-"""Those that look at whole parameters, by their norms (`update/trust_ratio.py`)."""
+"""Optimisers by norms of whole parameters (`update/trust_ratio.py`)."""
 OptimizerOptions = SgdOptions | AdagradOptions | RmspropOptions | AdamOptions | AdamwOptions | TrustRatioOptions
 OPTIMIZERS: Mapping[str, type] = {
     "sgd": SgdOptions,
@@ -155,16 +155,15 @@ OPTIMIZERS: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """Parameters that are updated otherwise than the rest: patterns of their names, and a value for each.
+    """Parameters with own settings: patterns of names, with values.
 
-    In a pattern * is any text, dots too: "*.bias". Of those that match a name the last one decides.
+    In a pattern * is any text, dots too: "*.bias". The last match decides.
     """
 
     weight_decay: dict[str, float] = field(default_factory=dict)
-    """Pairs of a pattern and a weight decay: '*.bias' 0. It is in place of `optimizer.weight_decay`."""
+    """Pairs of a pattern and a weight decay: '*.bias' 0. In place of `optimizer.weight_decay`."""
     rate: dict[str, float] = field(default_factory=dict)
-    """Pairs of a pattern and a factor of the rate: 'head.*' 10. 0 leaves parameters as they are. The log has the rate
-    without it."""
+    """Pairs of a pattern and a rate factor: 'head.*' 10. 0 = frozen. The log has the rate without factors."""
 
     def __post_init__(self) -> None:
         for name, values in (("weight_decay", self.weight_decay), ("rate", self.rate)):
@@ -174,14 +173,14 @@ class GroupOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUp:
-    """How any schedule may begin; one of the three, or none."""
+    """Warm-up of any schedule, of a single length."""
 
     warmup_epochs: float = 0.0
-    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of the rate."""
     warmup_updates: int = 0
-    """Grow it over this many updates; 0 = off. That is as many samples as they normally have."""
+    """Grow the rate over this many updates; 0 = off. An update is its usual number of samples."""
     warmup_samples: int = 0
-    """Grow it over this many samples; 0 = off."""
+    """Grow the rate over this many samples; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", warmup_epochs=0, warmup_updates=0, warmup_samples=0)
@@ -193,17 +192,17 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class ConstantOptions(WarmUp):
-    """The learning rate stays at alpha0."""
+    """The rate stays at alpha0."""
 
 
 @dataclass(frozen=True)
 class StepOptions(WarmUp):
-    """The learning rate is divided after given epochs [Zhang16 4.1: by 10 after 120 and 130]."""
+    """The rate is divided after given epochs [Zhang16 4.1: by 10 after 120 and 130]."""
 
     epochs: tuple[float, ...] = (120.0, 130.0)
-    """Multiply the learning rate by `factor` after each of these epochs."""
+    """Multiply the rate by `factor` after each of these epochs."""
     factor: float = 0.1
-    """Multiplier at each of them."""
+    """Multiplier at each of `epochs`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,7 +211,7 @@ class StepOptions(WarmUp):
 
 @dataclass(frozen=True)
 class ExponentialOptions(WarmUp):
-    """alpha0 * beta^(epochs / every_epochs): [Chen16 A.2] gamma0 beta^(tN/2T), T mini-batches making one epoch."""
+    """alpha0 * beta^(epochs / every_epochs): [Chen16 A.2] gamma0 beta^(tN/2T), T mini-batches per epoch."""
 
     beta: float = 0.94
     """Decay per `every_epochs` epochs [Chen16 A.2]."""
@@ -226,19 +225,19 @@ class ExponentialOptions(WarmUp):
 
 @dataclass(frozen=True)
 class LinearOptions(WarmUp):
-    """The learning rate stays at alpha0 to `start_epochs`, and is then annealed linearly to `end` * alpha0 at the last epoch."""
+    """The rate stays at alpha0 to `start_epochs`, then falls linearly to `end` * alpha0 at the last epoch."""
 
     start_epochs: float = 0.0
-    """Begin annealing after this many epochs. [Chen16 A.1] anneals the last 10 of 25 epochs: 15."""
+    """Begin annealing after this many epochs [Chen16 A.1: 15 of 25]."""
     end: float = 0.0
-    """Fraction of alpha0 at the end of the run [Chen16 A.1: 0]."""
+    """Final fraction of alpha0 [Chen16 A.1: 0]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, "schedule.", start_epochs=0, end=0)
 
 
-#: Those of torch.optim.lr_scheduler that are functions of a count of steps, and of numbers.
+#: Functions of a count of steps, and of numbers, in torch.optim.lr_scheduler.
 TORCH_SCHEDULERS = (
     "ConstantLR",
     "CosineAnnealingLR",
@@ -255,18 +254,18 @@ TORCH_SCHEDULERS = (
 
 @dataclass(frozen=True)
 class TorchScheduleOptions(WarmUp):
-    """A scheduler of torch.optim.lr_scheduler, whose steps are counted in applied samples; it is named as the schedule itself."""
+    """A scheduler of torch.optim.lr_scheduler, named as the schedule; steps are counted in applied samples."""
 
     scheduler: str = "CosineAnnealingLR"
-    """Name of the scheduler in torch."""
+    """Name in torch."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Its keyword arguments. Rates among them (eta_min, max_lr) are factors of alpha0. Left out, T_max of CosineAnnealingLR and
-    total_steps of OneCycleLR are the run's length, max_lr is 1. OneCycleLR and CyclicLR cycle the momentum, too (of Adam beta1),
-    but for cycle_momentum = false."""
+    """The scheduler's keyword arguments. Rates (eta_min, max_lr) are factors of alpha0. Defaults: the run's length for
+    CosineAnnealingLR's T_max and OneCycleLR's total_steps; 1 for max_lr. OneCycleLR and CyclicLR also cycle the momentum (Adam's
+    beta1) unless cycle_momentum = false."""
     unit: Literal["updates", "epochs", "samples"] = "updates"
-    """Count its steps in updates, epochs or samples. An update is as many samples as normally make one."""
+    """Count steps in updates, epochs or samples. An update is its usual number of samples."""
     every: float = 1.0
-    """Let one step be this many of them."""
+    """Units per step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -276,20 +275,20 @@ class TorchScheduleOptions(WarmUp):
 
     @property
     def cycles_momentum(self) -> bool:
-        """Whether the momentum follows the schedule, too, as torch has it."""
+        """Whether the momentum follows the schedule, too, as in torch."""
         return self.scheduler in ("CyclicLR", "OneCycleLR") and bool(self.kwargs.get("cycle_momentum", True))
 
 
 @dataclass(frozen=True)
 class CustomScheduleOptions(WarmUp):
-    """The user's own schedule, from a function."""
+    """The user's own schedule."""
 
     factory: str = ""
-    """package.module:function of what has been applied, which returns the factor of alpha0, a number >= 0."""
+    """package.module:function of progress, returning the factor of alpha0, >= 0."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the function."""
+    """The function's keyword arguments."""
     unit: Literal["epochs", "updates", "samples"] = "epochs"
-    """Count what has been applied in epochs (a fraction), updates or samples. An update is as many samples as normally make one."""
+    """Progress in applied epochs (a fraction), updates or samples. An update is its usual number of samples."""
 
 
 ScheduleOptions = ConstantOptions | StepOptions | ExponentialOptions | LinearOptions | TorchScheduleOptions | CustomScheduleOptions

@@ -1,4 +1,4 @@
-"""Choices of how a run goes: stragglers, evaluation, log, checkpoints, faults."""
+"""Options of a run's course: stragglers, evaluation, log, checkpoints, faults."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from mpisgd.config.data import Part
 
 @dataclass(frozen=True)
 class StragglerOptions:
-    """Stragglers put in on purpose. The delay of learner l at mini-batch seq depends on (seed, l, seq) alone."""
+    """Stragglers put in on purpose. A delay depends on (seed, learner_id, seq) alone."""
 
     slowdown: dict[int, float] = field(default_factory=dict)
-    """Slow learners down: learner_id factor learner_id factor ... A mini-batch takes factor (>= 1) times as long."""
+    """Slow learners down: learner_id factor learner_id factor ... Mini-batches take factor (>= 1) times as long."""
     delay: Literal["none", "constant", "normal", "exponential", "lognormal", "pareto"] = "none"
-    """Delay every mini-batch. The tail of pareto is heavy."""
+    """Delay every mini-batch. pareto has a heavy tail."""
     delay_mean_s: float = 0.01
-    """Mean of that delay, in seconds."""
+    """Mean delay, in seconds."""
     delay_spread: float = 1.0
-    """Spread of that delay. normal: deviation/mean; lognormal: sigma of the logarithm; pareto: shape (> 1; small = heavy)."""
+    """Spread of delays. normal: deviation/mean; lognormal: sigma of the logarithm; pareto: shape (> 1; small = heavy)."""
     delay_probability: float = 1.0
-    """Share of mini-batches that are delayed, 0 to 1."""
+    """Share of delayed mini-batches, 0 to 1."""
     pause_learner: int = -1
     """Let this learner pause now and then; -1 = none."""
     pause_every: int = 100
-    """Mini-batches from one pause to the next."""
+    """Mini-batches between pauses."""
     pause_s: float = 1.0
-    """Length of a pause, in seconds."""
+    """Seconds of a pause."""
     rest_mean_s: float = 0.0
-    """Mean of one more delay of every mini-batch, in seconds. No slowdown multiplies it. `plan` sets it to what a cycle takes
+    """Mean of a further delay of each mini-batch, in seconds. No slowdown multiplies it. `plan` sets the mean to a cycle's seconds
     besides computing and messages."""
     rest_deviation_s: float = 0.0
-    """Standard deviation of that, in seconds; 0 = constant. Log-normal."""
+    """Standard deviation of the further delay, in seconds; 0 = constant. Log-normal."""
 
     def __post_init__(self) -> None:
         at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
@@ -58,51 +58,48 @@ class StragglerOptions:
 
 @dataclass(frozen=True)
 class StagesOptions:
-    """Where a model is cut into the stages of a group."""
+    """Cuts of a model into a group's stages."""
 
     at: tuple[str, ...] = ()
-    """Begin stages at these modules of the model, by name: one less than group_size. Of a torch.nn.Sequential, or a list: names of
-    its children, "2" say. Any other model is cut by torch.distributed.pipelining before them, "layers.2" say: it traces a
-    micro-batch with torch.export."""
+    """Begin stages at these modules, by name: group_size - 1. Of a torch.nn.Sequential or list: children, like "2". Of any other
+    model, like "layers.2": torch.distributed.pipelining cuts there, tracing a micro-batch by torch.export."""
     balance: Literal["parameters", "seconds"] = "parameters"
-    """Balance stages by this, where `at` does not say where they begin. seconds: learner 0 measures each child of the model before
-    the run, in one micro-batch, forward and backward; the run's config.toml then has `at`, so that resume and replay cut alike."""
+    """Balance stages by this, without `at`. seconds: learner 0 first measures each child of the model, forward and backward over a
+    micro-batch; the run's config.toml then has `at`, for the same cuts in resume and replay."""
 
     def __post_init__(self) -> None:
         require(len(set(self.at)) == len(self.at), "stages.at", list(self.at), "each name once")
 
 
 ON_VALIDATION = "validation_"
-"""Before the name of what is found on samples set aside."""
+"""Prefix of measures on samples set aside."""
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Evaluation of snapshots. Learners and shards never wait for it."""
+    """Evaluation of snapshots. Learners and shards never wait."""
 
     every_epochs: float = 1.0
-    """Epochs between snapshots; 0 = evaluate only the last weights. Those are always evaluated."""
+    """Epochs between snapshots; 0 = none. The last weights are always evaluated."""
     train: bool = False
-    """Measure loss and error on the training data, too."""
+    """Measure loss and error on training data, too."""
     batch: int = 500
     """Samples per evaluation batch."""
     buffers: Literal["learner", "recalibrate", "initial"] = "learner"
-    """Whose batch-norm statistics are evaluated, and saved. learner: all buffers are learner 0's, as of when it first pulled these
-    weights. recalibrate: batch norm's are measured at the weights, on training mini-batches that are drawn at random by the seed,
-    the others are learner 0's. initial: batch norm's are as the factory made them."""
+    """Batch-norm statistics to evaluate and save. learner: all buffers of learner 0, at its first pull of the weights. recalibrate:
+    measured at the weights, on random training mini-batches by the seed; other buffers are learner 0's. initial: the factory's."""
     recalibrate_batches: int = 20
-    """Mini-batches to recalibrate with, of `batch` samples. They are distinct: 10,000 samples by default, or all if there
-    are fewer."""
+    """Mini-batches to recalibrate with, of `batch` samples. All distinct: 10,000 by default, or all if fewer."""
     best: str = ""
-    """Keep the best weights by error, loss or a metric. They are in best.pt of the run's directory: those of the best evaluation
-    on test data, of the weights or of their average; with validation_ before the name, on samples set aside (`data.validation`)."""
+    """Keep the best weights by error, loss or a metric. The run's best.pt has the best on test data, of weights or average; with
+    validation_ before the name, on samples set aside (`data.validation`)."""
     higher: bool = False
     """Higher values of `best` are better."""
     patience: int = 0
-    """End training after so many evaluations that were no better; 0 = never. By `best`. It needs evaluator = true: who evaluates
-    after training can end nothing. The weights that there are then are evaluated, too."""
+    """End training after this many evaluations without a better `best`; 0 = never. Needs evaluator = true, since later evaluation
+    ends nothing. The final weights are evaluated, too."""
     min_delta: float = 0.0
-    """Better, for `patience`, is better by more than this."""
+    """Better, for `patience`, is by more than this."""
 
     def __post_init__(self) -> None:
         at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1, patience=0, min_delta=0)
@@ -113,7 +110,7 @@ class EvaluationOptions:
 
     @property
     def judged(self) -> tuple[Part, str]:
-        """On which samples `best` judges, and by what."""
+        """Samples and measure of `best`."""
         name = self.best.removeprefix(ON_VALIDATION)
         return (Part.TEST if name == self.best else Part.VALIDATION), name
 
@@ -123,7 +120,7 @@ class LogOptions:
     """Run log (HDF5) and progress line."""
 
     enabled: bool = True
-    """Write the run log. Without it there is no report, and no proof."""
+    """Write the run log. Without: no report, no proof."""
     flush_rows: int = 256
     """Flush a shard's file after this many rows."""
     flush_s: float = 2.0
@@ -133,7 +130,7 @@ class LogOptions:
     progress_s: float = 10.0
     """Seconds between plain lines."""
     quiet_s: float = 60.0
-    """Say what a rank waits for after so many seconds; 0 = never. Again after twice the time, four times, and so on."""
+    """Name a rank's wait after this many seconds; 0 = never. Again after twice, four times as long, and so on."""
 
     def __post_init__(self) -> None:
         at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0, quiet_s=0)
@@ -141,17 +138,17 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """Checkpoints, from which `mpisgd train --resume` goes on. Virtual jobs write none: run them again."""
+    """Checkpoints for `mpisgd train --resume`. Virtual jobs have none: run the job again."""
 
     every_updates: int = 0
-    """Write a checkpoint every so many updates; 0 = at signals only. Each shard writes its slice when its clock is a multiple
-    (sandblaster: at the end of the iteration that comes to one); a signal that interrupts the run leads to one in any case."""
+    """Updates between checkpoints; 0 = at signals only. Shards write at multiples of their clock (sandblaster: at the end of the
+    iteration that reaches a multiple). An interrupting signal always causes a checkpoint."""
     partner_updates: int = 0
-    """Keep each shard's newest state in memory besides, on its node and on a partner's, every so many updates; 0 = off. `--resume`
-    takes it where it is newer: a node may be lost, and little was computed in vain, without a checkpoint in the run's directory
-    every minute. `every_updates` is a multiple of it, or 0."""
+    """Updates between in-memory copies of each shard's state, on its node and a partner's; 0 = off. `--resume` takes newer copies:
+    a lost node costs little, without writing the run's directory every minute. A divisor of `every_updates`, or `every_updates` is
+    0."""
     keep: int = 2
-    """Keep this many complete checkpoints. Those that the run was continued from are kept besides."""
+    """Keep this many complete checkpoints. Checkpoints resumed from are kept, too."""
 
     def __post_init__(self) -> None:
         at_least(self, "checkpoint.", every_updates=0, partner_updates=0, keep=1)
@@ -161,22 +158,21 @@ class CheckpointOptions:
 
     @property
     def regular(self) -> bool:
-        """Checkpoints or states on nodes come at regular clocks, without a signal."""
+        """Whether checkpoints or copies in memory come at regular clocks, without a signal."""
         return self.every_updates > 0 or self.partner_updates > 0
 
 
 @dataclass(frozen=True)
 class FaultOptions:
-    """Learners that die or hang. Virtual jobs have `failures`."""
+    """Learners that die or hang. Virtual jobs: `failures`."""
 
     mode: Literal["auto", "tolerant", "fail-fast"] = "auto"
-    """Go on without learners that die, or end the job. auto: go on where that can be. tolerant needs an MPI that tells of
-    failures (Open MPI 5: `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams."""
+    """Go on without dead learners, or end the job. auto: go on if possible. tolerant needs an MPI that reports failures (Open MPI
+    5: `mpirun --with-ft ulfm`), and learners neither shards nor in teams."""
     patience_s: float = 60.0
-    """Seconds of silence after which a rank is given up. A rank is silent when it is stopped or its link is down, not while it
-    computes. fail-fast: the job ends, as it does in any mode for a silent shard, and where all are silent who could go on.
-    tolerant: a learner that owes a push or a pull for longer is excluded, until it asks for weights again; give more than a
-    mini-batch ever takes."""
+    """Seconds of silence until a rank is given up. Silent is a stopped or cut-off rank, not a computing one. fail-fast: the job
+    ends, as in any mode for a silent shard, or if nobody is left to go on. tolerant: a learner that owes a push or pull for longer
+    is excluded until it asks for weights again; allow more than any mini-batch."""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")

@@ -1,9 +1,7 @@
-"""Whose code is run: what a run's directory names is somebody's, and is imported only where the user says so (SECURITY.md).
+"""Consent to code: a run's directory may name code, imported only if the user names it, too (SECURITY.md).
 
-A configuration may name the user's own model, data, loss, step, protocol, schedule or weights of stale gradients as
-`package.module:attribute`. In a job file, on the command line or in a Python program it is the user who names them. In the
-config.toml of a run it is whoever wrote that directory: to open it would be to run their code. So those names are listed, and
-refused, unless the user names them too.
+Code is named as `package.module:attribute`: by the user in a job file, on the command line or in Python, but in a run's config.toml
+by the directory's writer. Opening the run would run the writer's code: refuse these names without consent.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from mpisgd.base.imports import file_of, is_spec
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, config_file
 from mpisgd.rules.options import names_a_rule
 
-#: The fields that may name code, and the option of `train` that gives each.
+#: Field that may name code -> option of `train`.
 OPTIONS: Mapping[str, str] = {
     "model.factory": "--model",
     "data.factory": "--data",
@@ -33,7 +31,7 @@ OPTIONS: Mapping[str, str] = {
 
 
 def names_of(config: Config, *, training: bool = False) -> dict[str, str]:
-    """Names that would be imported for a configuration: field -> package.module:attribute; in `training`, callbacks, too."""
+    """Return names to import: field -> package.module:attribute; callbacks in `training` alone."""
     found = {
         "model.factory": config.model.factory if isinstance(config.model, CustomModelOptions) else "",
         "data.factory": config.data.factory if isinstance(config.data, CustomDataOptions) else "",
@@ -50,9 +48,9 @@ def names_of(config: Config, *, training: bool = False) -> dict[str, str]:
 
 
 def check(where: Path, config: Config, consented: Mapping[str, str], line: str = "", *, training: bool = False) -> None:
-    """Raises ConfigError where `config`, found in `where`, names code that is not `consented` (field -> name).
+    """Raise ConfigError if `config`, from `where`, names code not `consented` to (field -> name).
 
-    `line`: one that names this code, and so consents to it alone. `training` is as in `names_of`.
+    `line`: a command that consents to this code alone.
     """
     names = {field: spec for field, spec in names_of(config, training=training).items() if consented.get(field) != spec}
     if not names:
@@ -69,17 +67,15 @@ def check(where: Path, config: Config, consented: Mapping[str, str], line: str =
 
 
 def check_resumed(run: Path, words: Sequence[str], consented: Mapping[str, str]) -> None:
-    """Raises ConfigError where a run that is to go on names code that neither the command line names nor the job file in it, whose
-    names are `consented` (field -> name).
-    """
+    """Raise ConfigError if a resumed run names code absent from the command line and its job file (`consented`)."""
     config = config_file.of_run(run)
     check(run, config, dict(consented) | _said(words), resume_line(run, config), training=True)
 
 
 def read(path: str | Path, trusting: bool = False) -> Config:
-    """The configuration in a file that the user names; one that a run wrote is that run's.
+    """Return the configuration in a user's file.
 
-    Raises ConfigError as `config_file.read` does, and where a run wrote the file, and it names code.
+    Raises ConfigError as `config_file.read`, and for code in a run's file unless `trusting`.
     """
     config = config_file.read(path)
     if not trusting and config_file.is_of_a_run(path):
@@ -88,13 +84,13 @@ def read(path: str | Path, trusting: bool = False) -> Config:
 
 
 def resume_line(run: Path, config: Config) -> str:
-    """The command that resumes a run and consents to what it names."""
+    """Return the command to resume a run with consent to its code."""
     words = "".join(f" {OPTIONS[field]} {shlex.quote(spec)}" for field, spec in names_of(config, training=True).items())
     return f"mpisgd train --resume {shlex.quote(str(run))}{words}"
 
 
 def _said(words: Sequence[str]) -> dict[str, str]:
-    """Names on a command line: `--model mine:make` or `--model=mine:make`."""
+    """Return code named by `--model mine:make` or `--model=mine:make`."""
     said: dict[str, str] = {}
     for at, word in enumerate(words):
         option, equals, value = word.partition("=")
