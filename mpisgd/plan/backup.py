@@ -1,4 +1,4 @@
-"""The best N of N + b: time to the target is updates(N) times seconds per update(N) [Chen16 3.1, Fig. 6]."""
+"""Best N of N + b: time to target = updates(N) times seconds per update(N) [Chen16 3.1, Fig. 6]."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from mpisgd.plan.target import Convergence
 
 @dataclass(frozen=True)
 class Choice:
-    """Prediction for one b. `updates` and `time_s` are relative to those of N = λ where no target was measured
-    (`Convergence.absolute`)."""
+    """Prediction for a b, relative to b = 0 unless `Convergence.absolute`."""
 
     wanted: int
     b: int
@@ -23,14 +22,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """Every b whose number of updates is known, from b = 0 upwards."""
+    """Choices for b with known updates, ascending."""
 
     choices: tuple[Choice, ...]
     convergence: Convergence
 
     @property
     def best(self) -> Choice:
-        """The least time; of equals the one with the fewest backup learners."""
+        """Least time, then least b."""
         return min(self.choices, key=lambda choice: choice.time)
 
     def of(self, b: int) -> Choice | None:
@@ -38,7 +37,6 @@ class Choices:
 
 
 def choices(found: Collecting, convergence: Convergence) -> Choices:
-    """Time to the target for each b; relative to b = 0 where there is no measured target."""
     lambda_ = len(found.wanted)
     unit = 1.0 if convergence.absolute else found.seconds_per_update(lambda_)
     rows = []

@@ -1,8 +1,7 @@
-"""Seconds per update where N of N + b = λ gradients make one, for every N [Chen16 3.1, Fig. 4].
+"""Seconds per update for every N of N + b = λ [Chen16 3.1, Fig. 4].
 
-Predicted by virtual runs of backup (hardsync for b = 0) with the fitted costs, for every N or, among many learners, for some,
-between which the others are interpolated. A late learner is late for the next update too: order statistics of learners that
-all begin together, as in a log of hardsync, do not know that. They are shown beside the predictions where the log has them.
+By virtual runs of backup (hardsync for b = 0), interpolated among many learners. Late learners are late again: a log's order
+statistics, of learners that begin together, miss this.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from mpisgd.plan.costs.predict import predict
 from mpisgd.protocols import BackupOptions, HardsyncOptions
 from mpisgd.records.log.reader import Run
 
-#: So many learners, and every N is simulated.
+#: Most learners for which every N is simulated.
 _EVERY = 12
 
 
 @dataclass(frozen=True)
 class Collecting:
-    """Seconds per update over N = 1 ... λ: float64, shape (λ,). `simulated`: bool, (λ,); the others are interpolated."""
+    """Seconds per update over N = 1 ... λ: float64, (λ,). `simulated`: bool, (λ,), else interpolated."""
 
     wanted: np.ndarray
     mean: np.ndarray
@@ -37,7 +36,7 @@ class Collecting:
 
 
 def collecting(config: Config, pushes: int) -> Collecting:
-    """From one virtual run for each N of `chosen`. `most` is the 90 % quantile."""
+    """Predict by a virtual run per `chosen` b; `most` is the 90 % quantile."""
     lambda_ = config.virtual.learners
     points = np.array(sorted(lambda_ - b for b in chosen(lambda_)))
     found = np.array([_at(config, int(wanted), pushes) for wanted in points])
@@ -47,7 +46,7 @@ def collecting(config: Config, pushes: int) -> Collecting:
 
 
 def chosen(lambda_: int) -> list[int]:
-    """Numbers of backup learners b that are simulated: all among few learners, else the denser, the smaller."""
+    """Return all b among few learners, else denser at small b."""
     if lambda_ <= _EVERY:
         return list(range(lambda_))
     steps = {0, 1, 2, 3, 4, lambda_ - 1}
@@ -59,7 +58,7 @@ def chosen(lambda_: int) -> list[int]:
 
 
 def _at(config: Config, wanted: int, pushes: int) -> tuple[float, float, float]:
-    """Mean, median and 90 % quantile."""
+    """Return mean, median and 90 % quantile."""
     b = config.virtual.learners - wanted
     found = predict(replace(config, protocol=BackupOptions(b=b) if b else HardsyncOptions()), pushes)
     return found.seconds_per_update, float(np.median(found.intervals)), float(np.quantile(found.intervals, 0.9))

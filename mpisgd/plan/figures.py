@@ -1,4 +1,4 @@
-"""The figures of a plan. Every function returns a Figure, or None where there are no data to draw."""
+"""Figures of a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpisgd.report import style
 
 
 def seconds_per_update(title: str, found: Collecting, logged: Collected | None) -> Figure:
-    """Predicted seconds per update over N, and the log's mean time to the N-th gradient [Chen16 Fig. 4]."""
+    """Draw predictions over N, and the log's mean time to the N-th gradient [Chen16 Fig. 4]."""
     factor, unit = style.time_unit(float(found.mean.max()))
     figure, axes = style.new(title, "gradients wanted for an update, N", f"time per update [{unit}]")
     points = found.simulated
@@ -33,7 +33,7 @@ def seconds_per_update(title: str, found: Collecting, logged: Collected | None) 
 
 
 def time_to_target(title: str, found: Choices) -> Figure:
-    """Estimated time to the target over b, and its least [Chen16 Fig. 6]."""
+    """Draw estimates over b, and the least [Chen16 Fig. 6]."""
     absolute, best = found.convergence.absolute, found.best
     factor, unit = style.time_unit(max(one.time for one in found.choices)) if absolute else (1.0, "b = 0 is 1")
     figure, axes = style.new(title, "backup learners, b", f"estimated time to the target [{unit}]")
@@ -41,7 +41,7 @@ def time_to_target(title: str, found: Choices) -> Figure:
     b, times = [one.b for one in found.choices], [factor * one.time for one in found.choices]
     axes.plot(b, times, label="updates(N) x seconds per update(N)", markevery=every, **look)
     axes.axvline(best.b, color=style.COLOURS[1], linestyle="--", label=f"least: b = {best.b}, N = {best.wanted}")
-    # Beyond three times the least, the curve has nothing to say, and would hide where it has.
+    # Beyond three times the least, the curve would only flatten the rest.
     axes.set_ylim(0, min(1.08 * max(times), 3 * factor * best.time))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend(figure, axes)
@@ -49,7 +49,7 @@ def time_to_target(title: str, found: Choices) -> Figure:
 
 
 def throughput_over_n(title: str, found: Asynchrony) -> Figure:
-    """Gradients per second and mean staleness of n-softsync over n, hardsync's throughput beside them."""
+    """Draw n-softsync over n, beside hardsync's throughput."""
     figure, axes = style.new(title, "splitting parameter, n", "gradients applied per second")
     n = np.array(list(found.by_n))
     axes.plot(n, [one.gradients_per_s for one in found.by_n.values()], label="n-softsync", **style.line(0))
@@ -69,7 +69,7 @@ def throughput_over_n(title: str, found: Asynchrony) -> Figure:
 
 
 def throughput_over_shards(title: str, found: list[Point]) -> Figure:
-    """Gradients per second over S in the better placement, a line for each number of learners; dotted, the bound."""
+    """Draw the better placement over S, a line per number of learners; dotted: the bound."""
     figure, axes = style.new(title, "shards, S", "gradients applied per second")
     for at, learners in enumerate(sorted({point.learners for point in found})):
         own = [point for point in found if point.learners == learners]

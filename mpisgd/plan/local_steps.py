@@ -1,7 +1,7 @@
-"""Choice of H, the own steps of learners between two exchanges: how many a network wants [DiLoCo].
+"""Choice of H, own steps between two exchanges [DiLoCo].
 
-More own steps hide what an exchange costs, and let learners drift apart: of the first, virtual runs tell, of the second, no log of
-other steps can. So what is named is the fewest steps that hide enough.
+More steps hide exchanges, but let learners drift apart. Virtual runs tell the first, no log the second: choose the fewest that hide
+enough.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from mpisgd.plan.costs.bounds import mini_batch_s
 from mpisgd.plan.costs.predict import predict
 from mpisgd.plan.shards import ENOUGH
 
-#: Own steps that are tried at most.
+#: Most own steps to try.
 _MOST = 4096
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Throughput with so many own steps between two exchanges.
+    """Throughput at H own steps.
 
-    `samples_per_s` is predicted, of applied ones; `of_free` is that over what learners would do that never exchange, which may be
-    a little above 1 where the fastest push more than their share; `nbytes_per_sample` cross the wire, both ways.
+    `samples_per_s`: applied. `of_free`: share of learners that never exchange; above 1 if fast learners push more than their share.
+    `nbytes_per_sample`: both ways.
     """
 
     local_steps: int
@@ -33,7 +33,7 @@ class Choice:
 
 
 def choices(config: Config, pushes: int) -> tuple[Choice, ...]:
-    """H = 1, 2, 4 ... until learners are as good as free; () where this protocol, or what goes with it, takes no own steps."""
+    """Predict H = 1, 2, 4 ... until learners are nearly free; () if the configuration refuses own steps."""
     if compatibility.refused(replace(config, local_steps=1), virtual=True):
         return ()
     free = config.virtual.learners * config.mu / mini_batch_s(config)

@@ -1,4 +1,4 @@
-"""A plan from logs: costs, seconds per update, the best N and b, staleness and throughput over n, shards; printed and written."""
+"""A plan from logs, printed and written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.report.writing import Drawing, say, tell, terminal, write
 
 _CLOSE = 0.05
-"""Share by which a virtual run with the fitted costs may differ from the log before the plan says so."""
+"""Share by which a fitted virtual run may differ from its log unreported."""
 _SAID = {
     "seconds_per_update": "seconds per update",
     "gradients_per_s": "gradients per second",
@@ -38,10 +38,10 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """Wishes for a plan; None where the logs say it.
+    """Wishes for a plan; None = as in the logs.
 
-    `learners`: the most learners to look at (default: four times the run's). `network`: fields of `NetworkOptions` that another
-    cluster has. `pushes`: of each virtual run; more are slower and more precise.
+    `learners`: most learners (default: four times the run's). `network`: another cluster's `NetworkOptions`. `pushes`: per virtual
+    run; more are slower and more precise.
     """
 
     target_error: float | None = None
@@ -83,10 +83,10 @@ class Plan:
 def plan(
     run_paths: Sequence[str | Path], out: Path | None = None, wishes: Wishes = Wishes(), console: Console | None = None
 ) -> Plan:
-    """Plan from the costs of the first run, and from what all tell of convergence; written to `out`, by default `<run>/plan`.
+    """Plan from the first run's costs and all runs' convergence; write to `out`, by default `<run>/plan`.
 
-    Raises ConfigError (no run, runs of different models or data, a target that is never reached, `out` cannot be written),
-    DataError (no run, or its log is missing, damaged, or without pushes).
+    Raises ConfigError: no run given, different models or data, an unreached target, unwritable `out`. Raises DataError: a run or
+    log missing, damaged, or without pushes.
     """
     if not run_paths:
         raise ConfigError("plan: 0 runs given, expected the directory of at least one")
@@ -140,7 +140,6 @@ def plan(
 
 
 def _check_alike(runs: Sequence[Run]) -> None:
-    """Raises ConfigError, with the field and both values, where runs are of different models, data or mini-batches."""
     first = runs[0]
     for other in runs[1:]:
         for field in ("model", "data", "mu", "optimizer"):
@@ -156,7 +155,7 @@ def _same(first: Run, other: Run, field: str, one: object, two: object) -> None:
 
 
 def _elsewhere(config: Config, wishes: Wishes) -> Config:
-    """Take the costs to another network. Raises ConfigError for values that cannot be."""
+    """Move the costs to another network. Raises ConfigError: an unknown field."""
     known = {field.name for field in dataclasses.fields(NetworkOptions)}
     for name in wishes.network:
         if name not in known:
@@ -209,7 +208,7 @@ def _advice(run: Run, choices: Choices, found: Asynchrony, points: list[Point]) 
 
 
 def _of_slow_links(run: Run, config: Config, pushes: int) -> list[str]:
-    """What a slow link costs the run's own protocol: it is predicted without."""
+    """Predict the gain without slow links."""
     slow_links = config.network.slow_links
     if not slow_links:
         return []
@@ -236,7 +235,7 @@ def _costs_table(fit: Fit) -> Table:
 
 
 def _misfit(fit: Fit) -> str:
-    """Describe how a virtual run differs from the log that its costs come from; "" = it does not."""
+    """Describe how the fit differs from its log; "" = hardly."""
     far = [f"{_SAID[name]} {100 * share:+.0f} %" for name, share in fit.differences.items() if abs(share) > _CLOSE]
     return f"The fit does not repeat its own log ({', '.join(far)}): what is predicted may be as far off." if far else ""
 

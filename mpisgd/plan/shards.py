@@ -1,6 +1,6 @@
-"""Choice of the number of shards: throughput at S = 1, 2, 4 ... among the run's learners and among more.
+"""Choice of the number of shards S, by throughput.
 
-Each point is predicted by a virtual run, where that is affordable, and bounded in closed form (`bounds.py`) as a check on it.
+Points are predicted by affordable virtual runs, and bounded in closed form (`bounds.py`) as a check.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from mpisgd.plan.costs.bounds import Bounds, bounds
 from mpisgd.plan.costs.predict import LEAST_ROUNDS, LEAST_UPDATES, predict, pushes_per_update
 from mpisgd.plan.costs.scale import PLACEMENTS, Placement, with_learners, with_slow_links
 
-#: Numbers of learners that are tried, from the run's to the most.
+#: Numbers of learners to try.
 _SIZES = 4
-#: Shards that are tried at most.
+#: Most shards to try.
 _MOST_SHARDS = 64
-#: A virtual run may have so many times the messages of a usual prediction.
+#: Most messages of a virtual run, over a usual prediction's.
 _AFFORDABLE = 20
-#: Below this share of its bound, throughput is limited by waiting in queues, rather than by the bottleneck.
+#: Below this share of the bound, queues limit throughput, not the bottleneck.
 _BUSY = 0.8
-#: Of what the learners could push, this share is enough.
+#: Share of the learners' possible pushes that is enough.
 ENOUGH = 0.95
 
 
 @dataclass(frozen=True)
 class Point:
-    """Throughput at one number of learners and of shards; gradients per second are applied ones.
+    """Throughput at a number of learners and shards, in applied gradients.
 
-    `gradients_per_s` is predicted, None where a virtual run would have too many messages. `expected` is that; where it is None
-    the bound, times the share of its own bound that was predicted for fewer learners.
+    `gradients_per_s`: None = too many messages to simulate. `expected`: predicted, else the bound times the share of the bound
+    predicted for fewer learners.
     """
 
     learners: int
@@ -46,14 +46,14 @@ class Point:
 
     @property
     def bottleneck(self) -> str:
-        """Far below the bound nothing is busy all the time: shards and learners wait in each other's queues."""
+        """Bottleneck; far below the bound, shards and learners wait in each other's queues."""
         return "queues" if self.expected < _BUSY * self.bounds.gradients_per_s else self.bounds.bottleneck
 
 
 def points(config: Config, most_learners: int, pushes: int) -> list[Point]:
-    """For each number of learners: S from 1 upwards, until by the bounds the learners are the bottleneck, and once more.
+    """Return points per number of learners, from S = 1 until learners are twice the bounds' bottleneck.
 
-    Raises ConfigError where there are to be fewer learners than the run has.
+    Raises ConfigError: fewer learners than the run's.
     """
     lambda_ = config.virtual.learners
     if most_learners < lambda_:
@@ -72,7 +72,7 @@ def points(config: Config, most_learners: int, pushes: int) -> list[Point]:
 
 
 def _point(config: Config, pushes: int, before: list[Point]) -> Point:
-    """`before`: the points that are known already."""
+    """Predict a point, or bound an unaffordable point."""
     lambda_, limits = config.virtual.learners, bounds(config)
     needed = max(2 * pushes // config.shards, LEAST_ROUNDS * lambda_, LEAST_UPDATES * pushes_per_update(config))
     if needed * config.shards > _AFFORDABLE * pushes:
@@ -83,7 +83,7 @@ def _point(config: Config, pushes: int, before: list[Point]) -> Point:
 
 
 def _reached(config: Config, before: list[Point]) -> float:
-    """The share of its bound that was predicted last for this placement: for as many shards, or else for any number."""
+    """Return the last predicted share of the bound in this placement, at as many shards if known."""
     known = [point for point in before if point.gradients_per_s is not None and point.placement == config.placement]
     alike = [point for point in known if point.shards == config.shards]
     last = (alike or known)[-1:]
@@ -91,19 +91,19 @@ def _reached(config: Config, before: list[Point]) -> float:
 
 
 def sizes(least: int, most: int) -> list[int]:
-    """Numbers of learners from one to the other: doubled, or in equal ratios where that would be too many."""
+    """Return numbers doubled from least to most, or in larger equal ratios."""
     count = min(_SIZES, 1 + math.ceil(math.log2(most / least)))
     return sorted({round(size) for size in np.geomspace(least, most, count)})
 
 
 def _placements(config: Config, shards: int) -> tuple[Placement, ...]:
-    """Both, where they differ: several shards, several nodes, and several ranks on each."""
+    """Return both placements if they differ: several shards, several nodes, several ranks per node."""
     on_node, ranks = config.virtual.ranks_per_node, shards + config.virtual.learners
     return PLACEMENTS if shards > 1 and 1 < on_node < ranks else (config.placement,)
 
 
 def enough(found: list[Point]) -> dict[int, Point]:
-    """Learners -> the fewest shards that come near the most gradients per second of any number; packed if that is as good."""
+    """Return learners -> fewest shards near the most throughput; packed if as good."""
     result = {}
     for learners in sorted({point.learners for point in found}):
         own = [point for point in found if point.learners == learners]

@@ -1,4 +1,4 @@
-"""Staleness and throughput of n-softsync for each n, and of hardsync beside them, by virtual runs with the fitted costs."""
+"""Predicted staleness and throughput of n-softsync over n, beside hardsync."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from mpisgd.plan.costs.observe import Observed
 from mpisgd.plan.costs.predict import predict
 from mpisgd.protocols import HardsyncOptions, SoftsyncOptions
 
-#: So many learners, and every n is simulated.
+#: Most learners for which every n is simulated.
 _EVERY = 8
 
 
 @dataclass(frozen=True)
 class Asynchrony:
-    """Predictions for each n; `hardsync` is what they are compared with."""
-
     by_n: dict[int, Observed]
     hardsync: Observed
 
 
 def asynchrony(config: Config, pushes: int) -> Asynchrony:
-    """Run one virtual job for hardsync, and one for each c = floor(λ/n) that n of `chosen` have."""
+    """Predict each c = floor(λ/n) once."""
     lambda_ = config.virtual.learners
     by_c: dict[int, Observed] = {}
     by_n: dict[int, Observed] = {}
@@ -37,7 +35,7 @@ def asynchrony(config: Config, pushes: int) -> Asynchrony:
 
 
 def chosen(lambda_: int) -> list[int]:
-    """Splitting parameters n: all with few learners; else powers of two, and those that make c = 2 and c = 1."""
+    """Return all n among few learners, else powers of two, and n of c = 2, 1."""
     if lambda_ <= _EVERY:
         return list(range(1, lambda_ + 1))
     powers = [2**power for power in range(lambda_.bit_length()) if 2**power <= lambda_ // 2]

@@ -1,9 +1,8 @@
-"""Updates until a test error or loss is reached, as a function of the number N of gradients in one [Chen16 3.1, Fig. 5].
+"""Updates to a test error or loss, over the number N of gradients per update [Chen16 3.1, Fig. 5].
 
-Measured at several N, by synchronous runs that reached the target, with thetabar where they have it: between them the updates are
-interpolated linearly in N, as in the paper, and beyond them nothing is known. Measured at one N, or not at all: relative numbers
-from the gradient noise scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`]. Where the log does
-not tell that either, B_noise is taken as endless: updates ~ 1/N, as many samples whatever N is.
+Measured at several N by synchronous runs (thetabar's if kept): linear in N between, as in the paper, unknown beyond. Measured at
+one N or none: by the gradient noise scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`]. If
+that is unknown, B_noise is infinite: updates ~ 1/N, the same samples at any N.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from mpisgd.records.log.reader import Run
 class Convergence:
     """Updates to the target.
 
-    `measured`: N -> updates, in order of N. `absolute`: these are numbers of updates; else they are relative to N = λ's.
-    `noise_samples`: B_noise where it is used, else None. `source` says which was used, in words.
+    `measured`: N -> updates, by N. `absolute`: else relative to N = λ. `noise_samples`: B_noise if used.
     """
 
     measured: dict[int, float]
@@ -36,7 +34,7 @@ class Convergence:
     source: str
 
     def updates(self, wanted: int) -> float | None:
-        """Updates to the target where `wanted` gradients make one; None outside of what was measured at several N."""
+        """Return updates at N = `wanted`; None outside several measured N."""
         if self.noise_samples is None:
             known = list(self.measured)
             inside = known[0] <= wanted <= known[-1]
@@ -45,16 +43,16 @@ class Convergence:
         return count * self._ratio(wanted) / self._ratio(at)
 
     def _ratio(self, wanted: int) -> float:
-        """Proportional to the updates: 1 + B_noise/B, and 1/B for an endless B_noise."""
+        """Return 1 + B_noise/B, or 1/B for infinite B_noise."""
         assert self.noise_samples is not None
         batch = wanted * self.mu
         return 1 / batch if math.isinf(self.noise_samples) else 1 + self.noise_samples / batch
 
 
 def convergence(runs: Sequence[Run], target: Target | None, noise_samples: float | None) -> Convergence:
-    """From runs of one model and data; `noise_samples` overrides the noise scale of the log.
+    """Return the convergence of a model's runs; `noise_samples` overrides the log's.
 
-    Raises ConfigError where a target is given that no run reaches.
+    Raises ConfigError: no run reaches the target.
     """
     measured = {} if target is None else _measured(runs, target)
     first, mu = runs[0], int(runs[0].config.get("mu", 1))
@@ -76,7 +74,7 @@ def convergence(runs: Sequence[Run], target: Target | None, noise_samples: float
 
 
 def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
-    """N -> mean updates of the synchronous runs that reached the target, sorted by N. Raises ConfigError where none did."""
+    """Return N -> mean updates to the target. Raises ConfigError: unreached, or met at first."""
     reached: dict[int, list[float]] = {}
     best = []
     for run in runs:
@@ -100,5 +98,5 @@ def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
 
 
 def _curve_of(run: Run) -> Curve | None:
-    """On the test data: of thetabar where the run has it, as the paper's targets are."""
+    """Return thetabar's curve if kept, as in the paper."""
     return on_test_data(run, averaged=True) or on_test_data(run)

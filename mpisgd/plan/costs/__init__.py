@@ -1,1 +1,1 @@
-"""Costs of a run in seconds, fitted from its log, as a virtual cluster that runs as fast."""
+"""Costs of a run, fitted from its log for a virtual cluster."""

@@ -1,9 +1,8 @@
-"""Closed-form bounds on throughput: what can at most be done where nobody ever waits but for the slowest part of the way.
+"""Closed-form bounds on throughput, if only the bottleneck is waited for.
 
-Asymptotic bounds of operational analysis (Denning and Buzen 1978): N customers that think for Z seconds and use a server for
-D cannot be served faster than N / (Z + D), nor than 1 / D. Customers are learners, thinking is computing; servers are each
-shard, which is busy with a gradient while its bytes come in, while it is checked and summed, while the weights leave, and
-with its share of an update, one after the other; and the links of the node that has the most shards.
+Operational analysis (Denning and Buzen 1978): N customers that think for Z seconds and use a server for D are served at most at N /
+(Z + D) and 1 / D. Customers are learners, thinking is computing. Servers are shards, each in turn busy with a gradient's bytes,
+service, the weights' bytes and a share of an update; and the links of the node of most shards.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from mpisgd.gradient.straggler import Delays
 from mpisgd.plan.costs.scale import layout
 from mpisgd.simulate import compute
 
-#: Mini-batches whose seconds are drawn, over all learners.
+#: Mini-batches to draw, over all learners.
 _DRAWN = 20_000
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Gradients per second, applied ones, that each part of the way lets through at most."""
+    """Most applied gradients per second through each part."""
 
     learners: float
     shard_link: float
@@ -36,7 +35,7 @@ class Bounds:
 
     @property
     def shard(self) -> float:
-        """Seconds of a shard's work, one after the other: its link, the service of gradients, updates."""
+        """Most gradients per second of a shard: link, service and updates in sequence."""
         return 1 / (1 / self.shard_link + 1 / self.shard_service + 1 / self.shard_update)
 
     @property
@@ -45,7 +44,6 @@ class Bounds:
 
     @property
     def bottleneck(self) -> str:
-        """Name the bottleneck: the learners, a node's link, or of a shard's work what takes longest."""
         least = self.gradients_per_s
         if least == self.learners:
             return "learners"
@@ -56,12 +54,11 @@ class Bounds:
 
 
 def bounds(config: Config) -> Bounds:
-    """Compute the bounds of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be
-    drawn."""
+    """Return the bounds. Raises ConfigError, DataError: compute cannot be drawn."""
     lambda_, network, service = config.virtual.learners, config.network, config.service
     protocol = config.protocol.make(lambda_)
     per_update = protocol.gradients_per_update
-    pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, for each gradient that is applied
+    pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, per applied gradient
     whole = 4 * config.virtual.parameters
     ways = [each * config.virtual.parameters for each in footprint.of_exchange(vars(config))]
     both_ways = sum(ways)
@@ -72,7 +69,7 @@ def bounds(config: Config) -> Bounds:
     gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
     update_s = service.update_s + service.update_s_per_byte * nbytes
     link_s = pushes * (both_ways / config.shards / slowest + 3 * overhead_s) + (0.0 if protocol.consistent else latency_s)
-    hops = 2 if protocol.consistent else 3  # a synchronous learner's request waits at the shard before the update is made
+    hops = 2 if protocol.consistent else 3  # a synchronous request waits at the shard before the update
     wire_s = both_ways / slowest + hops * latency_s + 2 * config.shards * overhead_s + gradient_s
     thinking_s = _thinking_s(config, nodes)
     if protocol.consistent:
@@ -89,7 +86,7 @@ def bounds(config: Config) -> Bounds:
 
 
 def order_statistic(seconds: np.ndarray, k: int, of: int) -> float:
-    """Mean k-th smallest of so many that are drawn from `seconds`, (drawn,): exact for the last, else its usual quantile."""
+    """Return the mean k-th smallest of `of` draws from `seconds`, (drawn,): exact for the last, else the usual quantile."""
     if k < of:
         return float(np.quantile(seconds, k / (of + 1)))
     below = np.arange(len(seconds) + 1) / len(seconds)
@@ -101,7 +98,7 @@ def _rate(seconds: float) -> float:
 
 
 def _layout(config: Config) -> tuple[int, float, list[int]]:
-    """Shards on the node that has the most, the share of learners on other nodes than that, and each learner's node."""
+    """Return shards on the fullest node, the share of learners elsewhere, and learners' nodes."""
     nodes, roles = layout(config)
     (fullest, shards), *_ = Counter(nodes[rank] for rank in roles.shard_ranks).most_common(1)
     of_learners = [nodes[rank] for rank in roles.learner_ranks]
@@ -109,13 +106,13 @@ def _layout(config: Config) -> tuple[int, float, list[int]]:
 
 
 def mini_batch_s(config: Config) -> float:
-    """Mean seconds of one mini-batch of `mu` samples, without delays."""
+    """Return mean seconds of a mini-batch of `mu` samples, without delays."""
     alone = replace(config, local_steps=0, straggler=StragglerOptions())
     return float(_thinking_s(alone, _layout(alone)[2]).mean()) / alone.mini_batches_per_push
 
 
 def _thinking_s(config: Config, nodes: list[int]) -> np.ndarray:
-    """Seconds between a pull and a push, with the delays, of learners spread over all: float64, shape (drawn,)."""
+    """Draw seconds from pull to push, with delays, over all learners: float64, (drawn,)."""
     lambda_ = config.virtual.learners
     costs = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=lambda_, nodes=nodes)
     some = np.unique(np.linspace(0, lambda_ - 1, min(lambda_, _DRAWN // 40)).astype(int)).tolist()

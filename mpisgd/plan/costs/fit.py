@@ -1,17 +1,11 @@
-"""The costs of a run, as the configuration of a virtual one that runs as fast and as stale.
+"""Costs of a run, as the configuration of an equally fast and stale virtual run.
 
-- Compute: every learner's own mini-batches, drawn anew from the log (`EmpiricalComputeOptions`). Stragglers that were injected
-  are in none of them: the learner's loop injects them again, the same for the same seed, learner and mini-batch.
-- Wire and service: from the log's columns (`wire.py`).
-- Waits, which columns hold besides: where the virtual run would be slower than the log, they are taken out (`waits.py`).
-- The rest: what a real cycle takes more than the virtual one: loading data, sleeping too long, Python between columns, and on
-  shared cores the wait for one. One virtual run of the same protocol tells how much it is, and it is added to every
-  mini-batch as an injected delay (`with_rest`), the one cost of a learner that no shard pays for.
+- Compute: mini-batches drawn anew from the log, without injected delays: the learner's loop injects the same again.
+- Wire and service: from the log's columns (`wire.py`), without waits (`waits.py`).
+- The rest of a real cycle: loading data, oversleeping, Python between columns, waits for shared cores. Measured by a virtual run,
+  added as an injected delay (`with_rest`), the only cost of a learner that no shard pays for.
 
-Then one more virtual run is compared with the log: `differences` says how well the fit repeats what it was fitted to.
-
-A virtual run's costs are in its configuration, exactly, and are taken from there unless `from_log`, which treats its log as
-that of real ranks.
+A last virtual run is compared with the log (`differences`). A virtual run's costs are its configuration's, unless `from_log`.
 """
 
 from __future__ import annotations
@@ -33,21 +27,18 @@ from mpisgd.plan.costs.waits import missing_s, without_waits
 from mpisgd.plan.costs.wire import HANDLING_S, Cost, measured
 from mpisgd.records.log.reader import Run
 
-#: The rest of a cycle is found when it changes by less than this share of what the log's cycle takes, or after so many steps.
+#: The rest of a cycle is found once it changes by less than this share of the log's lag, or after this many steps.
 _NEAR = 0.02
 _STEPS = 4
-#: Deviation over mean of a lognormal rest, at most: a few odd cycles are no heavy tail.
+#: Most deviation over mean of a lognormal rest: a few odd cycles are no heavy tail.
 _MOST_VARIATION = 2.0
-#: Code that a run names and a fit calls, or whoever simulates what is fitted.
+#: Code of a run that a fit or its simulation calls.
 _CALLED = ("protocol.modulation", "schedule.factory")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A run's costs, and how well a virtual run with them agrees with it.
-
-    `real` is what the log shows, `virtual` what `config` gives; None where the log is too short to be observed.
-    """
+    """A run's costs. `real`: the log; `virtual`: a run of `config`; None = too short a log."""
 
     config: Config
     costs: tuple[Cost, ...]
@@ -57,8 +48,7 @@ class Fit:
 
     @property
     def differences(self) -> dict[str, float]:
-        """Differences of the virtual run from the log, as shares of what the log shows: 0.1 is 10 % more. Without staleness where
-        the log has none; empty where it is too short to be observed."""
+        """Differences of the virtual run as shares of the log's; no staleness of 0, empty for short logs."""
         if self.real is None or self.virtual is None:
             return {}
         names = ("seconds_per_update", "gradients_per_s", *(("mean_staleness",) if self.real.mean_staleness > 0 else ()))
@@ -66,28 +56,26 @@ class Fit:
 
     @property
     def staleness_distance(self) -> float | None:
-        """Kolmogorov-Smirnov distance of the staleness of virtual and real gradients, 0 ... 1."""
+        """Kolmogorov-Smirnov distance of virtual from real staleness, 0 ... 1."""
         return distance(self.real.staleness, self.virtual.staleness) if self.real and self.virtual else None
 
 
 def fit(run: Run, *, from_log: bool = False, trusting: bool = False) -> Config:
-    """The configuration with which `simulate` repeats the run in virtual time, in the directory `<run>-virtual`; see `fitted`."""
+    """Return the configuration of `fitted`, to `simulate` in `<run>-virtual`."""
     return fitted(run, from_log=from_log, trusting=trusting).config
 
 
 def check_pushes(run: Run) -> None:
-    """Raises DataError where the log holds no pushes."""
     if not len(run.pushes):
         raise DataError(f"the log of {run.path} holds no pushes: there is nothing to plan from")
 
 
 def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
-    """Fit, and compare. Of the code that the run names, weights of stale gradients are called here, and its schedule where the fit
-    is simulated: both only if `trusting`.
+    """Fit costs, and compare.
 
-    Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's, it optimised a batch, it had no shards of their own, its learners were teams or groups,
-    or it exchanged layers one by one.
+    Only if `trusting`, the run's own weights of stale gradients are called, and by simulations its schedule. Raises DataError: no
+    pushes, unknown size of the model. Raises ConfigError: another version's configuration, a batch, allreduce, teams, groups,
+    layerwise, untrusted code.
     """
     check_pushes(run)
     if not trusting:
@@ -139,7 +127,7 @@ def _as_configured(run: Run, real: Observed | None) -> Fit:
 
 
 def _without_tensors(config: Config, run: Run) -> Config:
-    """Sizes travel, not gradients, into a directory beside the run's. Raises DataError where the log does not say how large."""
+    """Return the configuration for sizes alone. Raises DataError: unknown size of the model."""
     environment = run.environment
     nbytes, train_samples = environment.get("parameter_nbytes"), environment.get("train_samples")
     if not isinstance(nbytes, int) or nbytes < 4:
@@ -156,7 +144,7 @@ def _without_tensors(config: Config, run: Run) -> Config:
 
 
 def _pushes(run: Run) -> int:
-    """Number of pushes to simulate: the run's, so that both begin and go on alike; of a long run, as many as a prediction has."""
+    """Return the run's pushes, for the same start and course, at most a prediction's."""
     return min(PUSHES, int(np.count_nonzero(run.pushes["shard"] == 0)))
 
 
@@ -203,10 +191,9 @@ def _assumptions(run: Run, config: Config, hosts: Counter[str], everybody: bool)
 
 
 def _with_the_rest(config: Config, real: Observed, virtual: Observed, pushes: int) -> tuple[Config, Observed, Lag]:
-    """The configuration whose cycles take as long as the log's, what it gives, and what was added to them; `virtual`: without.
+    """Return the configuration of cycles as long as the log's, its prediction, and the added delay.
 
-    In a few steps: where learners queue at a shard, slower ones queue less. What was added is an injected delay to the virtual
-    run, and so no part of its lag. Where that is larger than the log's even without, nothing is added.
+    In steps: slower learners queue less. Injected delays are no part of the virtual lag; nothing is added to a longer lag.
     """
     rest, with_it = Lag(0.0, 0.0), config
     for _ in range(_STEPS):
@@ -220,8 +207,7 @@ def _with_the_rest(config: Config, real: Observed, virtual: Observed, pushes: in
 
 
 def with_rest(straggler: StragglerOptions, rest: Lag) -> StragglerOptions:
-    """Add the rest of a cycle to the injected delays, which a slow learner's factor does not multiply: it is slow at
-    computing, and what a cycle takes besides is the same for all."""
+    """Add the rest to injected delays, unmultiplied by slowdowns, which are of computing."""
     deviation_s = min(rest.deviation_s, _MOST_VARIATION * rest.mean_s)
     return dataclasses.replace(
         straggler,

@@ -1,7 +1,7 @@
-"""Speed and staleness of a log, of real ranks or virtual ones: the numbers that a plan predicts.
+"""Speed and staleness of a log, real or virtual: a plan's numbers.
 
-The first mini-batches are left out: all learners begin at once, on cold caches, and the first gradients come from clock 0. So
-what is observed begins at the first update after each learner has pushed twice on average, or after a fifth of a short log.
+From the first update after two pushes per learner on average, or a fifth of a short log: at first, learners begin together, on cold
+caches, at clock 0.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _WARM_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Lag:
-    """Time of learners' cycles besides compute and injected delay: messages, queues, service, all else. Mean and deviation."""
+    """Seconds of cycles besides compute and injected delay: messages, queues, service, all else."""
 
     mean_s: float
     deviation_s: float
 
     def beyond(self, other: Lag) -> Lag:
-        """Lag to be added to another one, independently of it, so that the sum is this one."""
+        """Return the independent lag to add to `other` for this lag."""
         more = self.deviation_s**2 - other.deviation_s**2
         return Lag(max(0.0, self.mean_s - other.mean_s), math.sqrt(max(0.0, more)))
 
@@ -35,9 +35,8 @@ class Lag:
 class Observed:
     """A settled run, on shard 0's clock.
 
-    `intervals`: seconds from each update to the next, float64, shape (updates,); `gradients` and `pushes` are those in them,
-    `applied` or received. `staleness`: gradients of staleness 0, 1, 2 ... over all shards, int64, shape (largest τ + 1,); empty
-    where none was applied. `n`: the splitting parameter of n-softsync, else None.
+    `intervals`: seconds between updates, float64, (updates,); `gradients`, `pushes`: applied, received in these. `staleness`:
+    counts of 0, 1, 2 ... over all shards, int64, (largest τ + 1,) or empty.
     """
 
     intervals: np.ndarray
@@ -57,7 +56,7 @@ class Observed:
 
     @property
     def seconds_per_push(self) -> float:
-        """A learner's cycle is so many times λ, in the mean."""
+        """A learner's mean cycle over λ."""
         return self.seconds / max(1, self.pushes)
 
     @property
@@ -88,7 +87,7 @@ class Observed:
 
 
 def observe(run: Run) -> Observed | None:
-    """None where the log holds too few updates: fewer than two after the first."""
+    """Observe a log; None with fewer than two updates after the first."""
     pushes = run.pushes[run.pushes["shard"] == 0]
     time_s = run.updates["time_s"][run.updates["shard"] == 0]
     arrival_s = np.sort(pushes["arrival_s"])
@@ -112,10 +111,9 @@ def observe(run: Run) -> Observed | None:
 
 
 def lag(run: Run, start_s: float = 0.0) -> Lag:
-    """Measure the lag of cycles whose first push arrived at `start_s` or later; 0 s where there are none.
+    """Measure the lag of cycles begun from `start_s` on; 0 s without any.
 
-    From arrival to arrival on shard 0; where the protocol is synchronous, or holds up who is far ahead (ssp), only from the answer
-    to the arrival, since before that the learner waits for others.
+    From arrival to arrival on shard 0; where learners wait for others (synchronous, ssp), from answer to arrival.
     """
     rows = run.pushes[run.pushes["shard"] == 0]
     rows = rows[np.lexsort((rows["seq"], rows["learner_id"]))]
@@ -128,7 +126,7 @@ def lag(run: Run, start_s: float = 0.0) -> Lag:
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> float:
-    """The two-sample Kolmogorov-Smirnov distance of two histograms of staleness, 0 ... 1: int64, shape (largest τ + 1,)."""
+    """Return the Kolmogorov-Smirnov distance of two histograms, 0 ... 1: int64, (largest τ + 1,)."""
     size = max(len(first), len(second))
     shares = [np.cumsum(np.pad(counts, (0, size - len(counts)))) / counts.sum() for counts in (first, second)]
     return float(np.abs(shares[0] - shares[1]).max())

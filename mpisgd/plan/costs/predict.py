@@ -1,4 +1,4 @@
-"""A prediction is a short virtual run without gradients, in a directory that is thrown away, observed like any log."""
+"""Prediction by a short virtual run without gradients, observed like any log."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from mpisgd.plan.costs.observe import Observed, observe
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
-#: Pushes of one prediction: a second or two.
+#: Pushes of a prediction: a second or two.
 PUSHES = 20_000
-#: Updates that it makes at least, and rounds in which every learner pushes once.
+#: Least updates of a prediction, and least rounds of a push per learner.
 LEAST_UPDATES = 4
 LEAST_ROUNDS = 3
-#: Rows that a shard keeps in memory before it writes them.
+#: Rows kept in memory before writing.
 _ROWS = 500_000
 
 
 def predict(config: Config, pushes: int = PUSHES) -> Observed:
-    """Speed and staleness over about so many pushes, or more where they would be but a few updates.
-
-    Raises ConfigError, DataError where the configuration cannot be simulated.
-    """
+    """Predict by about `pushes`, or more for a few updates. Raises ConfigError, DataError: no simulation."""
     lambda_ = config.virtual.learners
     updates = max(LEAST_UPDATES, max(pushes, LEAST_ROUNDS * lambda_) // pushes_per_update(config))
     samples = updates * config.protocol.make(lambda_).gradients_per_update * config.mini_batches_per_push * config.mu
@@ -39,14 +36,14 @@ def predict(config: Config, pushes: int = PUSHES) -> Observed:
 
 
 def pushes_per_update(config: Config) -> int:
-    """Dropped ones included: a synchronous learner pushes once for each update, or less often."""
+    """Return pushes per update, with dropped ones; synchronous learners push at most once."""
     protocol = config.protocol.make(config.virtual.learners)
     return config.virtual.learners if protocol.consistent else protocol.gradients_per_update
 
 
 def _cut(config: Config, samples: int, out: Path) -> Config:
-    """Cut a configuration to so many applied samples, for its timing alone: without what takes no virtual second, and might not go
-    with another protocol or number of shards. Shards that agree on a norm take a round trip more."""
+    """Cut a configuration to `samples`, without options of no virtual second, which another protocol or number of shards may
+    refuse. Clipping stays if shards agree on a norm: a round trip."""
     return replace(
         config,
         out=str(out),
@@ -57,6 +54,6 @@ def _cut(config: Config, samples: int, out: Path) -> Config:
         clip_average=config.clip_average if config.agrees and config.protocol.alike else 0.0,
         virtual=dataclasses.replace(config.virtual, gradients=False, batched=False, train_samples=samples),
         evaluation=EvaluationOptions(every_epochs=0),
-        log=LogOptions(flush_rows=_ROWS, flush_s=3600, progress="off"),  # what is in memory is amended fast
+        log=LogOptions(flush_rows=_ROWS, flush_s=3600, progress="off"),  # rows in memory are amended fast
         failures=FailureOptions(),
     )

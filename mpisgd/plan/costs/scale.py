@@ -1,4 +1,4 @@
-"""The fitted configuration, changed to what is to be predicted: another protocol, more learners, other shards."""
+"""Changes of the fitted configuration for a prediction: more learners, other shards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ PLACEMENTS: tuple[Placement, ...] = ("packed", "spread")
 
 
 def with_learners(config: Config, learners: int) -> Config:
-    """Take the same protocol to more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
-
-    What stays the same of the protocol, it says itself (`ProtocolOptions.among`).
-    """
+    """Take the protocol (`ProtocolOptions.among`) to other learners; learner l is like the run's l modulo λ, also as a
+    straggler."""
     lambda_ = config.virtual.learners
     slowdown = config.straggler.slowdown
     if slowdown:
@@ -34,7 +32,7 @@ def with_learners(config: Config, learners: int) -> Config:
 
 
 def with_slow_links(config: Config, before: Config) -> Config:
-    """Put slow links where learners now are that were behind some `before`; of a node's learners, the first one counts."""
+    """Move slow links to where learners behind them are now; a node's first learner counts."""
     now, then = nodes_of_learners(config), nodes_of_learners(before)
     factors = before.network.slow_links
     if not factors or now == then:
@@ -52,7 +50,6 @@ def nodes_of_learners(config: Config) -> list[int]:
 
 
 def layout(config: Config) -> tuple[list[int], Roles]:
-    """The node of each rank of a virtual cluster, and the roles."""
     size = config.shards + config.virtual.learners + int(config.evaluator)
     nodes = [rank // config.virtual.ranks_per_node for rank in range(size)]
     hosts = [str(node) for node in nodes]

@@ -1,8 +1,7 @@
-"""What of the costs that columns tell are waits: a virtual run with them would be slower than the log.
+"""Removal of waits from costs if the virtual run is slower than the log.
 
-A push waits for a shard that is at work. Where shards never rest, no push tells the latency; where links are always shared, no
-transfer tells their rate. So the one is at most, and the other at least, what the columns say (`wire.py`). Where the virtual run's
-cycles take longer than the log's, the latency is the default's, and then links are faster until they do not.
+If shards never rest, all pushes wait, and none tells the latency; if links are always shared, no transfer tells their rate. So the
+columns (`wire.py`) give a largest latency and a least rate: try the default latency, then faster links.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from mpisgd.plan.costs.scale import layout
 from mpisgd.plan.costs.wire import TELLING_NBYTES, Cost
 
 _NEAR = 1.02
-"""Up to so many times as long is no longer."""
+"""Ratio of cycles that counts as no longer."""
 _STEPS = 6
 
 
 def without_waits(config: Config, real: Observed, pushes: int) -> tuple[Config, Observed, list[Cost]]:
-    """The configuration whose cycles take no longer than the log's, if links can see to it; what it gives; what has changed."""
+    """Return the configuration of cycles no longer than the log's, if links allow; its prediction; changed costs."""
     virtual, costs, lambda_ = predict(config, pushes), list[Cost](), config.virtual.learners
     least_s = NetworkOptions().latency_s
     if _too_slow(virtual, real, lambda_) > 1 and config.network.latency_s > least_s:
@@ -44,10 +43,10 @@ def without_waits(config: Config, real: Observed, pushes: int) -> tuple[Config, 
 
 
 def missing_s(virtual: Observed, real: Observed, lambda_: int, added_s: float = 0.0) -> float:
-    """Seconds of a cycle that a virtual run, to which so many were added already, lacks besides compute and delay.
+    """Return seconds to add to a virtual cycle; `added_s`: already added.
 
-    By lags, which few odd mini-batches do not change. But where most of a cycle is lag, by cycles: a synchronous lag ends when a
-    gradient's header comes, and its bytes may take longer than all else.
+    By lags, which odd mini-batches hardly change. Cycles of mostly lag are compared whole: a synchronous lag ends with a gradient's
+    header, before its bytes.
     """
     if _is_mostly_lag(real, lambda_):
         return added_s + lambda_ * (real.seconds_per_push - virtual.seconds_per_push)
@@ -59,7 +58,7 @@ def _is_mostly_lag(real: Observed, lambda_: int) -> bool:
 
 
 def _too_slow(virtual: Observed, real: Observed, lambda_: int) -> float:
-    """How many times as long the same takes in the virtual run; 1 where that is hardly more."""
+    """Return virtual over real seconds of a cycle; 1 if hardly more."""
     if _is_mostly_lag(real, lambda_):
         times = virtual.seconds_per_push / real.seconds_per_push
     else:
@@ -68,7 +67,7 @@ def _too_slow(virtual: Observed, real: Observed, lambda_: int) -> float:
 
 
 def _with_faster_links(config: Config, times: float) -> Config:
-    """Those that the log has seen: of one node's, links between nodes are assumed."""
+    """Speed up logged links: on a single node, none between nodes."""
     names = ["bandwidth", "local_bandwidth"]
     if len(set(layout(config)[0])) > 1:
         names.append("node_bandwidth")

@@ -1,15 +1,15 @@
-"""Costs of messages and of a shard's work, from the log of a run.
+"""Costs of messages and of a shard's work, from a run's log.
 
-The virtual cluster's own account of one push and the pull after it, on a wire and at a shard that are free, is (o: overhead,
-L: latency, D: a transfer of all slices, g: a gradient's service, u: an update's; `comm/virtual/wire.py`, `comm/virtual/network.py`)
+On a free wire and shard, a push and the pull after it cost (o: overhead, L: latency, D: transfer of all slices, g: a gradient's
+service, u: an update's; `comm/virtual/wire.py`, `comm/virtual/network.py`)
 
     push_s                     2 o + L + D          header sent and taken, slices sent
     arrival to start of update D / shards + g       of the gradient that completes the update
     update_s                   u
     pull_s                     D                    from the first answer's header to the last weights
 
-So each is read from its column. Real columns hold waits as well, for the shard and, where ranks share cores, for a core: of
-waits, which are the simulation's business, low quantiles are free, and what else the cycle costs in the mean, `fit.py` adds.
+Real columns also hold waits, for shards and shared cores: low quantiles are free of waits. Simulation adds waits, `fit.py` the
+rest.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Verdict
 from mpisgd.report import links
 
-#: Of a column, where it is free of waits; not the minimum, which one odd row would decide.
+#: Quantile of a column free of waits; an odd row would decide the minimum.
 LOW = 0.05
-#: Messages smaller than this do not tell a bandwidth: handling them takes longer than their bytes.
+#: Least bytes of a message that tells a bandwidth: below, handling takes longer than bytes.
 TELLING_NBYTES = 64 * 1024
-#: What a shard's loop takes for a push and for an update of a few bytes (this package, one 3 GHz core): what is measured above
-#: that goes by the bytes, where shards get smaller slices.
+#: Seconds of a shard's loop for a push or an update of a few bytes (this package, one 3 GHz core); any more is per byte.
 HANDLING_S = 50e-6
 TURN_NBYTES = 1_000_000
-"""Of a message on a link between nodes that others share, as connections of TCP do (`comm/virtual/turns.py`); of large slices, an
-eighth. A quarter and twice of it predict the same within 3 %, where learners stay in step (`python -m tests.bench nodes`)."""
+"""Bytes of a message's turn on shared links between nodes, as by TCP (`comm/virtual/turns.py`); of large slices, an eighth.
+
+A quarter or twice predicts the same within 3 % if learners stay in step (`python -m tests.bench nodes`).
+"""
 _BESIDE = "bytes of a node's pushes or pulls over their seconds"
 
 
@@ -56,7 +57,7 @@ class Wire:
 
 
 def measured(run: Run) -> Wire:
-    """From a log with pushes, and better with updates, of a run that says how large its model is."""
+    """Return the costs in a log."""
     nbytes = int(run.environment["parameter_nbytes"])
     network, network_costs = _network(run, nbytes)
     if len(set(run.environment.get("hosts", []))) > 1:
@@ -66,7 +67,7 @@ def measured(run: Run) -> Wire:
 
 
 def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
-    """Latency, and the bandwidth between ranks of one node and of two, as far as the log has seen them."""
+    """Fit latency, and bandwidth within and between nodes."""
     rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["seq"] > 1)]
     pushed, pulled = (nbytes * each / 4 for each in footprint.of_exchange(run.config))
     network, costs = _bandwidths(run, rows, pulled)
@@ -83,7 +84,7 @@ def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
 
 
 def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions, list[Cost]]:
-    """A node's link is taken to be as fast as the fastest transfer between two nodes, which is what one rank can make of it."""
+    """Fit bandwidths; a node's link counts as fast as a rank's fastest transfer."""
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
     if slice_nbytes < TELLING_NBYTES:
@@ -115,7 +116,7 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
 
 
 def _slow_nodes(run: Run) -> dict[str, int]:
-    """Hosts with slow links, and their places in the order of hosts, where all hosts have as many ranks, one behind the other."""
+    """Return slow hosts -> node; {} unless all nodes have as many, consecutive ranks."""
     hosts = [str(host) for host in run.environment.get("hosts", [])]
     order = list(dict.fromkeys(hosts))
     each = -(-len(hosts) // max(1, len(order)))
@@ -125,10 +126,9 @@ def _slow_nodes(run: Run) -> dict[str, int]:
 
 
 def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -> tuple[NetworkOptions, list[Cost]]:
-    """Where shards lie beside learners: slices come from here and from elsewhere, so no single pull tells what a link can do.
+    """Fit bandwidth where shards lie beside learners, and no single pull tells a link's.
 
-    What each of a node's learners pushes or pulls, whichever is faster, over its seconds; the median of such nodes. A push is now
-    and then alone.
+    The median over nodes of learners' pushes or pulls, whichever is faster; pushes are sometimes alone.
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
     exchange = run.config.get("exchange", "whole")
@@ -136,7 +136,7 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
         pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
-        if exchange != "whole":  # a push has but begun when it ends; a pull ends when both are over, or was done behind computing
+        if exchange != "whole":  # push_s is of the beginning; a pull ends with both, or hides behind computing
             pushes, pulls = 0.0, 0.0 if exchange == "prefetch" else max(mine.sent, mine.received)
             if exchange == "streamed":
                 pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
@@ -156,20 +156,20 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
 
 
 def _transfers_s(run: Run, network: NetworkOptions, nbytes: float) -> np.ndarray:
-    """Seconds in which each slice of a vector of so many bytes crosses between its shard and each learner: (shards, learners)."""
+    """Return seconds to transfer each slice of `nbytes`: (shards, learners)."""
     rates = np.where(_apart(run), network.node_bandwidth, network.local_bandwidth)
     return np.asarray(nbytes / run.shards / np.minimum(network.bandwidth, rates))
 
 
 def _apart(run: Run) -> np.ndarray:
-    """Whether shard and learner are on two nodes: bool, (shards, learners). Unknown hosts count as one node."""
+    """Return whether shard and learner are on two nodes: bool, (shards, learners). Unknown hosts are one."""
     ranks = ranks_of(run)
     of_shards = np.array([ranks.host(rank) for rank in ranks.shards])
     return np.asarray(of_shards[:, None] != _hosts_of_learners(run))
 
 
 def _beside(run: Run) -> bool:
-    """Whether learners have a shard on their own node, and others elsewhere."""
+    """Return whether a learner has shards on its own node and elsewhere."""
     apart = _apart(run)
     return bool((apart.any(0) & ~apart.all(0)).any())
 
@@ -180,18 +180,18 @@ def _hosts_of_learners(run: Run) -> np.ndarray:
 
 
 def _low_share(run: Run) -> float:
-    """The quantile of pull_s that no other transfer slows: a synchronous shard serves all learners at once, one is the first."""
+    """Return the quantile of unslowed pulls: a synchronous shard serves all learners at once, the first alone."""
     return min(LOW, 0.5 / run.lambda_) if arrivals.synchronous(run) else LOW
 
 
 def _rate(nbytes: float, pull_s: np.ndarray, low: float) -> float | None:
-    """Bytes per second of the weights' transfer; None where nothing was pulled in more than no time."""
+    """Return bytes per second; None if pulls took no time."""
     least_s = float(np.quantile(pull_s, low)) if len(pull_s) else 0.0
     return nbytes / least_s if least_s > 0 else None
 
 
 def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:
-    """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
+    """Fit the service of gradients and updates, fixed and per byte."""
     default = ServiceOptions()
     if run.config.get("exchange") == "streamed":
         source = "assumed: the defaults of [service]; an update is made while its gradients come in"
@@ -217,10 +217,9 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
 
 
 def _last_gradients(run: Run, shard: int, transfer_s: np.ndarray) -> np.ndarray:
-    """Seconds from the arrival of each update's last gradient to the start of the update, less the transfer of its slice, per
-    gradient summed in them; `transfer_s`: of each learner, (learners,).
+    """Return seconds from the last gradient's arrival to the update, less transfer, per gradient summed; `transfer_s`: (learners,).
 
-    In hardsync a gradient that completes the sum may release others, which came before their turn: they stand after it.
+    In hardsync a completing gradient may release earlier arrivals, which stand after it.
     """
     rows = run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.APPLY)]
     updates = run.updates[(run.updates["shard"] == shard) & (run.updates["gradients"] > 0)]
