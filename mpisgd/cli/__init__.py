@@ -1,4 +1,1 @@
-"""The commands: each reads its words, calls the rest, and says what came of it.
-
-Their `main` returns the exit status, and raises MpisgdError for what is refused; SystemExit is from tyro (usage, help).
-"""
+"""Commands. `main` returns the exit status. Raises MpisgdError: a refusal; SystemExit: tyro's usage and help."""

@@ -1,4 +1,4 @@
-"""`mpirun -n RANKS mpisgd bench WHAT`: measure this machine; ratios side by side in one run, one JSON file per bench."""
+"""`mpirun -n RANKS mpisgd bench WHAT`: ratios, side by side; a JSON file per bench."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpisgd.liveness.guard import failing_fast, launched_rank, launched_size
 
 ALL = "all"
 Measured = tuple[list[dict[str, Any]], list[str]]
-"""Rows for the JSON file, and lines to print."""
+"""JSON rows, and lines to print."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class Options:
     """Options of all benches."""
 
     repetitions: int = 5
-    """Interleaved repetitions; median and range are told."""
+    """Interleaved repetitions, for median and range."""
     sizes: tuple[int, ...] = (350_000, 4_000_000, 44_000_000, 289_000_000)
     """wire: bytes of the gradient."""
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
-    """wire: on the shards; the first one with one and two learners and shards."""
+    """wire: on the shards; the first with one and two learners and shards."""
     cases: tuple[str, ...] = USUAL
     """train: model and mini-batch size; also cnn-4, alexnet-16."""
     ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
-    """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all of these;
-    and sandblaster, which takes a fourth rank."""
+    """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all; and
+    sandblaster, on four ranks."""
     device: Device = "cpu"
-    """train: what learners compute on; GPUs are taken in turn."""
+    """train: learners' device; GPUs are taken in turn."""
     shard_device: Device = "cpu"
-    """train: what shards sum and update on."""
+    """train: shards' device."""
     every_updates: int = 50
-    """checkpoint: clocks from one to the next."""
+    """checkpoint: updates between checkpoints."""
     learners: tuple[int, ...] = ()
-    """scale: how many; default: 1, 2, 4, ... up to the cores."""
+    """scale: numbers of learners; default: 1, 2, 4, ... up to the cores."""
     out: str = "results/bench"
-    """Directory for the JSON file, <out>/<what>.json."""
+    """Directory of the JSON file, <out>/<what>.json."""
 
     def __post_init__(self) -> None:
         require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
@@ -57,7 +57,7 @@ class Options:
 
 
 def check(field: str, names: Sequence[str], known: Collection[str]) -> None:
-    """Raise ConfigError unless there are names, all of them known."""
+    """Raise ConfigError unless there are names, all known."""
     for name in names or ("none",):
         require(name in known, field, name, f"some of {', '.join(known)}{nearest(name, known)}")
 
@@ -103,7 +103,7 @@ def _virtual(options: Options) -> Measured:
 
 @dataclass(frozen=True)
 class Bench:
-    """`ranks` it is started with; 1: one process, which starts its own. `least`: others are possible, so many at least."""
+    """A bench. `ranks`: 1 = a process that starts its own; `least`: fewest others possible, 0 = none."""
 
     ranks: int
     about: str
@@ -132,10 +132,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(argv: list[str], prog: str, benches: Mapping[str, Bench], options_type: type[Any]) -> int:
-    """Run one of these benches on the ranks of this job; rank 0 prints and writes.
-
-    Raises ConfigError where there are too few ranks or no such bench.
-    """
+    """Run a bench on this job's ranks; rank 0 prints and writes. Raises ConfigError: ranks, or no bench."""
     if not argv or argv[0] in ("-h", "--help"):
         if launched_rank() == 0:
             print(usage(prog, benches), file=sys.stdout if argv else sys.stderr)

@@ -1,4 +1,4 @@
-"""`mpisgd demo`: the paper's claim in small. Three runs on real ranks, the same but for the protocol, side by side."""
+"""`mpisgd demo`: the paper's claim in small, by protocols alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpisgd.comm.mpi.launch import environment, mpirun
 LEARNERS = 8
 _COMMON = "--model small_cnn --data digits --mu 4 --alpha0 0.03 --epochs 8 --nonfinite continue --overwrite"
 
-#: Directory -> the protocol's options, and what to expect of it.
+#: Directory -> the protocol's options, and the expectation.
 RUNS = {
     "hardsync": ("--protocol hardsync", "staleness 0: learns"),
     "softsync-plain": (f"--protocol softsync --protocol.n {LEARNERS} --protocol.modulation none", "stale, alpha0: does not learn"),
@@ -29,14 +29,14 @@ RUNS = {
 
 @dataclass(frozen=True)
 class Options:
-    """Train a small CNN on 1,437 handwritten digits with 8 learners and one shard, three times."""
+    """Train a small CNN on 1,437 handwritten digits with 8 learners and a shard, three times."""
 
     out: str = "results/demo"
-    """Directory of the three runs and their comparison."""
+    """Directory of the runs and their comparison."""
 
 
 def main(argv: list[str]) -> int:
-    """Run the three jobs, print the comparison; returns nonzero where a job failed."""
+    """Run and compare; return nonzero if a job failed."""
     out = Path(tyro.cli(Options, args=argv, prog="mpisgd demo").out)
     start_s = time.monotonic()
     for name, (protocol, expectation) in RUNS.items():

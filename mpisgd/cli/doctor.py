@@ -1,4 +1,4 @@
-"""`mpisgd doctor`, alone or under `mpirun -n RANKS`: is this machine, this allocation, this launch command fit for a run?"""
+"""`mpisgd doctor`, alone or under `mpirun -n RANKS`."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 
 @dataclass(frozen=True)
 class Options:
-    """Examine MPI, ranks, cores, threads, torch and the file system, and name the mend for what is wrong.
+    """Examine MPI, ranks, cores, threads, torch and the file system, and name mends for problems.
 
-    Start it as you would start training, to examine what training would find: mpirun -n 4 mpisgd doctor. Options of a run may
-    follow its file, or stand for it: --shards 2 --group-size 2.
-    Exit status 1: something must be mended before a run can go well.
+    Start doctor like training, to examine the same: mpirun -n 4 mpisgd doctor. Options of a run may follow its file, or stand for
+    it: --shards 2 --group-size 2.
+    Exit status 1: something must be mended before a run.
     """
 
     config: tyro.conf.Positional[Path | None] = None
-    """A run's configuration, to see which rank would do what, on which cores and which GPU."""
+    """A run's configuration, to see each rank's role, cores and GPU."""
     dir: Path = Path()
-    """Directory below which runs are to be written; small files are written there and removed."""
+    """Directory for runs; small files are written there and removed."""
     timeout_s: float = 120.0
-    """Seconds after which a step that does not end is given up, and named."""
+    """Seconds until an endless step is given up, and named."""
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status, the same on every rank; rank 0 prints."""
+    """Return the exit status, the same on every rank; rank 0 prints."""
     options, words = _read(argv)
     from mpisgd.site.doctor import diagnose
     from mpisgd.site.rolemap import with_job
@@ -52,14 +52,14 @@ def main(argv: list[str]) -> int:
     if config is not None:
         survey = with_job(survey, config)
     findings = diagnose(survey)
-    # N times one rank would print N reports: then the first that the launcher started speaks for all.
+    # N single ranks would print N reports: the launcher's first rank speaks for all.
     if rank == 0 and (len(survey.ranks) > 1 or launched_rank() == 0):
         show(findings, Console(highlight=False, soft_wrap=True))
     return EXIT_FAILED if any(finding.level == "fault" for finding in findings) else EXIT_OK
 
 
 def _read(argv: list[str]) -> tuple[Options, list[str]]:
-    """The doctor's own options, and the words of a run: its file, its options. Raises ConfigError; SystemExit from tyro."""
+    """Return doctor's options, and a run's words. Raises ConfigError; SystemExit: tyro."""
     own, words = taken_out(argv, {"--dir": "a directory", "--timeout-s": "seconds"})
     given = [word for option in own.items() for word in option]
     given += [word for word in words if word in ("-h", "--help") or _is_nobodys(word)]
@@ -67,7 +67,7 @@ def _read(argv: list[str]) -> tuple[Options, list[str]]:
 
 
 def _is_nobodys(word: str) -> bool:
-    """Whether it is an option which no run has, so that it may be one of these, misspelt; other frameworks' are told of by name."""
+    """Return whether neither a run nor another framework has this option: perhaps doctor's, misspelt."""
     from mpisgd.config import Config, hints
 
     name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -77,14 +77,12 @@ def _is_nobodys(word: str) -> bool:
 
 
 def _config(words: list[str]) -> Config:
-    """Raises ConfigError; SystemExit from tyro."""
     from mpisgd.command_line.options import parse
 
     return parse(words, "mpisgd doctor")[0]
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print one line per finding, its mend below it, and the sum."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         level = Text(f"{finding.level:<8}", style=_STYLES[finding.level])

@@ -1,4 +1,4 @@
-"""`mpisgd export RUN OUT`: the weights of a run, or of one of its checkpoints, as a file that others read."""
+"""`mpisgd export RUN OUT`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _PARTS = ("model", "data", "loss", "step")
 
 @dataclass(frozen=True)
 class Options:
-    """Write the weights of a run to a file: a state dict, of the model's own names. `--init-from` and torch read it.
+    """Write a run's weights to a file: a state dict, by the model's own names, for `--init-from` and torch.
 
-    Without `--clock`, the last weights of a run that has ended. With it, those of a checkpoint, also of a run under way: for
-    their names the model is made anew, and buffers are learner 0's, until the run has ended; else batch norm is measured.
-    So data are loaded, and code that the run names is wanted as in `replay`.
+    Without `--clock`: an ended run's last weights. With `--clock`: a checkpoint's, also of a run under way. For names the model is
+    then made anew; buffers are learner 0's until the run has ended, else batch norm is measured. This loads data, and needs the
+    run's code as in `replay`.
     """
 
     run: tyro.conf.Positional[Path]
     """The run's directory, e.g. results/run."""
     out: tyro.conf.Positional[Path]
-    """File to write, which must not exist: .pt, as torch.save writes it, or .safetensors."""
+    """New file to write: .pt, by torch.save, or .safetensors."""
     clock: int | None = None
-    """The checkpoint of this clock, in place of the last weights."""
+    """Checkpoint of this clock, not the last weights."""
     best: bool = False
-    """The best weights, as the run keeps them with --evaluation.best; of a run under way those so far."""
+    """Best weights, by the run's --evaluation.best; of a run under way, so far."""
     averaged: bool = False
-    """The averaged weights (thetabar)."""
+    """Averaged weights (thetabar)."""
     data_dir: str | None = None
-    """Directory of data files here, if not where the run found them."""
+    """Directory of data files, if not the run's."""
     model: str = ""
-    """package.module:factory of the user's own model, as `train` takes it."""
+    """package.module:factory of the user's own model, as in `train`."""
     data: str = ""
     """package.module:factory of the user's own data."""
     loss: str = ""
@@ -47,11 +47,11 @@ class Options:
     step: str = ""
     """package.module:function, the user's own step."""
     trust: bool = False
-    """Import and call the code that the run names; without it, only what the options above name."""
+    """Import and call all code that the run names, not only the options' code."""
 
 
 def main(argv: list[str]) -> int:
-    """Raises ConfigError, DataError, CheckpointError for what cannot be; StorageError where the file cannot be written."""
+    """Write the file. Raises ConfigError, DataError, CheckpointError: impossible; StorageError: unwritable."""
     options = tyro.cli(Options, args=argv, prog="mpisgd export")
     from mpisgd.records import weights
     from mpisgd.records.log.reader import Directory
@@ -73,7 +73,6 @@ def main(argv: list[str]) -> int:
 
 
 def _of_checkpoint(options: Options, clock: int) -> State:
-    """Weights by the names of the model, which is made for that."""
     import torch
 
     from mpisgd.config import ConstantOptions, config_file, replace, trust
@@ -97,7 +96,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     name = "averaged" if options.averaged else "weights"
     if any(name not in each for each in tensors):
         raise CheckpointError(f"{checkpoint.path} has no {name}: the run had averaging = 0")
-    # Of no use to a model, and perhaps code.
+    # A model needs neither; both may be code.
     config = replace(config_file.of_run(run), protocol=HardsyncOptions(), schedule=ConstantOptions())
     named = {part: getattr(options, part) for part in _PARTS if getattr(options, part)}
     if not options.trust:

@@ -1,4 +1,4 @@
-"""`mpisgd plan RUN ...`: from the logs of runs, which N, b or n, and how many shards."""
+"""`mpisgd plan RUN ...`."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from mpisgd.config import hints
 
 @dataclass(frozen=True)
 class Options:
-    """Predict from the logs of runs, real or virtual: seconds per update and the best number of backup learners; staleness and
-    throughput of n-softsync; how many shards pay. Costs are the first run's; the others tell how many updates a target takes.
-    Written as CSV, Markdown and PNG, with what was assumed."""
+    """Predict from logs of runs, real or virtual: seconds per update and the best number of backup learners; staleness and
+    throughput of n-softsync; useful shards. Costs are the first run's; all runs tell updates to a target. Written as CSV, Markdown
+    and PNG, with assumptions."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """The runs' directories; several of hardsync or backup, with different N, tell updates to the target as a function of N."""
+    """Runs' directories; several of hardsync or backup, with different N, tell updates to the target over N."""
     out: Path | None = None
     """Folder for tables and figures; default: <first run>/plan."""
     target_error: float | None = None
-    """Test error to be reached, a share: 0.02 is 2 %; of thetabar where a run has it."""
+    """Test error to reach, a share: 0.02 is 2 %; of thetabar if kept."""
     target_loss: float | None = None
-    """Test loss to be reached."""
+    """Test loss to reach."""
     noise_samples: float | None = None
-    """Gradient noise scale in samples, in place of the log's; inf: as many samples whatever N is."""
+    """Gradient noise scale in samples, not the log's; inf: as many samples at any N."""
     learners: int | None = None
-    """Most learners for which shards are planned; default: four times the run's."""
+    """Most learners to plan shards for; default: four times the run's."""
     ranks_per_node: int | None = None
     """Ranks on each node; default: the run's."""
     bandwidth: float | None = None
-    """Bytes per second into, and out of, one rank, instead of the log's."""
+    """Bytes per second into, and out of, a rank, not the log's."""
     node_bandwidth: float | None = None
-    """Bytes per second into, and out of, one node, instead of the log's."""
+    """Bytes per second into, and out of, a node, not the log's."""
     latency_s: float | None = None
-    """Seconds of a message without bytes, instead of the log's."""
+    """Seconds of a message without bytes, not the log's."""
     pushes: int = 20_000
-    """Pushes of each virtual run: more take longer and are more precise."""
+    """Pushes of each virtual run: more are slower and more precise."""
     from_log: bool = False
-    """Fit the costs of a virtual run from its log too, as those of a real one, instead of taking them from its configuration."""
+    """Fit a virtual run's costs from its log, as a real run's, not by its configuration."""
     trust: bool = False
-    """Import and call the weights of stale gradients (protocol.modulation) that the first run names, if they are its own code."""
+    """Import and call the first run's own weights of stale gradients (protocol.modulation)."""
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`mpisgd replay RUN`: is the log of a run a proof of what it left?"""
+"""`mpisgd replay RUN`."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _PROGRESS_S = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """Check the log of a run, compute the run again serially in the recorded order, and compare evaluations and the last weights.
+    """Check a run's log, recompute the run serially in the recorded order, and compare evaluations and last weights.
 
-    On the CPU, with the same libraries, they are the same bit for bit. Else the first place where the log cannot be true is named,
-    or the largest difference and where it is. A virtual run is also simulated again, and all seconds compared. A table says what
-    is proved, what only checked, and what is taken on trust. Exit status 0: the same; 1: not; 2: there is no run or log that can
-    be read.
+    On the CPU, with the same libraries, all bits are the same. Otherwise the log's first impossible place is named, or the largest
+    difference and its place. A virtual run is also simulated again, and all seconds compared. A table tells the proved, the checked
+    and the trusted. Exit status 0: the same; 1: not; 2: no readable run or log.
     """
 
     run: tyro.conf.Positional[Path]
-    """The run's directory, e.g. results/run; of one that did not finish, as far as its log goes."""
+    """The run's directory, e.g. results/run; an unfinished run, as far as its log goes."""
     until: int | None = None
-    """Stop when all shards have come to this clock, and print what their weights are there."""
+    """Stop once all shards are at this clock, and describe their weights there."""
     shard: int | None = None
-    """Print the gradients that this shard took: clock, timestamp, staleness, recorded loss, recomputed loss."""
+    """Print this shard's gradients: clock, timestamp, staleness, recorded loss, recomputed loss."""
     learner: int | None = None
-    """Print the gradients of this learner."""
+    """Print this learner's gradients."""
     check: bool = False
-    """Print nothing: the exit status says it."""
+    """Print nothing; the exit status tells."""
     evaluations: Literal["all", "last", "none"] = "all"
     """Evaluate these snapshots again."""
     tolerance: float | None = None
-    """Share of the way of weights by which recomputed ones may differ; default: 0, but 0.05 where the run computed on a GPU."""
+    """Allowed difference of recomputed weights, as a share of the weights' way; default: 0, or 0.05 if the run computed on a
+    GPU."""
     data_dir: str | None = None
-    """Directory of data files here, if not where the run found them."""
+    """Directory of data files, if not the run's."""
     init_from: str = ""
-    """The weights that the run was given to begin with, if they are not where it found them."""
+    """Initial weights of the run, if moved since."""
     model: str = ""
-    """package.module:factory of the user's own model, as `train` takes it."""
+    """package.module:factory of the user's own model, as in `train`."""
     data: str = ""
     """package.module:factory of the user's own data."""
     loss: str = ""
@@ -63,7 +63,7 @@ class Options:
     schedule: str = ""
     """package.module:function, the user's own schedule of the learning rate."""
     trust: bool = False
-    """Import and call the code that the run names; without it, only what the options above name."""
+    """Import and call all code that the run names, not only the options' code."""
 
 
 def main(argv: list[str]) -> int:
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print_table(rows: claims.Table) -> None:
-    """Print what the log proves, as wide as the terminal, or 132 characters."""
+    """Print the claims, as wide as the terminal, or 132 characters."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("", "proved", "checked", "on trust"):
         table.add_column(heading, overflow="fold")
@@ -113,7 +113,7 @@ def _require(name: str, number: int | None, count: int) -> None:
 
 
 class _Printer:
-    """The gradients that were asked for on standard output; now and then, how far it is on standard error."""
+    """Requested gradients on standard output, progress on standard error."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""`mpisgd run -n RANKS [job.toml] [options of train]`: a job on this machine's ranks, by the launcher that belongs to this MPI."""
+"""`mpisgd run -n RANKS [job.toml] [options of train]`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpisgd.launching.job import Attempts, Job
 from mpisgd.launching.under_way import refuse_among_ranks
 from mpisgd.site import launchers
 
-#: Option -> what stands for its value, and its text; all others are those of train.
+#: Option -> its value's placeholder, and its text; others are train's.
 OPTIONS = {
     "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
     "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 def main(argv: list[str]) -> int:
-    """Parse here, so that a misspelt option starts no rank; then start the ranks. Returns the job's status."""
+    """Parse, then start the ranks: a misspelt option starts none. Returns the job's status."""
     own, words = taken_out(argv, {name: value for name, (value, _) in OPTIONS.items()})
     if {"--help", "-h", "--help-all", "--print-config"} & set(words):
         if "--print-config" not in words:

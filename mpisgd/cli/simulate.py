@@ -1,4 +1,4 @@
-"""`mpisgd simulate [job.toml] [options]`: a run on a virtual cluster, in this one process."""
+"""`mpisgd simulate [job.toml] [options]`, in this process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from mpisgd.liveness.guard import launched_size
 
 
 def main(argv: list[str]) -> int:
-    """The configuration of `train`, and of the virtual cluster besides; no mpirun.
-
-    Raises ConfigError, DataError for what cannot be; DeadlockError and the like from the run.
-    """
+    """Run a virtual cluster. Raises ConfigError, DataError: bad input; DeadlockError and others: the run's."""
     if launched_size() > 1:
         raise ConfigError(f"simulate runs in one process, but the launcher started {launched_size()}: start it without mpirun")
     config, print_config = parse(argv, "mpisgd simulate", virtual=True)

@@ -1,4 +1,4 @@
-"""`mpisgd submit job.toml`: a script for the batch system, with the nodes and ranks that the roles need."""
+"""`mpisgd submit job.toml`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpisgd.site.scripts.submission import make, submit
 @dataclass(frozen=True)
 class Options(Request):
     site: str = ""
-    """Defaults for all of this from ~/.config/mpisgd/sites/NAME.toml; what is said here goes first."""
+    """Defaults from ~/.config/mpisgd/sites/NAME.toml; options here go first."""
     dry_run: bool = False
     """Print the script and do nothing."""
 
@@ -27,7 +27,7 @@ Options.__doc__ = Request.__doc__
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status. Raises ConfigError: counts that cannot be, or a batch system that refuses; SystemExit from tyro."""
+    """Submit, or print. Raises ConfigError: impossible counts, a refusing batch system; SystemExit from tyro."""
     argv = _joined(argv)
     found = hints.foreign(argv, {*(item.name for item in fields(Options)), "partition", "project", "bank"}, hints.SUBMIT)
     if found is not None:
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """`--directive --x=1` as one word, since what follows looks like an option of this command."""
+    """Join `--directive --x=1`, whose value looks like an option here."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] in ("--directive", "--setup"):
@@ -56,7 +56,7 @@ def _joined(argv: Sequence[str]) -> list[str]:
 
 
 def _defaults(argv: Sequence[str]) -> Options:
-    """Those of the site that is named, for all but the configuration."""
+    """Return the named site's defaults, without a configuration."""
     named = [word.partition("=")[2] or "".join(argv[index + 1 : index + 2]) for index, word in enumerate(argv) if _is_site(word)]
     if not named:
         return Options(config=tyro.MISSING)

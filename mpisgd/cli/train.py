@@ -1,4 +1,4 @@
-"""`mpirun -n RANKS mpisgd train [job.toml] [options]`, or `... train [job.toml] --resume RUN [options]`: one rank of a run."""
+"""`mpirun -n RANKS mpisgd train [job.toml] [options]`, or `... train [job.toml] --resume RUN [options]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpisgd.liveness.guard import launched_rank
 
 
 def main(argv: list[str]) -> int:
-    """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
+    """Parse before importing torch and MPI: a misspelt option costs no start-up; then run."""
     run, words = resumed(argv)
     job = None if run is None or not words or words[0].startswith("-") else Path(words.pop(0))
     consented = {} if job is None else trust.names_of(trust.read(job, TRUST in words), training=True)

@@ -1,1 +1,1 @@
-"""The commands that show what runs have done: report, compare, timeline."""
+"""Commands that show runs: report, compare, timeline."""

@@ -1,4 +1,4 @@
-"""`mpisgd compare RUN RUN ...`: several runs side by side."""
+"""`mpisgd compare RUN RUN ...`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from mpisgd.report.look import Look, applied
 
 @dataclass(frozen=True)
 class Options(Look):
-    """Print one table with a row per run; write it, with figures of all runs' curves, as CSV, Markdown, and PNG, PDF or SVG.
+    """Print a table with a row per run; write it, with figures of all curves, as CSV, Markdown, and PNG, PDF or SVG.
 
-    Runs that differ in nothing but the seed are one row and one curve: the mean, from the least to the largest value, and how many
-    they are. runs.csv has each of them.
+    Runs that differ by seed alone are a row and a curve: the mean, the range, and their number. runs.csv has each run.
 
-    With a target, also what it took each to reach it: epochs, updates, seconds and bytes.
+    With a target, also each run's epochs, updates, seconds and bytes to reach it.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """The runs' directories, e.g. results/hardsync results/softsync."""
+    """Runs' directories, e.g. results/hardsync results/softsync."""
     target_error: float | None = None
-    """Test error to be reached, a share: 0.02 is 2 %."""
+    """Test error to reach, a share: 0.02 is 2 %."""
     target_loss: float | None = None
-    """Test loss to be reached."""
+    """Test loss to reach."""
     out: Path = Path("results/compare")
-    """Folder for the table and figures."""
+    """Folder for table and figures."""
 
 
 def main(argv: list[str]) -> int:

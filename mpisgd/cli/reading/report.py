@@ -1,4 +1,4 @@
-"""`mpisgd report RUN`: tables and figures of one run."""
+"""`mpisgd report RUN`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mpisgd.report.look import Look, applied
 
 @dataclass(frozen=True)
 class Options(Look):
-    """Print the tables of a run and write them, with the papers' figures, as CSV, Markdown, and PNG, PDF or SVG.
+    """Print a run's tables and write them, with the papers' figures, as CSV, Markdown, and PNG, PDF or SVG.
 
-    Works on runs that are under way or were killed. Exit status 1: the books of a run that has ended do not balance.
+    Works on runs under way or killed. Exit status 1: the books of an ended run do not balance.
     """
 
     run: tyro.conf.Positional[Path]

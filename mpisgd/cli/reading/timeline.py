@@ -1,4 +1,4 @@
-"""`mpisgd timeline RUN`: who computed, waited, sent and received when."""
+"""`mpisgd timeline RUN`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from mpisgd.report.look import FORMATS, Look, applied
 
 @dataclass(frozen=True)
 class Options(Look):
-    """Write a Chrome trace of a run, for https://ui.perfetto.dev or chrome://tracing, and of a small one a figure beside it.
+    """Write a Chrome trace of a run, for https://ui.perfetto.dev or chrome://tracing; of a small run also a figure.
 
-    Works on real and virtual runs, also on those that are under way or were killed.
+    Works on real and virtual runs, also under way or killed.
     """
 
     run: tyro.conf.Positional[Path]
     """The run's directory, e.g. results/run."""
     out: Path | None = None
-    """The trace; the figure has the same name, but for its end. Default: <run>/report/timeline.json."""
+    """Trace; the figure differs by its suffix. Default: <run>/report/timeline.json."""
     from_s: float | None = None
-    """The window begins so many seconds after the start barrier of the run. Default: 0."""
+    """Start of the window, in seconds after the run's start barrier. Default: 0."""
     to_s: float | None = None
-    """The window ends so many seconds after the start barrier. Default: the end of the run, or 50,000 pushes."""
+    """End of the window, in seconds after the start barrier. Default: the run's end, or 50,000 pushes."""
     learners: int | None = None
-    """Show the first so many learners. Default: all, but at most 256."""
+    """Show this many learners, from the first. Default: all, at most 256."""
     figure: bool = True
-    """Draw the figure, where it can be read."""
+    """Draw the figure, if readable."""
 
 
 def main(argv: list[str]) -> int:
