@@ -1,1 +1,1 @@
-"""The words of a run's command line, read: its configuration, and what a command takes besides."""
+"""Parsing of command lines: configuration and other words."""

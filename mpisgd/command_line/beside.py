@@ -1,4 +1,4 @@
-"""Words of a command line besides the options of a run's configuration."""
+"""Words besides a run's options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mpisgd.base.errors import ConfigError
 
 
 def taken_out(words: list[str], options: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What these options are given, and the other words. `options`: option -> what stands for its value.
+    """Return the values of these options, and other words. `options`: option -> its value's placeholder.
 
-    Raises ConfigError where a value is missing.
+    Raises ConfigError: no value.
     """
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -29,7 +29,7 @@ def taken_out(words: list[str], options: Mapping[str, str]) -> tuple[dict[str, s
 
 
 def resumed(words: list[str]) -> tuple[Path | None, list[str]]:
-    """The directory that `--resume` names, if it is there, and the other words. Raises ConfigError where it names none."""
+    """Return `--resume`'s directory, and other words. Raises ConfigError: no directory."""
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == "--resume":

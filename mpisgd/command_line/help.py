@@ -1,4 +1,4 @@
-"""`--help` of `train` and `simulate`: one line per option, in groups; `--help-all` is tyro's, which explains each in full."""
+"""`--help` of `train` and `simulate`: a line per option, in groups; `--help-all` is tyro's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from mpisgd.config import KINDS, Config, kind_of
 
-#: Heading -> the fields below it; a component brings its own options along. Every field of `Config` stands in one group.
+#: Heading -> fields of `Config`, each in one group; a component brings its options along.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
     "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling", "epoch_samples"),
@@ -52,14 +52,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
 }
-#: What only a virtual cluster has.
+#: Groups of a virtual cluster alone.
 VIRTUAL: Mapping[str, tuple[str, ...]] = {
     "Virtual cluster": ("virtual",),
     "Virtual seconds": ("compute", "network", "service"),
     "Virtual failures": ("failures",),
 }
 
-#: What says nothing while another field is off, and is shown beside it only; `--help-all` shows all.
+#: Option -> field without which it has no effect, and is shown by `--help-all` alone.
 BESIDE: Mapping[str, str] = {
     "inner_alpha0": "local_steps",
     "inner_optimizer": "local_steps",
@@ -86,7 +86,7 @@ BESIDE: Mapping[str, str] = {
     "straggler.pause_s": "straggler.pause_learner",
     "straggler.rest_deviation_s": "straggler.rest_mean_s",
 }
-#: What most runs leave as it is; `--help-all` shows it.
+#: Options that most runs leave alone; `--help-all` shows them.
 LEFT: frozenset[str] = frozenset(
     {
         "data.subtract_mean",
@@ -106,12 +106,12 @@ LEFT: frozenset[str] = frozenset(
 
 _OPTION, _WIDTH = 36, 100
 _NAMED = {"custom": "your own a.b:factory", "torch": "torch's (OneCycleLR ...)"}
-"""Kinds whose names say what they are of."""
+"""Kinds with other names in the help."""
 
 
 @cache
 def texts(cls: type) -> Mapping[str, str]:
-    """The docstring of each field of a dataclass, those that it inherits first, or member of an enumeration, on one line."""
+    """Return each field's docstring (inherited first), or enumeration member's, on a line."""
     found = {field.name: texts(base)[field.name] for base in cls.__bases__ if is_dataclass(base) for field in fields(base)}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
@@ -123,14 +123,13 @@ def texts(cls: type) -> Mapping[str, str]:
 
 
 def brief(text: str) -> str:
-    """The first sentence, without the sources in brackets."""
+    """Return the first sentence without bracketed sources."""
     first = re.split(r"\.(?=\s+\S)(?!\s+\d)", text, maxsplit=1)[0].rstrip(".")
     return re.sub(r" \[(?=[A-Z])[^\]]*\]", "", first)
 
 
 def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: bool = False) -> str:
-    """The help that `mpisgd COMMAND --help` prints; `config` has the defaults, and the kinds that were chosen; `words`: the rest of
-    the command line."""
+    """Return `mpisgd COMMAND --help`; `config`: defaults and chosen kinds; `words`: other words."""
     launch = "" if virtual else "mpirun -n RANKS "
     lines = [
         f"usage: {launch}mpisgd {command} [job.toml] [options]",
@@ -147,7 +146,7 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
 
 
 def _says(config: Config, name: str, words: Sequence[str]) -> bool:
-    """Whether an option means something beside the others."""
+    """Return whether `--help` shows an option."""
     if name in LEFT:
         return False
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
@@ -172,7 +171,7 @@ def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _option(cls: type, name: str, value: object, prefix: str = "") -> Iterator[str]:
-    """An option, what it does, and in parentheses what is without it."""
+    """Yield an option, its text, its value in parentheses."""
     text = brief(texts(cls)[name])
     said = f"{value:g}" if isinstance(value, float) else str(value)
     hint = get_type_hints(cls)[name]
@@ -191,6 +190,5 @@ def _option(cls: type, name: str, value: object, prefix: str = "") -> Iterator[s
 
 
 def _line(option: str, text: str) -> list[str]:
-    """Format an option in one line, or more where the text is long."""
     first = f"  {option:<{_OPTION - 3}} "
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * _OPTION, break_on_hyphens=False)

@@ -1,6 +1,6 @@
-"""The command line of a run: a TOML file, then typed overrides, checked and explained by tyro.
+"""Command line of a run: a TOML file, then typed overrides, by tyro.
 
-`train` has no options of the virtual cluster, only `simulate` does; the tables of a file serve both.
+Only `simulate` has options of the virtual cluster; a file's tables serve both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RESUME = """
 --resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
 Code that RUN names runs only where the command line or a TOML file names it, too; or with --trust."""
 
-#: Tables of a job file that only `simulate` reads, and so has options for.
+#: Tables of a job file for `simulate` alone.
 VIRTUAL = tuple(name for names in help.VIRTUAL.values() for name in names)
 
 TRUST = "--trust"
@@ -45,7 +45,7 @@ TRUST = "--trust"
 
 @dataclass(frozen=True)
 class _RealConfig(Config):
-    """A configuration whose virtual cluster is as the file says: no option changes it, and no help shows it."""
+    """Configuration with the file's virtual cluster, hidden from options and help."""
 
     virtual: tyro.conf.SuppressFixed[tyro.conf.Fixed[VirtualOptions]] = field(default_factory=VirtualOptions)
     compute: tyro.conf.SuppressFixed[tyro.conf.Fixed[ComputeOptions]] = field(default_factory=ConstantComputeOptions)
@@ -55,10 +55,10 @@ class _RealConfig(Config):
 
 
 def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: bool = False) -> tuple[Config, bool]:
-    """Read a command line that overrides `base`; returns the configuration, and whether `--print-config` was there.
+    """Return `base` with a command line's overrides, and whether `--print-config` is there.
 
-    `virtual`: the command runs on a virtual cluster, and has its options. Raises ConfigError; exits with status 2 (tyro) on an
-    unknown or ill-typed option, naming the nearest valid one, and with 0 after `--help`.
+    `virtual`: with a virtual cluster's options. Raises ConfigError; exits with 2 (tyro) for unknown or ill-typed options, with 0
+    after `--help`.
     """
     print_config, trusting = "--print-config" in words, TRUST in words
     words = [word for word in words if word not in ("--print-config", TRUST)]
@@ -97,7 +97,7 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
 
 @contextmanager
 def _of_inner_optimizer(words: list[str]) -> Iterator[None]:
-    """Its kinds are those of `optimizer`, and call themselves so: say which of both an option was given of."""
+    """Correct an error's table: both optimisers' kinds say `optimizer`."""
     try:
         yield
     except ConfigError as error:
@@ -113,14 +113,14 @@ def _values(config: Config) -> dict[str, Any]:
 
 
 def _refuse_virtual(words: list[str]) -> None:
-    """`--virtual.learners` where ranks are real: say whose it is, since a job file may have it. Raises ConfigError."""
+    """Raise ConfigError for `--virtual.learners` on real ranks, naming `simulate`: a file may have it."""
     for word in words:
         if word.startswith("--") and word.removeprefix("--").partition("=")[0].partition(".")[0] in VIRTUAL:
             raise ConfigError(f"{word}: it is an option of a virtual cluster: mpisgd simulate has it; expected none of those here")
 
 
 def _known(base: Config) -> set[str]:
-    """The names of all options, `mu` and `protocol.n`."""
+    """Return the names of all options, like `mu` and `protocol.n`."""
     names = set()
     for item in fields(base):
         value = getattr(base, item.name)
@@ -129,7 +129,7 @@ def _known(base: Config) -> set[str]:
 
 
 def _refuse_other_kinds(base: Config, words: list[str]) -> None:
-    """`--protocol.n` without `--protocol softsync`: say so, where tyro could only say that it knows no such option."""
+    """Raise ConfigError for `--protocol.n` without softsync: tyro would not say why."""
     for word in words:
         component, dot, field = word.removeprefix("--").partition("=")[0].replace("-", "_").partition(".")
         if not dot or component not in KINDS or not word.startswith("--"):
@@ -145,7 +145,7 @@ def _refuse_other_kinds(base: Config, words: list[str]) -> None:
 
 
 def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:
-    """Take `--protocol NAME` and its like out of the words; a kind other than the file's starts from that kind's defaults."""
+    """Take `--protocol NAME` and the like out of words; a new kind starts from defaults."""
     rest: list[str] = []
     queue = list(words)
     while queue:
