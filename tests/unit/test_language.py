@@ -11,8 +11,8 @@ import mpisgd
 from tests.language import Docstring, docstrings, measure
 from tests.same_code import Names, bare, differences
 
-MOST_WORDS, MOST_SHARE, MOST_HIDDEN = 64_500, 0.036, 12
-"""Lower these as the language becomes lighter: 60,000 words, a share of 0.05, and 0."""
+MOST_WORDS, MOST_SHARE, MOST_HIDDEN = 61_000, 0.025, 0
+"""Lower these as the language becomes lighter: 60,000 words at most."""
 
 
 def test_the_language_of_the_package_becomes_no_heavier() -> None:
