@@ -68,7 +68,7 @@ class Gun:
         return self.random.choice([Tag.PUSH, Tag.PULL, Tag.GOODBYE, Tag.GAVE_UP, Tag.SNAPSHOT_PULL])
 
     def _snapshot(self, numbers: list[int], enough: int = 0) -> Shots:
-        return [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((self.random.choice(numbers), enough, 0)))]
+        return [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((self.random.choice(numbers), enough)))]
 
     def _words(self) -> bytes:
         return self.random.randbytes(self.random.choice([0, 1, 8, 24, 72, 5000]))

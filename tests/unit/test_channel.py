@@ -153,7 +153,7 @@ def test_a_shard_may_choose_whose_push_is_next_but_takes_pulls_of_all() -> None:
             1: after(2.0, lambda: job.push(0), 1),
             2: after(0.0, lambda: job.push(1), 2),
             3: asks(3, Tag.PULL, 2, 4),
-            4: asks(4, Tag.SNAPSHOT_PULL, 3, 0, 0),
+            4: asks(4, Tag.SNAPSHOT_PULL, 3, 0),
         }
     )
     messages = [message for _, message in job.received]

@@ -42,8 +42,7 @@ class FaultyCrew(Crew):
     `sent` counts what each has begun to send to the shard; `lost` are the dead.
     """
 
-    evaluator_rank = dedicated_rank = EVALUATOR
-    spare_ranks: tuple[int, ...] = ()
+    evaluator_rank = EVALUATOR
 
     def __init__(self, lambda_: int, next_clock: Any, seed: int) -> None:
         super().__init__(lambda_, next_clock, lambda learner_id, seq: 1.0, seed=seed)
