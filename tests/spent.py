@@ -1,7 +1,7 @@
 """Processor seconds of tests, by phase and fixture: `PYTEST_ADDOPTS='-p tests.spent' MPISGD_SPENT=FOLDER make test`.
 
 Each process of pytest writes one file of JSON lines into the folder: own seconds, seconds of its children (ranks, commands), and
-programs started. `python -m tests.spent FOLDER` prints the tables of tests/README.md.
+programs started. `python -m tests.spent FOLDER` prints the tables of results/tests/README.md.
 """
 
 from __future__ import annotations
