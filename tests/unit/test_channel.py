@@ -157,7 +157,7 @@ def test_a_shard_may_choose_whose_push_is_next_but_takes_pulls_of_all() -> None:
         }
     )
     messages = [message for _, message in job.received]
-    assert [told(message) for message in messages[:2]] == [(Pull, 2, 4), (SnapshotPull, 3, 0, 0)]
+    assert [told(message) for message in messages[:2]] == [(Pull, 2, 4), (SnapshotPull, 3, 0)]
     assert [message.learner_id for message in messages[2:] if isinstance(message, Push)] == [0, 1]
 
 

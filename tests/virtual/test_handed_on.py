@@ -127,9 +127,6 @@ def test_each_has_its_own_in_turn() -> None:
         turns.take(number)
         found[number] = module.has
     assert found == {0: (3.0, 3.0, 3), 1: (4.0, 4.0, 2), 2: (3.0, 3.0, 1), 3: (0.0, 0.0, 0)}
-    turns.forget(1)
-    turns.take(1)
-    assert module.has == (0.0, 0.0, 0)
 
 
 def test_frozen_parameters_are_kept_where_they_move() -> None:

@@ -26,7 +26,7 @@ class Request:
     """
 
     config: tyro.conf.Positional[Path]
-    """Configuration, a TOML file; jobs open this path from the directory of submission."""
+    """The run's configuration, a TOML file; jobs open this path from the directory of submission."""
     system: SystemName = "slurm"
     """slurm; lsf; jsrun: LSF on POWER nodes, where jsrun starts the ranks in resource sets; pbs: PBS Professional or OpenPBS;
     flux."""
