@@ -332,10 +332,6 @@ class StagedEvaluator(Evaluator):
         if self._asked != FINAL:
             self._channel.check()
 
-    def _save_parameters(self, path: Path) -> None:
-        names = zip(("theta", "thetabar"), self._pulled, strict=False)
-        self._save({name: {at: each.clone() for at, each in self._model.views(vector).items()} for name, vector in names}, path)
-
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
         """Do nothing: already written."""
 

@@ -63,7 +63,6 @@ class VirtualWorld(World):
     parameters: int
     bounds: list[tuple[int, int]]
     layers: list[Layer]
-    slices: list[list[Layer]]
     stages: Stages | None = None
     crossing: Sequence[int] = ()
     dealt: Sequence[Sequence[Dealt]] = ()
