@@ -29,6 +29,8 @@ from mpisgd.analysis.cycles import (
     offsets_of,
 )
 from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.records.log import schema
+from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import PUSHES_OF_GROUPS, LogRows, Verdict
 
@@ -49,7 +51,7 @@ class Ranks:
 
     @property
     def dedicated_evaluator(self) -> bool:
-        return self.evaluator != self.learners[0]
+        return self.evaluator not in (self.learners[0], self.shards[0])
 
     def host(self, rank: int) -> str:
         return str(self.hosts[rank]) if rank < len(self.hosts) else "unknown host"
@@ -129,21 +131,21 @@ def ranks_of(run: Run) -> Ranks:
     """
     environment = run.environment
     shards = [int(rank) for rank in environment.get("shard_ranks", range(run.shards))]
-    evaluator, hosts = int(environment.get("evaluator_rank", -1)), list(environment.get("hosts", []))
+    given, hosts = int(environment.get("evaluator_rank", -1)), list(environment.get("hosts", []))
+
+    def ranks(shards: list[int], learners: list[int], hosts: list[str], group: int = 1) -> Ranks:
+        evaluator = shards[0] if appointed_of(run.path / schema.evaluator_file(run.attempt)) else given
+        return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], hosts, group)
+
     if about.doubled(run):
-        learners, size = shards, len(hosts)
-        shards = [size + rank for rank in learners]
-        return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], [*hosts, *(hosts[rank] for rank in learners)])
+        return ranks([len(hosts) + rank for rank in shards], shards, [*hosts, *(hosts[rank] for rank in shards)])
     if run.teams:
-        leaders = [team[0] for team in run.teams]
-        return Ranks(shards, leaders, evaluator if evaluator >= 0 else leaders[0], hosts)
+        return ranks(shards, [team[0] for team in run.teams], hosts)
     if groups := about.groups_of(run):
-        computing = [rank for group in groups for rank in group]
-        return Ranks(shards, computing, evaluator if evaluator >= 0 else computing[0], hosts, len(groups[0]))
-    taken = {*shards, evaluator}
+        return ranks(shards, [rank for group in groups for rank in group], hosts, len(groups[0]))
+    taken = {*shards, given}
     others = (rank for rank in itertools.count() if rank not in taken)
-    learners = list(itertools.islice(others, books.learners_of(run)))
-    return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], hosts)
+    return ranks(shards, list(itertools.islice(others, books.learners_of(run))), hosts)
 
 
 def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, learners: int | None = None) -> Timeline:
@@ -189,7 +191,8 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     cycles = cycles_of(pushes, cycle, chains, arrival, answer)
     updates, update = _updates(run, pushes, offset)
     ranks = ranks_of(run)
-    after = 0 if ranks.dedicated_evaluator else int(cycles.edges[cycles.learner_id == 0, -1].max(initial=0))
+    before = cycles.learner_id == 0 if ranks.evaluator == ranks.learners[0] else cycles.learner_id >= 0
+    after = 0 if ranks.dedicated_evaluator else int(cycles.edges[before, -1].max(initial=0))
     evaluations = _evaluations(run, after)
     moment = nanoseconds(events["time_s"]) + np.where(events["shard"] >= 0, offset[events["shard"]], 0)
     end = max(int(ends.max(initial=0)) for ends in (cycles.edges[:, -1], updates.end, evaluations.end, moment))

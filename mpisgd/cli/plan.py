@@ -8,7 +8,7 @@ from typing import Any
 
 import tyro
 
-from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_OK
 from mpisgd.config import hints
 
 
@@ -47,9 +47,7 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    found = hints.foreign(argv, {item.name for item in fields(Options)}, hints.PLAN)
-    if found is not None:
-        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
+    hints.refuse_foreign(argv, {item.name for item in fields(Options)}, hints.PLAN)
     options = tyro.cli(Options, args=argv, prog="mpisgd plan")
     from mpisgd.plan import Wishes, plan
     from mpisgd.report.look import Look, applied

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import tyro
 
-from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_OK
 from mpisgd.config import Config, hints
 from mpisgd.site.scripts import sites
 from mpisgd.site.scripts.options import Request
@@ -29,9 +29,7 @@ Options.__doc__ = Request.__doc__
 def main(argv: list[str]) -> int:
     """Submit, or print. Raises ConfigError: impossible counts, a refusing batch system; SystemExit from tyro."""
     argv = _joined(argv)
-    found = hints.foreign(argv, {*(item.name for item in fields(Options)), "partition", "project", "bank"}, hints.SUBMIT)
-    if found is not None:
-        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
+    hints.refuse_foreign(argv, {*(item.name for item in fields(Options)), "partition", "project", "bank"}, hints.SUBMIT)
     options = tyro.cli(Options, args=argv, prog="mpisgd submit", default=_defaults(argv))
     script = make(options, _read, shlex.join(["mpisgd", "submit", *(word for word in argv if word != "--dry-run")]))
     if options.dry_run:

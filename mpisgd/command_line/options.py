@@ -74,9 +74,7 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
             print(help.usage(base, prog.removeprefix("mpisgd "), words, virtual=virtual))
         raise SystemExit(EXIT_OK)
     words = ["--help" if word == "--help-all" else word for word in words]
-    found = hints.foreign(words, _known(base))
-    if found is not None:
-        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
+    hints.refuse_foreign(words, _known(base))
     kinds = "\n".join(
         f"--{component.replace('_', '-')} {{{','.join(kinds)}}}"
         for component, kinds in KINDS.items()

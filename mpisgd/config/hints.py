@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mpisgd.base.errors import nearest
+from mpisgd.base.errors import ConfigError, nearest
 
 _RATE = "the learning rate is `alpha0`"
 _BATCH = "the mini-batch of each learner is `mu`, so lambda learners compute lambda * mu samples at a time"
@@ -122,6 +122,7 @@ _SUBMIT: Mapping[str, str] = {
     "what the run does stands in its configuration file, e.g. job.toml; its directory is results/<name>-<job id>": (
         "out output epochs mu alpha0 protocol lr batch_size"
     ),
+    "it is gone; submit each run that is left once more": "resume",
 }
 #: As OPTIONS, for `mpisgd submit`.
 SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
@@ -130,6 +131,8 @@ SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for n
 PLAN: Mapping[str, str] = {
     "group_size": "it is gone; choose `group_size` and `micro_batches` of a run by hand, and try them by mpisgd simulate",
 }
+#: Removed options of `mpisgd compare`.
+COMPARE: Mapping[str, str] = {"sweep": "it is gone; give the runs' directories: mpisgd compare results/a results/b"}
 
 _COMMANDS: Mapping[str, str] = {
     "mpisgd run -n RANKS job.toml": "fit start launch learn exec mpirun mpiexec",
@@ -191,7 +194,7 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
     if component == "schedule" and own in _SCHEDULERS_OWN.split():
         text = _KWARGS
-    if plain in REMOVED:
+    if table is OPTIONS and plain in REMOVED:
         text = f"it is gone; {REMOVED[plain][1]}"
     return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
 
@@ -210,6 +213,12 @@ def foreign(words: Iterable[str], known: Collection[str], table: Mapping[str, st
             if text:
                 return name, text
     return None
+
+
+def refuse_foreign(words: Iterable[str], known: Collection[str], table: Mapping[str, str] = OPTIONS) -> None:
+    """Raise ConfigError at the first option of another framework, or of an earlier mpisgd; `known`: our names."""
+    if (found := foreign(words, known, table)) is not None:
+        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
 
 
 def _ours(name: str) -> str:

@@ -130,9 +130,9 @@ class World(ABC):
         return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
-        """Return a copy of a slice's weights, (slice,) float32; the model may go."""
+        """Return a copy of a slice's weights, (slice,) float32, in host memory; the model may go."""
         assert self.tensors is not None
-        return self.tensors.model.weights[slice(*bounds)].clone()
+        return self.tensors.model.weights[slice(*bounds)].to("cpu", copy=True)
 
     def saved(self, rank: int) -> dict[str, Tensor]:
         """Return a shard's tensors from the checkpoint; once."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpisgd import replay
-from mpisgd.analysis import faults
+from mpisgd.analysis import faults, timeline
 from mpisgd.job import interruption
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -127,6 +127,7 @@ def test_learners_are_killed_and_shard_0_evaluates(started: list[Job], tmp_path:
     assert np.abs(counts[0] - counts[1]).max() <= 1
     test = run.evaluations[run.evaluations["train"] == 0]
     assert test["snapshot"].tolist() == list(range(len(test))), "all are evaluated"
+    assert timeline.look(run).ranks.evaluator == 0, "by shard 0"
     assert test["error"][-1] < test["error"][0]
     assert (out / "weights.pt").is_file()
     proof = replay.replay(out, trust=True)

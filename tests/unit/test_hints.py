@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+from collections.abc import Callable
 
 import pytest
 from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.cli.plan import main as plan
+from mpisgd.cli.reading.compare import main as compare
 from mpisgd.cli.submit import main as submit
 from mpisgd.command_line.options import parse
 from mpisgd.config import KINDS, Config, config_file, hints, make_options
@@ -91,8 +94,21 @@ def test_what_is_named_as_the_mend_exists() -> None:
     for component, value in vars(Config()).items():
         kinds = KINDS.get(component, {"": type(value)}).values() if dataclasses.is_dataclass(value) else ()
         known |= {f"{component}.{item.name}" for kind in kinds for item in dataclasses.fields(kind)}
-    for text in (*hints.OPTIONS.values(), *hints.PLAN.values()):
+    for text in (*hints.OPTIONS.values(), *hints.PLAN.values(), *hints.COMPARE.values()):
         assert set(text.split("`")[1::2]) <= known, text
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        (compare, ["--sweep", "results/grid"], "--sweep: it is gone; give the runs' directories"),
+        (submit, ["job.toml", "--resume", "results/grid"], "--resume: it is gone; submit each run that is left"),
+        (plan, ["results/run", "--group-size=4"], "--group-size: it is gone; choose --group-size"),
+    ],
+)
+def test_an_option_that_is_gone_is_refused_by_its_command(command: Callable[[list[str]], int], words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^unknown option {said}"):
+        command(words)
 
 
 @pytest.mark.parametrize(

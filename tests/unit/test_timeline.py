@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from mpisgd.analysis import timeline
 from mpisgd.analysis.cycles import COMPUTE, DELAY, PULL, PUSH, WAIT
 from mpisgd.analysis.timeline import look
 from mpisgd.base.errors import DataError
+from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event
 from mpisgd.report import figures_timeline
 from tests.unit import fabricate
@@ -175,6 +177,16 @@ def test_without_an_evaluator_learner_0_evaluates_at_the_end(tmp_path: Path) -> 
     found = look(make(tmp_path, evaluated(by_hand()), 1))
     assert (found.evaluations.start / 1e6).tolist() == [3600, 4300, 5000, 5700]
     assert found.ranks.evaluator == found.ranks.learners[0] == 1
+
+
+def test_in_a_fault_tolerant_run_shard_0_evaluates_when_learners_have_left(tmp_path: Path) -> None:
+    run = make(tmp_path, evaluated(by_hand()), 1, evaluator=True)
+    with h5py.File(run.path / schema.evaluator_file(), "r+") as file:
+        file.attrs["appointed"] = 1
+    found = look(run)
+    assert found.ranks.evaluator == found.ranks.shards[0] == 0
+    assert (found.evaluations.start / 1e6).tolist() == [3600, 4300, 5000, 5700]
+    assert found.names == {0: "shard 0", 1: "learner 0"}
 
 
 # ------------------------------------------------------------------------------------------------------------- windows

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import tyro
 
 from mpisgd.base.errors import EXIT_OK
+from mpisgd.config import hints
 from mpisgd.report.look import Look, applied
 
 
@@ -31,6 +32,7 @@ class Options(Look):
 
 
 def main(argv: list[str]) -> int:
+    hints.refuse_foreign(argv, {item.name for item in fields(Options)}, hints.COMPARE)
     options = tyro.cli(Options, args=argv, prog="mpisgd compare")
     from mpisgd.analysis.training import make_target
     from mpisgd.report.compare import compare
