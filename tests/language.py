@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 PRONOUNS = frozenset(re.findall("[a-z]+", "it its that those which whose who whom they them one ones what such so"))
 """Words that make a reader look back for a noun."""
-HIDDEN = tuple(f"{word} " for word in ("What", "Who", "Whom", "Where", "Those", "One", "As ever", "Of"))
+HIDDEN = tuple(f"{word} " for word in ("What", "Who", "Whom", "Whose", "Whether", "Where", "Those", "One", "As ever", "Of"))
 """First words that hide the subject of a docstring."""
 _WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 

@@ -73,7 +73,7 @@ class OpenRun:
 
     @property
     def balanced(self) -> bool:
-        """Whether all books balance so far: pushed = applied + dropped + rejected + in flight."""
+        """All books balance so far: pushed = applied + dropped + rejected + in flight."""
         return all(books.balanced for books in self._run.books())
 
     def weights(self, averaged: bool = False, best: bool = False) -> State:

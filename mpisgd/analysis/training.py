@@ -103,7 +103,7 @@ class Curve:
 
     @property
     def has_error(self) -> bool:
-        """Whether any error is known: regression and language models show their loss."""
+        """Any error is known: regression and language models show their loss."""
         return not np.isnan(self.error).all()
 
     @property

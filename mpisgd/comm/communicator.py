@@ -60,7 +60,7 @@ class Communicator(Protocol):
     signal: int
     """Number of the signal that told this rank to end; 0 = none."""
     deaf: bool
-    """Whether signals are heard elsewhere, not by `take`."""
+    """Signals are heard elsewhere, not by `take`."""
     nodes: Sequence[Any]
     """Node of each rank, by any name; empty = a single node."""
 

@@ -58,7 +58,7 @@ class Signals:
         """Number of the first signal; 0 = none."""
         self.every_second: Callable[[], None] | None = None
         self.hurried = False
-        """Whether a launcher about to kill sent the first signal (`HURRY_S`)."""
+        """A launcher about to kill sent the first signal (`HURRY_S`)."""
         self._received_s = 0.0
         self._continued_s = -HURRY_S
         self._listeners: list[Callable[[int], None]] = []

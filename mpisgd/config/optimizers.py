@@ -275,7 +275,7 @@ class TorchScheduleOptions(WarmUp):
 
     @property
     def cycles_momentum(self) -> bool:
-        """Whether the momentum follows the schedule, too, as in torch."""
+        """The momentum follows the schedule, too, as in torch."""
         return self.scheduler in ("CyclicLR", "OneCycleLR") and bool(self.kwargs.get("cycle_momentum", True))
 
 

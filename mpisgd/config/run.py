@@ -158,7 +158,7 @@ class CheckpointOptions:
 
     @property
     def regular(self) -> bool:
-        """Whether checkpoints or copies in memory come at regular clocks, without a signal."""
+        """Checkpoints or copies in memory come at regular clocks, without a signal."""
         return self.every_updates > 0 or self.partner_updates > 0
 
 

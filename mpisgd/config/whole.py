@@ -271,28 +271,28 @@ class Config:
 
     @property
     def both_ways(self) -> bool:
-        """Whether learners push and pull at once."""
+        """Learners push and pull at once."""
         return self.exchange in ("duplex", "prefetch")
 
     @property
     def by_layers(self) -> bool:
-        """Whether slices are cut by layers, each exchanged by itself."""
+        """Slices are cut by layers, each exchanged by itself."""
         return self.exchange == "layerwise" and not self.protocol.collective
 
     @property
     def in_buckets(self) -> bool:
-        """Whether an allreduce's gradients leave in parts (`vectors/buckets.py`)."""
+        """An allreduce's gradients leave in parts (`vectors/buckets.py`)."""
         return self.exchange == "layerwise" and self.protocol.collective
 
     @property
     def agrees(self) -> bool:
-        """Whether shards agree on the average's norm (`job/roles/agreement.py`)."""
+        """Shards agree on the average's norm (`job/roles/agreement.py`)."""
         several = self.shards > 1 or self.protocol.collective
         return several and self.clip_average > 0 and self.clip_average_of == "model"
 
     @property
     def hands_state_on(self) -> bool:
-        """Whether learner 0's state goes to evaluation: a group's rank has only parts, a batch's learner trains nothing."""
+        """Learner 0's state goes to evaluation: a group's rank has only parts, a batch's learner trains nothing."""
         return not (self.in_groups or self.protocol.batch)
 
     @property
@@ -303,24 +303,24 @@ class Config:
 
     @property
     def moves_at_zero(self) -> bool:
-        """Whether a zero gradient moves weights (momentum, weight decay); torch skips parameters without one."""
+        """A zero gradient moves weights (momentum, weight decay); torch skips parameters without one."""
         options: Any = self.inner_optimizer if self.local_steps else self.optimizer
         decays = options.weight_decay > 0 or any(self.groups.weight_decay.values())
         return decays or not isinstance(options, AdagradOptions | SgdOptions) or getattr(options, "momentum", 0.0) > 0
 
     @property
     def in_groups(self) -> bool:
-        """Whether learners are groups of ranks."""
+        """Learners are groups of ranks."""
         return self.group_size > 1
 
     @property
     def partitioned(self) -> bool:
-        """Whether a group's ranks compute the same layer."""
+        """A group's ranks compute the same layer."""
         return self.in_groups and self.group_form == "partition"
 
     @property
     def in_teams(self) -> bool:
-        """Whether learners are teams of ranks with common pulls and pushes."""
+        """Learners are teams of ranks with common pulls and pushes."""
         return self.aggregation == "node" and not self.protocol.collective
 
 

@@ -75,12 +75,12 @@ class Split:
 
     @property
     def padded(self) -> bool:
-        """Whether inputs may differ in shape until batched."""
+        """Inputs may differ in shape until batched."""
         return False
 
     @property
     def in_order(self) -> bool:
-        """Whether samples can only be read in order."""
+        """Samples can only be read in order."""
         return False
 
     @property

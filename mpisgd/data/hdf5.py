@@ -190,7 +190,7 @@ class Hdf5Split(Split):
 
     @property
     def has_mean(self) -> bool:
-        """Whether inputs are values, not token numbers."""
+        """Inputs are values, not token numbers."""
         return self._inputs.dtype.kind == "f" or self._inputs.dtype == np.uint8
 
     def mean_input(self) -> Tensor:

@@ -92,7 +92,7 @@ class CollatedSplit(LazySplit):
 
     @property
     def padded(self) -> bool:
-        """Whether the collate function is the user's."""
+        """The collate function is the user's."""
         return self.collate is not default_collate
 
     @property

@@ -20,7 +20,7 @@ class Sampling(Protocol):
     """Map from (learner_id, seq) to a mini-batch's indices, int64 (mu,); of a stream int64 (mu, 3)."""
 
     ahead: bool
-    """Whether a mini-batch is known before its weights."""
+    """A mini-batch is known before its weights."""
 
     def indices(self, learner_id: int, seq: int) -> Indices: ...
 

@@ -37,7 +37,7 @@ class Answers:
     stop: int
     """An `Ending`; weights come only with NONE."""
     rejected: bool
-    """Whether any shard rejected the last push: compute its mini-batch again."""
+    """Any shard rejected the last push: compute its mini-batch again."""
     snapshots: int = 0
     """Snapshots of shard 0, taken or due at its clock."""
 
@@ -55,7 +55,7 @@ class Exchange(Protocol):
 
     @property
     def duplex(self) -> bool:
-        """Whether the next pull sends the gradient, and calls `meanwhile` once its memory is free."""
+        """The next pull sends the gradient, and calls `meanwhile` once its memory is free."""
         return False
 
     @property

@@ -73,7 +73,7 @@ class LearnerChannel:
 
     duplex = False
     pulls_within = False
-    """Whether weights come during the computation, after `pull`."""
+    """Weights come during the computation, after `pull`."""
     exchanging_ns = 0
 
     def __init__(

@@ -50,7 +50,7 @@ class ShardChannel:
     """
 
     rounds_in_chunks = False
-    """Whether rounded weights leave while being made; all learners must hold the same."""
+    """Rounded weights leave while being made; all learners must hold the same."""
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
         self._wire = wire

@@ -37,7 +37,7 @@ class Gradient(Travels):
     """
 
     together = False
-    """Whether a mini-batch passes through several models, or pieces."""
+    """A mini-batch passes through several models, or pieces."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,

@@ -82,7 +82,7 @@ class Resumption:
 
     @property
     def same_layout(self) -> bool:
-        """Whether learners and shards never changed: the bits are then of an uninterrupted run."""
+        """Learners and shards never changed: the bits are then of an uninterrupted run."""
         return not isinstance(self.checkpoint, Recut) and self.layout == min(each["attempt"] for each in self.attempts)
 
     def environment(self, now: Mapping[str, Any], config: Config) -> dict[str, Any]:

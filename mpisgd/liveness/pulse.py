@@ -114,7 +114,7 @@ class Pulse:
 
     @property
     def beats(self) -> bool:
-        """Whether a hanging rank is noticed."""
+        """A hanging rank is noticed."""
         return self._thread.ident is not None
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a run is fault-tolerant."""
+"""Fault tolerance of a run."""
 
 from __future__ import annotations
 

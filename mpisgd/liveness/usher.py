@@ -196,7 +196,7 @@ class Usher:
         self._pause_s = min(_MOST_S, max(LOOK_S, nodes / _ASKED_PER_S))
         self._next_s = time.monotonic() + random.uniform(0, self._pause_s)
         self._stranded = False
-        """Whether a launcher may wait for ranks it cannot hear of."""
+        """A launcher may wait for ranks it cannot hear of."""
         self._failed = False
 
     def attend(self) -> None:

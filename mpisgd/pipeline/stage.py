@@ -41,7 +41,7 @@ class Passes(Protocol):
     memory: Memory
     samples: int
     leaves: bool
-    """Whether this stage is lost: its mini-batch is given up, and its learner leaves."""
+    """This stage is lost: its mini-batch is given up, and its learner leaves."""
 
     @property
     def loss(self) -> float:

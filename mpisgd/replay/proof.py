@@ -94,7 +94,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the log proves the run's results."""
+        """The log proves the run's results."""
         return self.finding is None and all(each.within(self.tolerance) for each in self.differences)
 
     @property

@@ -53,7 +53,7 @@ class Dealing:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no new portion can be dealt now: claimed results had better be pushed."""
+        """No new portion can be dealt now: claimed results had better be pushed."""
         todo = self._back[0] if self._back else self._next
         return todo >= min(self._portions, self._first + self._ahead)
 

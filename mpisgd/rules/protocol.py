@@ -23,28 +23,28 @@ class Protocol(ABC):
     """Rules of one shard, which decides alone (law 2)."""
 
     consistent: bool
-    """Whether learners compute only on slices of equal clocks."""
+    """Learners compute only on slices of equal clocks."""
 
     fresh: bool = False
-    """Whether only gradients of staleness 0 are applied."""
+    """Only gradients of staleness 0 are applied."""
 
     ordered: ClassVar[bool] = False
-    """Whether `expects` ever names a learner."""
+    """`expects` may name a learner."""
 
     lockstep: ClassVar[bool] = False
-    """Whether every update needs all learners; a stale gradient is then an error."""
+    """Every update needs all learners; a stale gradient is then an error."""
 
     rejects: ClassVar[bool] = False
-    """Whether `on_push` may reject a gradient."""
+    """`on_push` may reject a gradient."""
 
     teams: ClassVar[bool] = False
-    """Whether a team's sum may be pushed as a single gradient: all gradients of a clock are taken, or all dropped."""
+    """A team's sum may be pushed as a single gradient: all gradients of a clock are taken, or all dropped."""
 
     aborts: bool = False
-    """Whether learners still computing at an update are told to give up."""
+    """Learners still computing at an update are told to give up."""
 
     exact: ClassVar[bool] = False
-    """Whether each learner leaves once its own share is applied; else shards stop the run after enough samples."""
+    """Each learner leaves once its own share is applied; else shards stop the run after enough samples."""
 
     gradients_per_update: int
     """Usual number of gradients in an update; the divisor is counted (law 3)."""

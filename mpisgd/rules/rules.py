@@ -78,7 +78,7 @@ class Rules:
         self.ordered = protocol.ordered
         self._fresh = protocol.fresh and protocol.ordered
         self._closes = portions is not None and not protocol.consistent
-        """Whether the last portion makes an update of the sum so far; where others wait for a clock, copies complete it."""
+        """The last portion makes an update of the sum so far; where others wait for a clock, copies complete it."""
         self._summed = False
         self._deal_in_turn()
 

@@ -82,7 +82,7 @@ class Evaluations:
         self._stop = 0
         self._stopped: list[int] = []
         self._waiting: dict[int, int] = {}
-        """Whether the last result counts, or FORGET, by asking learner."""
+        """Asking learner -> 1 if its last result counts, 0 if not, FORGET."""
         self._dealt: dict[int, Dealt] = {}
         self._held: dict[int, list[Dealt]] = {}
         self._leaving: dict[int, list[Dealt]] = {}

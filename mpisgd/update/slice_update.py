@@ -56,7 +56,7 @@ class SliceUpdate(Reception):
     """
 
     receives_again = True
-    """Whether used-up memory may receive the next gradient."""
+    """Used-up memory may receive the next gradient."""
 
     def __init__(  # noqa: PLR0913 - each by name
         self,

@@ -97,7 +97,7 @@ class Travels(Computes):
 
     @property
     def leaves(self) -> bool:
-        """Whether another rank of this gradient has gone."""
+        """Another rank of this gradient has gone."""
         return False
 
     def begin(self, seq: int) -> None:
@@ -129,7 +129,7 @@ class Rooms(Protocol):
 
     @property
     def room_to_park(self) -> bool:
-        """Whether one more gradient fits."""
+        """Another gradient fits."""
 
     def lend(self) -> Any:
         """Return memory like `Updates.inbox`."""
@@ -146,7 +146,7 @@ class Receives(ABC):
     scratch: Any
     """The last gradient taken in; (slice,) float32."""
     cached: bool
-    """Whether the slice is small enough to check each gradient at once."""
+    """The slice is small enough to check each gradient at once."""
 
     @property
     @abstractmethod
@@ -160,7 +160,7 @@ class Receives(ABC):
     @property
     @abstractmethod
     def room_to_park(self) -> bool:
-        """Whether one more gradient may be parked."""
+        """Another gradient may be parked."""
 
     def park(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
         """Keep the gradient in `scratch` for later."""
@@ -194,7 +194,7 @@ class Updates(Receives):
     compensation: Any
     """`compensation.Compensation`, or None."""
     checks_sums: bool
-    """Whether `sum_is_finite` follows each update."""
+    """`sum_is_finite` follows each update."""
     chunks_count: int
     samples: int
     learning_rate: float

@@ -27,7 +27,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(source)
     found = list(docstrings(tmp_path))
     assert [each.line for each in found] == [1, 3, 5]
-    assert measure(iter(found)) == (8, 3, 1)
+    assert measure(iter(found)) == (8, 3, 2)
     assert Docstring(tmp_path, 1, "Of the sum.").hides_its_subject
 
 

@@ -76,7 +76,7 @@ class TolerantWire(Wire):
         self._strays: Counter[int] = Counter()
         """Bodies given up before they began, by sender."""
         self._parting = False
-        """Whether ranks may have left: MPI then calls them failed."""
+        """Ranks may have left: MPI then calls them failed."""
         self._meetings = 0
         self._said: dict[int, np.ndarray] = {}
         """Words of ranks already at the end (`settle`)."""

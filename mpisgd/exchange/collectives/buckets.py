@@ -34,7 +34,7 @@ class BucketChannel(TeamChannel, Exchanges):
         self._begun: Any = None
         self._made_count = 0
         self._in_parts = False
-        """Whether weights come in buckets, and may be under way."""
+        """Weights come in buckets, and may be under way."""
         self._needed_ns = 0
         """Waits for weights: the part of `exchanging_ns` outside the push."""
         self.exchanging_ns = 0

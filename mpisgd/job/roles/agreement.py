@@ -88,7 +88,7 @@ class AgreeingRules(Rules):
 
     @property
     def whole(self) -> bool:
-        """Whether the sum is complete."""
+        """The sum is complete."""
         return super().update_due()
 
     def update_due(self) -> bool:

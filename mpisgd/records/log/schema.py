@@ -109,7 +109,7 @@ class Outcome(enum.IntEnum):
 
 
 class Why(enum.IntEnum):
-    """Whether an iteration of L-BFGS was the last, and why."""
+    """Reason for which an iteration of L-BFGS was the last, if any."""
 
     GOES_ON = 0
     ITERATIONS = 1  # as many as the configuration allows

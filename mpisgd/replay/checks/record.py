@@ -98,12 +98,12 @@ class ShardRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether the shard left in order, with a whole log."""
+        """The shard left in order, with a whole log."""
         return bool(self.summary["final_clock"] >= 0)
 
     @property
     def enough(self) -> bool:
-        """Whether evaluations ended training early."""
+        """Evaluations ended training early."""
         return Event.ENOUGH in self.events["kind"]
 
     @property
@@ -169,7 +169,7 @@ class Record:
     learners: int = 0
     """0 = as in the last attempt."""
     recut: bool = False
-    """Whether slices were cut, or mini-batches dealt, anew."""
+    """Slices were cut, or mini-batches dealt, anew."""
 
     @property
     def path(self) -> Path:
@@ -218,7 +218,7 @@ class Record:
 
     @property
     def computed(self) -> bool:
-        """Whether gradients were computed; a virtual cluster may send only sizes."""
+        """Gradients were computed; a virtual cluster may send only sizes."""
         return self.config.virtual.gradients or not self.run.environment.get("virtual", False)
 
     def environment(self, name: str) -> int:
@@ -235,7 +235,7 @@ class Record:
 
     @property
     def older(self) -> bool:
-        """Whether any attempt follows the first rules (`schema.RULES`)."""
+        """Any attempt follows the first rules (`schema.RULES`)."""
         return bool(self.run.environment.get("rules", 1) == 1)
 
     def protocol(self) -> Protocol:

@@ -72,7 +72,7 @@ class _Walk:
         gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
         timed = math.isfinite(self.config.protocol.deadline_s)
         self.may_be_stuck = timed or not gone.isdisjoint((Event.LOST, Event.MISSED))
-        """Whether all learners may have waited, after a loss elsewhere or a watch here; the log does not tell."""
+        """All learners may have waited, after a loss elsewhere or a watch here; the log does not tell."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))

@@ -116,7 +116,7 @@ class Script:
 
     @property
     def by_roles(self) -> bool:
-        """Whether ranks bind themselves, to cores without other users."""
+        """Ranks bind themselves, to cores without other users."""
         return (self.request.binding or ("roles" if self.request.exclusive else "")) == "roles"
 
     @property
