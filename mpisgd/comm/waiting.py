@@ -14,9 +14,30 @@ from mpisgd.comm.messages import Tag
 class Transfer(ABC):
     __slots__ = ()
 
+    @property
+    @abstractmethod
+    def peer(self) -> int:
+        """Rank at the other end."""
+
     @abstractmethod
     def describe(self, name: Callable[[int], str]) -> str:
         """Describe the wait for this message."""
+
+
+class Meeting(Transfer):
+    """A meeting of all ranks, held up by `peer`."""
+
+    __slots__ = ("_peer",)
+
+    def __init__(self, peer: int) -> None:
+        self._peer = peer
+
+    @property
+    def peer(self) -> int:
+        return self._peer
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        return f"waits to meet {name(self._peer)}"
 
 
 class Waiting:
@@ -25,7 +46,7 @@ class Waiting:
     Attributes:
         awaited: a message, patterns, or words; None = no wait.
         waits: number of finished waits.
-        patient: whether a long wait is normal, no news for the watchdog.
+        patient: whether a long wait is normal: no news for the watchdog.
     """
 
     def __init__(self) -> None:
@@ -34,8 +55,14 @@ class Waiting:
         self.patient = False
 
     def goes_on(self) -> None:
-        self.awaited = None
+        self.awaited, self.patient = None, False
         self.waits += 1
+
+    @property
+    def peer(self) -> int | None:
+        """Rank of the awaited transfer's other end."""
+        awaited = self.awaited
+        return awaited.peer if isinstance(awaited, Transfer) else None
 
     def describe(self, name: Callable[[int], str]) -> str:
         """Describe the wait; empty for patterns."""

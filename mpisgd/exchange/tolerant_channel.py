@@ -44,8 +44,12 @@ class TolerantShardChannel(ShardChannel):
         return self._shard == 0
 
     @property
+    def first_rank(self) -> int:
+        return self._shard_ranks[0]
+
+    @property
     def evaluates(self) -> bool:
-        return self.is_first and self._evaluator_rank == self._shard_ranks[0]
+        return self.is_first and self._evaluator_rank == self.first_rank
 
     def lose_evaluator(self) -> None:
         """Answer snapshot pulls of shard 0 from now on."""

@@ -4,8 +4,9 @@ A thread of each rank asks another now and then, and answers, whatever the loop 
 and code that keeps Python's global lock (a C extension, a debugger). Two forms of a run:
 
 fail-fast       all ask the hub, which listens to all; silence beyond patience ends the job, on both sides of a cut link.
-fault-tolerant  a waiting learner asks the shards, of which none may hang; shards ask only learners that all wait for
-                (`serving/faults.py`). Before all have agreed how to start: as fail-fast.
+fault-tolerant  a waiting learner asks the shards, of which none may hang; shards ask only ranks that all wait for
+                (`serving/faults.py`), and a shard that holds up their own message. Before all have agreed how to start: as
+                fail-fast.
 
 A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no pulse. TCP's
 keep-alive is no help: Open MPI 5's transport has none (`ompi_info --all`); its daemons' (`oob_tcp_keepalive_time`, 300 s) is out of
@@ -49,8 +50,10 @@ _ASKS, _ANSWERS, _LAST = 1, 2, 3
 
 class Waits(Protocol):
     awaited: object
-    patient: bool
     waits: int
+
+    @property
+    def peer(self) -> int | None: ...
 
 
 class Pulse:
@@ -78,6 +81,7 @@ class Pulse:
         self._ranks: Ranks | None = None
         self._asks: Sequence[int] = () if self._rank == HUB else (HUB,)
         self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
+        self._vital: frozenset[int] = frozenset()
         self._waits: Waits | None = None
         self._presence: Presence | None = None
         """On a fault-tolerant shard: watched and silent ranks."""
@@ -128,14 +132,15 @@ class Pulse:
         self._ranks, self._name = ranks, name
 
     def tolerate(self, shard_ranks: Sequence[int], waits: Waits, presence: Presence) -> None:
-        """Let shards ask ranks that their loops watch, others the shards."""
+        """Let shards ask ranks that their loops watch or wait for, others the shards."""
         with self._lock:
+            self._waits = waits
             if self._rank in shard_ranks:
+                self._vital = frozenset(shard_ranks)
                 self._asks, self._presence = (), presence
                 self._heard_s.clear()
             else:
                 self._asks = self._heeds = shard_ranks
-                self._waits = waits
 
     def _serve(self) -> None:
         while not self._over.wait(LOOK_S):
@@ -169,8 +174,9 @@ class Pulse:
             self._lived_s += min(now_s - self._looked_s, TICK_S)
             self._looked_s = now_s
             self._hear()
+            blocking = self._blocking()
             if self._presence is not None:
-                self._turn_to(self._presence.watched)
+                self._turn_to(self._presence.watched | blocking)
             if not self._listens():
                 self._heard_s, self._ask_s = dict.fromkeys(self._heeds, self._lived_s), now_s
                 return
@@ -179,7 +185,8 @@ class Pulse:
             most_s = self._patience_s + self._period_s + TICK_S
             if self._presence is not None:
                 self._presence.unheard = frozenset(rank for rank, each in silent_s.items() if each > most_s)
-            elif silent_s and max(silent_s.values()) > most_s:
+                silent_s = {rank: silent_s[rank] for rank in blocking}
+            if silent_s and max(silent_s.values()) > most_s:
                 self.end({rank: each for rank, each in silent_s.items() if each > self._patience_s / 2})
             if now_s >= self._ask_s:
                 self._ask_s = now_s + self._period_s
@@ -191,13 +198,17 @@ class Pulse:
         self._heard_s |= dict.fromkeys(watched.difference(self._asks), self._lived_s)
         self._asks = self._heeds = sorted(watched)
 
+    def _blocking(self) -> frozenset[int]:
+        """Return the shard, if any, that holds up a message of this shard in a fault-tolerant run."""
+        return self._vital if self._waits is None else self._vital.intersection([self._waits.peer])
+
     def _listens(self) -> bool:
         """Return whether silence counts: shards', in a fault-tolerant run, only during the same wait of this rank."""
         waits = self._waits
-        if waits is None:
+        if waits is None or self._presence is not None:
             return True
         seen, self._seen = self._seen, waits.waits
-        return seen == self._seen and (waits.awaited is not None or waits.patient)
+        return seen == self._seen and waits.awaited is not None
 
     def _hear(self) -> None:
         from mpisgd.comm.mpi.library import MPI

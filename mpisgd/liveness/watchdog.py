@@ -17,6 +17,7 @@ from mpisgd.shard import Shard
 
 class Waits(Protocol):
     awaited: object
+    patient: bool
     waits: int
 
 
@@ -53,7 +54,7 @@ class Watchdog:
         now_s, seen = self._now_s(), self._waits.waits
         if self._quiet_s == 0:
             return
-        if seen != self._seen or self._waits.awaited is None:
+        if seen != self._seen or self._waits.awaited is None or self._waits.patient:
             self._seen, self._since_s, self._next_s = seen, now_s, self._quiet_s
             return
         waited_s = now_s - self._since_s

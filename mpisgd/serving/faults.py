@@ -184,6 +184,8 @@ class Faults:
             self._return(learner_id)
         if back:
             self._miss(last)
+        elif not channel.is_first and hang == [(channel.first_rank,)]:
+            raise PeerError(f"shard 0 (rank {channel.first_rank}) gave no sign of life, and there is no job without it")
         elif hang == [(channel.evaluator_rank,)]:
             self._lose_for_good(channel.evaluator_rank, channel.learner_of(channel.evaluator_rank))
         else:

@@ -1,7 +1,7 @@
 """Ranks to wait for when no other goes on, as long as they give signs of life (`liveness/pulse.py`).
 
-Overdue learners are missed, except for the last. It may take any time, and so may the evaluator after all learners left; but
-stopped for ever, they would hold up the job for ever.
+Overdue learners are missed, except for the last. The last learner may take any time, and so may the evaluator after all learners
+left; but stopped for ever, they would hold up the job for ever. Other shards hear of the evaluation's end from shard 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Hopes:
         if rules.present and last < 0:
             return []
         if not rules.present and (rules.finished or rules.interrupted):
-            if not (channel.is_first and self._desk.is_open):
+            if not self._desk.is_open or channel.evaluates:
                 return []
-            if not channel.evaluates:
-                return [(channel.evaluator_rank,)]
+            return [(channel.evaluator_rank if channel.is_first else channel.first_rank,)]
         return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))
 
     def silent(self, last: int) -> tuple[list[tuple[int, ...]], bool]:

@@ -60,7 +60,7 @@ HERE = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPA
 WHY = {
     "INT ranks": ("SIGINT", "signal 2", "KeyboardInterrupt"),
     "TERM ranks": ("SIGTERM", "signal 15"),
-    "STOP": ("has heard nothing of", "gave no sign of life", "lost", "did not come to the end"),
+    "STOP": ("has heard nothing of", "gave no sign of life", "lost"),
     "KILL": ("signal 9", "lost", "Killed"),
 }
 

@@ -82,12 +82,14 @@ class Job:
     def __init__(self, patience_s: float, *, ranks: int = 4, tolerant: bool = False) -> None:
         self.network, self.now_s = Network(), 100.0
         self.ended: list[tuple[int, dict[int, float], float]] = []
-        self.waits = SimpleNamespace(awaited="the answer", patient=False, waits=0)
+        self.waits = SimpleNamespace(awaited="the answer", peer=0, waits=0)
+        """Of all learners."""
+        self.shards_waits = SimpleNamespace(awaited="anything", peer=None, waits=0)
         self.ranks = [self.pulse(rank, ranks, patience_s) for rank in range(ranks)]
         self.losses = Losses()
         """Of shard 0."""
         for rank, each in enumerate(self.ranks if tolerant else ()):
-            each.tolerate((0, 1), self.waits, Losses() if rank else self.losses)
+            each.tolerate((0, 1), self.shards_waits if rank < 2 else self.waits, Losses() if rank else self.losses)
 
     def pulse(self, rank: int, size: int, patience_s: float) -> Pulse:
         comm: Any = Comm(self.network, rank, size)
@@ -182,24 +184,40 @@ def test_one_that_does_not_wait_asks_nobody() -> None:
     assert job.ended == []
 
 
-@pytest.mark.parametrize(("awaited", "patient"), [("the answer", False), (None, True)])
-def test_a_shard_that_lives_may_be_waited_for_for_ever(awaited: str | None, patient: bool) -> None:
+def test_a_shard_that_lives_may_be_waited_for_for_ever() -> None:
     job = Job(20.0, tolerant=True)
-    job.waits.awaited, job.waits.patient = awaited, patient
+    job.shards_waits.peer = 1
     job.go_on(1000, without=[3])
     assert job.ended == []
 
 
-@pytest.mark.parametrize(("awaited", "patient"), [("the answer", False), (None, True)])
-def test_a_shard_that_hangs_is_told_of_when_its_silence_has_lasted(awaited: str | None, patient: bool) -> None:
-    """By a learner that waits for it, and by the evaluator, which waits with patience."""
+def test_a_shard_that_hangs_is_told_of_when_its_silence_has_lasted() -> None:
+    """By a learner that waits for it, and by the evaluator."""
     job = Job(20.0, tolerant=True)
-    job.waits.awaited, job.waits.patient = awaited, patient
     job.go_on(50)
     job.go_on(20, without=[1])
     assert job.ended == []
     job.go_on(8, without=[1])
     assert {(rank, *silent_s) for rank, silent_s, _ in job.ended} == {(2, 1), (3, 1)}
+
+
+def test_a_shard_that_waits_for_another_tells_of_its_silence() -> None:
+    """Shard 0 evaluates, and no learner is left to ask."""
+    job = Job(20.0, tolerant=True)
+    job.go_on(50, without=[1, 2, 3])
+    assert job.ended == []
+    job.shards_waits.peer = 1
+    job.go_on(20, without=[1, 2, 3])
+    assert job.ended == [], "from the wait on"
+    job.go_on(8, without=[1, 2, 3])
+    assert {(rank, *silent_s) for rank, silent_s, _ in job.ended} == {(0, 1)}
+
+
+def test_a_shard_that_waits_for_a_silent_learner_does_not_end_the_job() -> None:
+    job = Job(20.0, tolerant=True)
+    job.shards_waits.peer = 3
+    job.go_on(100, without=[2, 3])
+    assert job.ended == []
 
 
 def test_a_wait_that_is_over_begins_anew() -> None:

@@ -17,6 +17,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.awaited: object = None
+        self.patient = False
         self.waits = 0
         self.now_s = 1000.0
         self.said: list[str] = []

@@ -21,7 +21,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from tests.effort import spread, thinned
 from tests.virtual.storm import aftermath, package
-from tests.virtual.storm.draw import Damage, Draw, Fault, draw, draw_batch
+from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault, draw, draw_batch
 from tests.virtual.storm.for_ever import FOR_EVER
 from tests.virtual.storm.kept import KEPT
 from tests.virtual.storm.machine import Machine
@@ -148,6 +148,23 @@ def test_a_disk_that_hangs_ends_no_job(rank: int, tmp_path: Path) -> None:
     assert not seen.failures
     assert [end.named for end in seen.ends] == [""]
     assert 11 < seen.ends[0].seconds < 13
+
+
+@pytest.mark.parametrize(("what", "lasts_s"), [("kill", 0.0), ("stop", EVER_S)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_shard_that_is_stopped_for_ever_ends_an_interrupted_job_without_learners(
+    rank: int, what: str, lasts_s: float, tmp_path: Path
+) -> None:
+    """No rank but the other shard asks the shard for signs of life, from the last learner's loss to the shard's last call."""
+    drawn = replace(PLAIN, evaluator=False)
+    gone = (Fault("signal", rank, at_s=0.09), *(Fault(what, learner, at_s=0.1, lasts_s=lasts_s) for learner in (2, 3, 4)))
+    whole = aftermath.Job(drawn, tmp_path / "whole", random.Random(drawn.seed), gone)
+    whole.run()
+    calls = whole.machine.processes[rank].calls
+    for at_call in range(calls - 40, calls, 4):
+        stopped = Fault("stop", rank, at_call=at_call, lasts_s=EVER_S)
+        seen = aftermath.weather(replace(drawn, attempts=((*gone, stopped),)), tmp_path / str(at_call), proven=False)
+        assert not seen.failures
 
 
 @pytest.mark.parametrize("what", ["flipped", "torn", "missing"])

@@ -27,6 +27,7 @@ from mpisgd.comm.mpi.transfers import Receiving, Sending, nowhere, of_size
 from mpisgd.comm.mpi.wire import HUB, Wire
 from mpisgd.comm.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
 from mpisgd.comm.presence import Losses
+from mpisgd.comm.waiting import Meeting
 
 _SPIN_S = 0.02
 """A transfer's close watch: sleeps between parts would be ruinous (TRAPS 4)."""
@@ -119,7 +120,7 @@ class TolerantWire(Wire):
     def finish(self, transfer: Sending | Receiving) -> bool:
         """Wait as `Wire`, or until the other end is lost (True), or too slow (False)."""
         self.waiting.awaited = transfer
-        peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
+        peer = transfer.peer
         until_s = time.perf_counter() + self._patience_with(peer)
         announced = isinstance(transfer, Sending) and transfer.announced
         chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
@@ -215,12 +216,11 @@ class TolerantWire(Wire):
         return rank, tag, (NOBODY,)
 
     def header_or_signal(self, posted: Receiving) -> None:
-        self.waiting.patient = True
+        self.waiting.awaited, self.waiting.patient = posted, True
         request = posted.requests[0]
         while not (self.signal > 0 or self._arrived(request)):
             self._see_whether_all_is_over()
             time.sleep(SLEEP_MOST_S)
-        self.waiting.patient = False
         self.waiting.goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
@@ -273,7 +273,7 @@ class TolerantWire(Wire):
         """Settle at the hub, once all awaited ranks are there; lost ranks say zeros, ranks left out hear zeros."""
         self._meetings += 1
         if self.rank != HUB:
-            self.waiting.awaited = "all to meet"
+            self.waiting.awaited = Meeting(HUB)
             decided = np.zeros(size, np.int64)
             try:
                 answered = self._comm.Irecv(decided, HUB, Tag.MET)
@@ -298,9 +298,11 @@ class TolerantWire(Wire):
                 self._learn(error)
         start_s = time.perf_counter()
         for rank, answered in answers.items():
+            self._wait_to_meet({rank})
             if not self._until(answered, rank, start_s + self._meets_s(rank)):
                 self._kept.append((answered, decided))
                 self._losses.give_up(rank)
+        self.waiting.goes_on()
         return decided
 
     def _hear(self, table: np.ndarray, busy_s: float) -> list[int]:
@@ -318,6 +320,7 @@ class TolerantWire(Wire):
         sleep_s = _SLEEP_S
         while coming:
             self._see_whether_all_is_over()
+            self._wait_to_meet(coming)
             for rank in sorted(coming):
                 if self._has_come(rank, table):
                     heard.append(rank)
@@ -330,10 +333,16 @@ class TolerantWire(Wire):
             sleep_s = min(1.5 * sleep_s, 2e-3)
         return heard
 
+    def _wait_to_meet(self, ranks: Collection[int]) -> None:
+        """Let the pulse listen to a rank without which there is no job; any other is given up (`_meets_s`)."""
+        vital = min(self._vital.intersection(ranks), default=None)
+        self.waiting.awaited = None if vital is None or self._parting else Meeting(vital)
+
     def _meets_s(self, rank: int) -> float:
         """Return seconds to wait in this meeting; the first is the start."""
-        late = self._meetings == 1 or rank in self._vital
-        return MEET_S if late else min(MEET_S, max(self._patience_s, LEAST_MEET_S))
+        if rank in self._vital:
+            return MEET_S if self._parting else math.inf
+        return MEET_S if self._meetings == 1 else min(MEET_S, max(self._patience_s, LEAST_MEET_S))
 
     def _has_come(self, rank: int, table: np.ndarray) -> bool:
         """Return whether a rank is here, its word then in the table. Warn of an invalid word."""

@@ -77,6 +77,10 @@ class Sending(Transfer):
         self.outbox = outbox
         """Outbox of the sent copy; None = the caller's memory."""
 
+    @property
+    def peer(self) -> int:
+        return self.dest
+
     def has_left(self) -> bool:
         return self.outbox is not None or bool(MPI.Request.Testall(self.requests))
 
@@ -155,6 +159,10 @@ class Receiving(Transfer):
         self.requests = requests
         self.rooms = rooms
         self.nbytes = 0
+
+    @property
+    def peer(self) -> int:
+        return self.source
 
     def arrived(self) -> bool:
         return bool(self.requests[0].Test())

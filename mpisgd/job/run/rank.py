@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from mpisgd.base.draws import kept
-from mpisgd.base.errors import EXIT_FAILED, CheckpointError, PeerError, RunInterrupted
+from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
 from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
 from mpisgd.comm.communicator import Group
@@ -200,7 +200,6 @@ class Rank:
             all_checked(wire, self.path)
         given_up: Iterable[int] = ()
         if self.rank == 0:
-            self._check_who_came(wire)
             log = Run(outcome.path) if logged else None
             outcome = finish(outcome, log)
             for spool in self.path.glob(f"{schema.SPOOL}*"):  # of earlier layouts, too
@@ -218,15 +217,6 @@ class Rank:
         if why:
             raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
         return dataclasses.replace(outcome, diverged=diverged)
-
-    def _check_who_came(self, wire: Wire) -> None:
-        """Raise PeerError if a vital rank is missing: its log may lack rows."""
-        missing = [rank for rank in wire.presence.given_up() if rank in self.roles.vital_ranks]
-        if missing:
-            raise PeerError(
-                f"{', '.join(map(self._name, missing))} did not come to the end: the log may lack rows, and there is no DONE",
-                missing[0],
-            )
 
     def _forget_near(self) -> None:
         if self._partners is not None:

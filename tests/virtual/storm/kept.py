@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from tests.virtual.storm.draw import Damage, Draw, Fault
+from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "interrupted, without learners, a shard is stopped for ever: nobody asked for its signs of life, shard 0 waited": Draw(
+        way="ssp", shards=4, learners=3, evaluator=False, tolerant=True, seed=122668986, every_updates=1,
+        latency_ns=50000, eager_nbytes=0, reorders=True, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="stop", rank=2, at_call=47, lasts_s=EVER_S),
+                Fault(what="kill", rank=8, at_call=109, both=False),
+                Fault(what="signal", rank=3, at_s=0.021504182273833484),
+                Fault(what="stop", rank=4, at_s=0.038012651138530376, lasts_s=EVER_S),
+                Fault(what="stop", rank=5, at_s=0.03493420744543099, lasts_s=EVER_S),
+                Fault(what="stop", rank=6, at_s=0.31890031268287394, lasts_s=EVER_S),
+                Fault(what="stop", rank=7, at_s=0.0006004461358195962, lasts_s=EVER_S),
+                Fault(what="stop", rank=8, at_s=0.29119650850998124, lasts_s=EVER_S),
+                Fault(what="stop", rank=9, at_s=0.3486323793138426, lasts_s=EVER_S),
+                Fault(what="signal", rank=0, at_s=0.14740669463277956),
+            ),
+        ),
+        group_size=2, damages=(Damage(what="swapped", of="checkpoint", seed=112524751),),
+    ),
     "logs of two shards are swapped before a run goes on: it came to its end with the rows of the other shard": Draw(
         way="downpour", shards=4, learners=2, evaluator=True, tolerant=True, seed=1308670628, every_updates=5,
         latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=4,
