@@ -104,10 +104,10 @@ def train(  # noqa: PLR0913 - a user's objects, by name
                 consent.check(path, config, brought, consent.resume_line(path, config), training=True)
             config = as_many_shards_as_ranks(path, config)
         from mpisgd.comm.mpi.library import MPI
-        from mpisgd.liveness.vigil import Vigil
+        from mpisgd.liveness.failure_watch import FailureWatch
 
         ranks = MPI.COMM_WORLD if comm is None else comm
-        with Vigil(ranks, lambda: "starting", str):  # torch may take minutes to import
+        with FailureWatch(ranks, lambda: "starting", str):  # torch may take minutes to import
             from mpisgd.job.parts import Brought
             from mpisgd.job.run import run
 

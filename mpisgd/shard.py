@@ -31,7 +31,7 @@ from mpisgd.serving.answering import Answering
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.finiteness import Finiteness
 from mpisgd.serving.refusals import Refusals
-from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.snapshot_server import SnapshotServer
 from mpisgd.vectors.computing import Updates
 
 _APPLY = Kind.APPLY  # spares a look into the enumeration for each gradient
@@ -76,7 +76,7 @@ class Shard:
         if rules.portions is not None:
             self.refusals.portions = rules.portions.total
         self.finiteness = Finiteness(rules, update, nonfinite)
-        self.desk = SnapshotDesk(channel, rules, update, records.snapshots, PULLS_UNTIL_KEPT if hands_state_on else 0)
+        self.snapshot_server = SnapshotServer(channel, rules, update, records.snapshots, PULLS_UNTIL_KEPT if hands_state_on else 0)
         self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas)
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
@@ -127,7 +127,9 @@ class Shard:
     def serve_on(self, evaluate: Callable[[], None] | None = None) -> None:
         """Serve to the end; save an interrupted run."""
         rules, records = self.rules, self.records
-        while (learning := rules.present or (rules.absent and not (rules.finished or rules.interrupted))) or self.desk.is_open:
+        while (
+            learning := rules.present or (rules.absent and not (rules.finished or rules.interrupted))
+        ) or self.snapshot_server.is_open:
             if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
                 self.faults.end()
                 evaluate()
@@ -176,14 +178,14 @@ class Shard:
         elif isinstance(message, GaveUp):
             self._tell(Event.GAVE_UP, message.learner_id, message.seq)
             if message.learner_id == 0:
-                self.desk.has_computed()
+                self.snapshot_server.has_computed()
         elif isinstance(message, Refused):
             self.refuse(message)
         elif isinstance(message, Interrupt):
             self.interrupt(message.signal)
         elif isinstance(message, SnapshotPull):
             self.see_enough(message)
-            self.desk.ask(message.number)
+            self.snapshot_server.ask(message.number)
         else:
             raise ProtocolError(f"{message}: only a fault-tolerant shard is told")
 
@@ -206,7 +208,7 @@ class Shard:
     def _take(self, push: Push) -> None:
         rules, learner_id = self.rules, push.learner_id
         if learner_id == 0:
-            self.desk.has_computed()
+            self.snapshot_server.has_computed()
         was_absent = learner_id in rules.absent
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
@@ -303,7 +305,7 @@ class Shard:
         if late := rules.late():
             self.channel.notify(late, rules.clock)
         self.answering.answer_waiting()
-        self.desk.answer()
+        self.snapshot_server.answer()
         if records.checkpoints is not None:
             self._mark()
             if records.due(rules):
@@ -321,7 +323,7 @@ class Shard:
     def _pull(self, pull: Pull) -> None:
         learner_id = pull.learner_id
         if learner_id == 0:
-            self.desk.has_pulled()
+            self.snapshot_server.has_pulled()
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
             if self.faults is not None:
@@ -359,7 +361,7 @@ class Shard:
             self.answering.gone(learner_id)
         self.settle()
         if learner_id == 0 and self.rules.present:  # else `end_if_deserted` does
-            self.desk.answer()
+            self.snapshot_server.answer()
         if self.faults is not None:
             self.faults.note_who_passes()
         self.answering.answer_waiting()
@@ -379,7 +381,7 @@ class Shard:
             self._over_s = math.inf
             if self.rules.enough:
                 self._drop_what_is_left()
-            self.desk.answer()
+            self.snapshot_server.answer()
 
     def interrupt(self, signal: int) -> None:
         """Give no more weights, after a signal to this rank, or (0) to another."""
@@ -388,12 +390,12 @@ class Shard:
             self.answering.answer_waiting()
 
     def snapshot(self, number: int) -> Taken:
-        while (taken := self.desk.find(number)) is None:
+        while (taken := self.snapshot_server.find(number)) is None:
             self.serve_one()
         return taken
 
     def end_evaluation(self) -> None:
-        self.desk.ask(NOTHING_MORE)
+        self.snapshot_server.ask(NOTHING_MORE)
 
     def see_enough(self, asked: SnapshotPull) -> None:
         if asked.enough:

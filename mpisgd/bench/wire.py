@@ -224,7 +224,7 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options:
             ShardRecords(log, Progress("off", 1.0, 1.0), Nowhere()),
             nonfinite="stop",
         )
-        server.desk.is_open = False
+        server.snapshot_server.is_open = False
         server.serve()
         return 0.0
     gradients = np.zeros(size, np.float32)

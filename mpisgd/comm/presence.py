@@ -12,7 +12,7 @@ class Presence:
     """Presence of all.
 
     Attributes:
-        watched: ranks asked for signs of life (`liveness/pulse.py`).
+        watched: ranks asked for signs of life (`liveness/heartbeat.py`).
         unheard: watched ranks silent for too long.
     """
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
-from mpisgd.comm.mpi.siblings import hold, is_held
+from mpisgd.comm.mpi.node_processes import hold, is_held
 
 came: list[bool] = []
 """Not empty once this rank has called `train`."""

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpisgd.base.errors import EXIT_OK, MpisgdError, RunInterrupted
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.siblings import Siblings, on_several_nodes
-from mpisgd.liveness import usher
+from mpisgd.comm.mpi.node_processes import NodeProcesses, on_several_nodes
+from mpisgd.liveness import reaper
 from mpisgd.liveness.guard import abort, launched_rank, launched_size, leave_within
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def leave() -> None:
     """
     if not on_several_nodes():
         return
-    siblings = Siblings()
-    if launched_rank() == 0 and siblings.launcher_of_this_job:
-        usher.see_out(siblings.launcher)
+    node_processes = NodeProcesses()
+    if launched_rank() == 0 and node_processes.launcher_of_this_job:
+        reaper.see_out(node_processes.launcher)
     if not ulfm.enabled():
         from mpisgd.comm.mpi.library import MPI
 

@@ -133,7 +133,7 @@ class CoordinatorChannel:
         self._over = True
 
 
-class Desk:
+class PortionChannel:
     """Learner's end towards the coordinator."""
 
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int) -> None:

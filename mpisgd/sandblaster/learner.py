@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, Ending
 from mpisgd.exchange.base import Report
 from mpisgd.gradient.straggler import Delays
-from mpisgd.sandblaster.channels import BatchLearnerChannel, Desk
+from mpisgd.sandblaster.channels import BatchLearnerChannel, PortionChannel
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import host_vector, host_view
 
@@ -44,16 +44,24 @@ class Sum:
         return Report(seq, self.samples, self._losses / self.samples, self.compute_ns, self.delay_ns)
 
 
-def learn(desk: Desk, channel: BatchLearnerChannel, gradient: Travels, summed: Sum, delays: Delays, *, first_seq: int = 0) -> None:
+def learn(
+    coordinator: PortionChannel,
+    channel: BatchLearnerChannel,
+    gradient: Travels,
+    summed: Sum,
+    delays: Delays,
+    *,
+    first_seq: int = 0,
+) -> None:
     """Obey the coordinator until it says stop, then say goodbye to the shards (law 8); `first_seq`: of its pushes."""
     here = begun = -1
     pushes = first_seq
-    clock, portion, counts = desk.next(here)
+    clock, portion, counts = coordinator.next(here)
     while portion >= PUSH_NOW:
         if portion == PUSH_NOW:
             channel.push(summed.report(pushes))
             summed.clear()
-            clock, portion, counts = desk.next(clock, pushed=pushes if channel.whole else -1)
+            clock, portion, counts = coordinator.next(clock, pushed=pushes if channel.whole else -1)
             pushes += 1
             continue
         if counts == FORGET:
@@ -61,7 +69,7 @@ def learn(desk: Desk, channel: BatchLearnerChannel, gradient: Travels, summed: S
         if clock != here:
             clocks = set(channel.pull(min_clock=clock).clocks)
             if clocks != {clock}:  # others have finished the evaluation meanwhile
-                here, (clock, portion, counts) = -1, desk.next(clock)
+                here, (clock, portion, counts) = -1, coordinator.next(clock)
                 continue
             here = clock
         begun += 1
@@ -72,7 +80,7 @@ def learn(desk: Desk, channel: BatchLearnerChannel, gradient: Travels, summed: S
         if delay_s > 0:
             channel.sleep(delay_s)
         samples, delay_ns = gradient.samples, int(delay_s * 1e9)
-        clock, portion, counts = desk.next(here, portion, samples, loss, compute_ns=compute_ns, delay_ns=delay_ns)
+        clock, portion, counts = coordinator.next(here, portion, samples, loss, compute_ns=compute_ns, delay_ns=delay_ns)
         if counts == 1:
             summed.add(samples, loss, compute_ns, delay_ns)
     channel.goodbye(ending=Ending.FINISHED if portion == STOP_FINISHED else Ending.INTERRUPTED)

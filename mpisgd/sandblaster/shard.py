@@ -38,7 +38,7 @@ from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.slots import Slots, name_of
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.refusals import Refusals
-from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.snapshot_server import SnapshotServer
 from mpisgd.update.slice_update import Step
 from mpisgd.vectors.memory import host_view
 
@@ -73,7 +73,7 @@ class BatchShard:
         self.answering = Given(lambda_)
         self.faults: Faults | None = None
         self.received, self.pushed = [0] * lambda_, [0] * lambda_
-        self.desk = SnapshotDesk(channel, rules, slots, records.snapshots)
+        self.snapshot_server = SnapshotServer(channel, rules, slots, records.snapshots)
         self._train_samples = train_samples
         self._summing, self._ending = costs
         self._parked: dict[tuple[int, int], Push] = {}
@@ -96,7 +96,7 @@ class BatchShard:
         self._mark()
         if self.faults is not None:
             self.faults.begin()
-        while (learning := not self._over or rules.present) or self.desk.is_open:
+        while (learning := not self._over or rules.present) or self.snapshot_server.is_open:
             if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
                 evaluate()
             else:
@@ -116,7 +116,7 @@ class BatchShard:
             self.faults.look(None)
 
     def snapshot(self, number: int) -> Taken:
-        while (taken := self.desk.find(number)) is None:
+        while (taken := self.snapshot_server.find(number)) is None:
             self._serve_one()
         return taken
 
@@ -124,7 +124,7 @@ class BatchShard:
         self._signal = self._signal or signal
 
     def end_evaluation(self) -> None:
-        self.desk.ask(NOTHING_MORE)
+        self.snapshot_server.ask(NOTHING_MORE)
 
     def handle(self, message: Message) -> None:
         if self.faults is not None and self.faults.hear(message):
@@ -141,7 +141,7 @@ class BatchShard:
         elif isinstance(message, Goodbye):
             self._part(message)
         elif isinstance(message, SnapshotPull):
-            self.desk.ask(message.number)
+            self.snapshot_server.ask(message.number)
         elif isinstance(message, Interrupt):
             self.interrupt(message.signal)
         elif isinstance(message, Refused):
@@ -252,7 +252,7 @@ class BatchShard:
         before, self._epochs = self._epochs, self.slots.samples / self._train_samples
         if self.records.snapshots.due(before, self._epochs):
             self.records.take_snapshot(self.slots, self.rules.clock, self.channel.now_s())
-            self.desk.answer()
+            self.snapshot_server.answer()
         self._mark()
 
     def _mark(self) -> None:
@@ -295,7 +295,7 @@ class BatchShard:
             self._tell(Event.INTERRUPTED, value=self._signal)
         if self.faults is not None:
             self.faults.end_of_commands()
-        self.desk.answer()
+        self.snapshot_server.answer()
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
@@ -314,7 +314,7 @@ class BatchShard:
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
         self.rules.attendance.on_departure(learner_id, gone)
-        self.desk.answer()
+        self.snapshot_server.answer()
 
     def end_if_deserted(self) -> None:
         """Do nothing: the coordinator ends the run."""

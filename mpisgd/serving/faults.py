@@ -54,7 +54,7 @@ class Faults:
         self._since_s = [0.0] * len(shard.received)
         """Second since when each learner owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
-        self._hopes = Hopes(shard.rules, channel, shard.desk)
+        self._hopes = Hopes(shard.rules, channel, shard.snapshot_server)
         self.look_s = math.inf
         shard.faults = self
         shard.answering.on_given = self._given
@@ -124,7 +124,7 @@ class Faults:
         if learner_id >= 0:
             self._end_if_none_is_left(self._note_if_lost(learner_id))
         elif rank == self._channel.evaluator_rank:
-            self._shard.desk.ask(None)
+            self._shard.snapshot_server.ask(None)
             if self._channel.is_first:
                 self._channel.lose_evaluator()
 
@@ -272,7 +272,7 @@ class Faults:
         return False
 
     def _ask(self, number: int) -> None:
-        self._shard.desk.ask(number)
+        self._shard.snapshot_server.ask(number)
         if number == NOTHING_MORE and self._channel.is_first:
             self._channel.pass_on_nothing_more()
 

@@ -1,4 +1,4 @@
-"""Ranks to wait for when no other goes on, as long as they give signs of life (`liveness/pulse.py`).
+"""Ranks to wait for when no other goes on, as long as they give signs of life (`liveness/heartbeat.py`).
 
 Overdue learners are missed, except for the last. The last learner may take any time, and so may the evaluator after all learners
 left; but stopped for ever, they would hold up the job for ever. Other shards hear of the evaluation's end from shard 0.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.rules.rules import Rules
-from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.snapshot_server import SnapshotServer
 
 
 class Hopes:
     """Candidates still to come, each by its ranks of all stages."""
 
-    def __init__(self, rules: Rules, channel: TolerantShardChannel, desk: SnapshotDesk) -> None:
+    def __init__(self, rules: Rules, channel: TolerantShardChannel, snapshot_server: SnapshotServer) -> None:
         self._rules = rules
         self._channel = channel
-        self._desk = desk
+        self._snapshot_server = snapshot_server
 
     def now(self, last: int) -> list[tuple[int, ...]]:
         """Return the candidates, none where others go on; `last`: the last learner if overdue, else -1."""
@@ -25,7 +25,7 @@ class Hopes:
         if rules.present and last < 0:
             return []
         if not rules.present and (rules.finished or rules.interrupted):
-            if not self._desk.is_open or channel.evaluates:
+            if not self._snapshot_server.is_open or channel.evaluates:
                 return []
             return [(channel.evaluator_rank if channel.is_first else channel.first_rank,)]
         return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))

@@ -10,7 +10,7 @@ from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.attendance import Gone
 from mpisgd.rules.rules import Rules
 from mpisgd.serving.refusals import Refusals
-from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.snapshot_server import SnapshotServer
 
 
 class Gives(Protocol):
@@ -29,7 +29,7 @@ class Serves(Protocol):
     @property
     def answering(self) -> Gives: ...
 
-    desk: SnapshotDesk
+    snapshot_server: SnapshotServer
     refusals: Refusals
     received: list[int]
     pushed: list[int]

@@ -1,7 +1,7 @@
-"""`python -m tests.bench crowd`: what each of thousands of ranks sends and keeps at a job's start, by its pulse, and at its end.
+"""`python -m tests.bench crowd`: what each of thousands of ranks sends and keeps at start, heartbeat and end.
 
-The package's own start, pulse and end run, one greenlet a rank, over a communicator that counts. A collective call counts as MPI
-makes it: a broadcast or gathering as a binomial tree, an allgather of objects as two recursive doublings (sizes, then bytes).
+The package's own start, heartbeat and end run, one greenlet a rank, over a communicator that counts. A collective call counts as
+MPI makes it: a broadcast or gathering as a binomial tree, an allgather of objects as two recursive doublings (sizes, then bytes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mpisgd.job.finish import account, accounts_of, end_of
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.run import rank as job
 from mpisgd.job.run import start
-from mpisgd.liveness import pulse, ranks, usher
+from mpisgd.liveness import heartbeat, ranks, reaper
 from tests.virtual.storm import package
 from tests.virtual.storm.machine import Machine
 from tests.virtual.storm.mpi import equip
@@ -117,7 +117,7 @@ class Meeting:
 
 
 class Comm:
-    """One rank's communicator of a crowd; the calls of mpi4py's that a start, a pulse and an end make."""
+    """One rank's communicator of a crowd; the calls of mpi4py's that a start, a heartbeat and an end make."""
 
     def __init__(self, crowd: Crowd, rank: int, context: int = 0) -> None:
         self._crowd, self.rank, self._context = crowd, rank, context
@@ -250,7 +250,7 @@ def shards_of(size: int) -> int:
 
 
 def _job(size: int) -> Counts:
-    """A fail-fast job's start, the pulse for as long as its ranks are patient, and its end."""
+    """A fail-fast job's start, the heartbeat for as long as its ranks are patient, and its end."""
     counts = Counts(size)
     crowd = Crowd(size, counts)
     comms = [Comm(crowd, rank) for rank in range(size)]
@@ -269,8 +269,8 @@ def _job(size: int) -> Counts:
         host = SimpleNamespace(gethostname=lambda: f"node{crowd.rank // PER_NODE:05}")
         for module, name, instead in (
             (ranks, "socket", host),
-            (usher, "call", lambda *words, **more: None),
-            (usher, "leave", lambda *words, **more: None),
+            (reaper, "call", lambda *words, **more: None),
+            (reaper, "leave", lambda *words, **more: None),
             (start, "torch", SimpleNamespace(set_num_threads=lambda count: None)),
             (start, "make_room", lambda count: ""),
             (threading, "Thread", lambda **words: SimpleNamespace(start=lambda: None, ident=1, is_alive=lambda: False)),
@@ -282,22 +282,22 @@ def _job(size: int) -> Counts:
         def begins(rank: int) -> None:
             own = made[rank]
             own.signals = SimpleNamespace(received=0, hurried=False)  # type: ignore[assignment]
-            own.vigil = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
-            own.pulse = pulse.Pulse(comms[rank], PATIENCE_S, own.way_on, now_s=lambda: now_s[0])  # type: ignore[arg-type]
-            own.pulse.__enter__()
+            own.failure_watch = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+            own.heartbeat = heartbeat.Heartbeat(comms[rank], PATIENCE_S, own.way_on, now_s=lambda: now_s[0])  # type: ignore[arg-type]
+            own.heartbeat.__enter__()
             own.agree(config, NOTHING_BROUGHT, False)
 
         crowd.everywhere(begins)
-        counts.part = f"pulse, {PATIENCE_S:.0f} s"
+        counts.part = f"heartbeat, {PATIENCE_S:.0f} s"
         while now_s[0] < PATIENCE_S:
-            now_s[0] += pulse.LOOK_S
+            now_s[0] += heartbeat.LOOK_S
             for each in made:
-                each.pulse.beat()
+                each.heartbeat.beat()
         counts.part = "end"
 
         def ends(rank: int) -> None:
             own = made[rank]
-            with mock.patch.object(own.pulse, "stop", lambda: None):
+            with mock.patch.object(own.heartbeat, "stop", lambda: None):
                 own._end(own._wire(), account(clock=7, samples=size, training_s=1.0))
 
         crowd.everywhere(ends)

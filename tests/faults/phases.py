@@ -54,7 +54,7 @@ PATIENCE_S = 5.0
 LIMIT_S = 60.0
 """In which a job that goes on must have ended."""
 ENDS_S = 30.0
-"""In which one that is to end must have, patience and ushers included."""
+"""In which one that is to end must have, patience and reapers included."""
 ULFM = ["--with-ft", "ulfm"]
 HERE = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
 WHY = {

@@ -2,9 +2,9 @@
 
 `python -m tests.faults.strangers --seed 1 --out results/faults` writes strangers.json there. The cells of the table take turns, on
 one host and on two nodes of a cluster in a box: a process of the user NOBODY on each node does one of ATTACKS, from before the job
-begins until it has ended. All jobs are fault-tolerant ones, which have ushers. Each must run to its DONE, with nobody killed or
+begins until it has ended. All jobs are fault-tolerant ones, which have reapers. Each must run to its DONE, with nobody killed or
 given up, to the bits of the same job left alone; and where a rank dies in the start, that must be said all the same. Garbage of
-the user's own processes does come to ushers, and must do nothing either.
+the user's own processes does come to reapers, and must do nothing either.
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ while not select.select([sys.stdin], [], [], 0.02)[0]:
         job = door.split("-")[1]
         if "garbage" in attack:
             for raw in GARBAGE:
-                tried("said to an usher", lambda: speak(raw, door))
+                tried("said to a reaper", lambda: speak(raw, door))
             if user:
                 for pid in os.listdir("/proc"):
                     if pid.isdigit():
-                        tried("said to an usher", lambda: speak(("%s %s 1" % (job, pid)).encode(), door))
-            tried("said to an usher", lambda: speak((job + " no 1").encode(), door))
-            tried("said to an usher", lambda: speak((job + " 1").encode(), door))
+                        tried("said to a reaper", lambda: speak(("%s %s 1" % (job, pid)).encode(), door))
+            tried("said to a reaper", lambda: speak((job + " no 1").encode(), door))
+            tried("said to a reaper", lambda: speak((job + " 1").encode(), door))
         elif attack == "flood" and found["floods"] < 3:
             found["floods"] += 1
             for _ in range(10_000):
-                tried("said to an usher", lambda: speak(b"x", door))
+                tried("said to a reaper", lambda: speak(b"x", door))
         elif attack == "half" and len(held) < 900:
-            tried("came to an usher", lambda: reach(door, socket.SOCK_DGRAM))
+            tried("came to a reaper", lambda: reach(door, socket.SOCK_DGRAM))
         elif attack == "directory":
             tried("looked in", lambda: os.listdir(os.path.dirname(door)))
             tried("removed", lambda: os.unlink(door))
@@ -180,10 +180,10 @@ def _look(job: one_host.Job, out: Path, strangers: list[Stranger], found: Found,
     word = dies and "kill -KILL" in stayed  # a shell that sleeps, to kill a launcher that waits for a node; it ends by itself
     found.expect(job.left_s is not None or word, f"somebody was left: {stayed}\n{job.text}")
     own = "own garbage" in found.kinds
-    heard = [what for what in tries if what.endswith("done") and "usher" in what]
+    heard = [what for what in tries if what.endswith("done") and "reaper" in what]
     found.expect(own or not heard, f"a stranger was heard: {heard}")
     found.expect(own or not any(f"{what}: done" in tries for what in ("looked in", "removed", "renamed", "put in")), f"{tries}")
-    found.expect(heard or not own, f"garbage did not come to an usher, or there was none: {tries}")
+    found.expect(heard or not own, f"garbage did not come to a reaper, or there was none: {tries}")
     if dies:
         found.seconds["a death: until all are gone"].append(ended_s - dead_s)
         found.expect("lost on" in job.text and not (out / schema.DONE).exists(), f"the reason is not told\n{job.text}")

@@ -1,6 +1,6 @@
 """Faults in virtual time: ranks die, hang and are cut off, disks fail, jobs are killed and gone on with (`tests/virtual/storm`).
 
-`python -m tests.faults.virtual --count 20000 --out results/faults` writes virtual.json there. Loops, rules, wires, pulse and
+`python -m tests.faults.virtual --count 20000 --out results/faults` writes virtual.json there. Loops, rules, wires, heartbeat and
 records are the real ones, on a virtual MPI. Protocols and numbers of shards take turns; all else is drawn (`storm/draw.py`). Replay
 proves every run that is DONE.
 """

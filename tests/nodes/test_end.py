@@ -100,7 +100,7 @@ def test_a_fault_tolerant_job_whose_shard_is_cut_off_from_all_learners_ends_on_a
 def test_a_fail_fast_job_on_several_nodes_ends_in_order_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(cluster, out, epochs="1", faults__patience_s="60")
-    assert (out / "RUNNING").exists(), "ushers look at it"
+    assert (out / "RUNNING").exists(), "reapers look at it"
     assert job.end(LIMIT_S) == 0, job.text
     assert job.left_s is not None, job.stayed
     assert not job.daemons_left
@@ -111,7 +111,7 @@ def test_a_fail_fast_job_on_several_nodes_ends_in_order_and_leaves_nothing(clust
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.4])
 def test_a_link_that_is_cut_as_all_leave_does_not_hold_up_the_end(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
-    """In a fail-fast job: some ranks are in MPI_Finalize, some wait for the pulse's last word, or only mpirun is there."""
+    """In a fail-fast job: some ranks are in MPI_Finalize, some wait for the heartbeat's last word, or only mpirun is there."""
     out = tmp_path / "run"
     job = begin(cluster, out, epochs="1", faults__patience_s="5")
     job.wait_for("finished")

@@ -50,8 +50,8 @@ def done(deals: list[tuple[int, int, bool]], clocks: dict[int, int], *, alone: b
     channel: Any = SimpleNamespace(
         whole=True, pull=pull, push=push, now_ns=lambda: 0, goodbye=lambda ending: said.append(("goodbye", ending))
     )
-    desk: Any = SimpleNamespace(next=ask)
-    learn(desk, channel, gradient, summed, NO_DELAYS)
+    coordinator: Any = SimpleNamespace(next=ask)
+    learn(coordinator, channel, gradient, summed, NO_DELAYS)
     return said, gradient
 
 

@@ -12,7 +12,7 @@ from tests.bench import crowd
 
 def test_what_ranks_send_and_are_told_grows_by_little_with_their_number() -> None:
     small, large = ({row["part"]: row for row in crowd.measure([size])} for size in (64, 256))
-    assert set(small) == {"start", "pulse, 60 s", "end", "end, fault-tolerant"}
+    assert set(small) == {"start", "heartbeat, 60 s", "end", "end, fault-tolerant"}
     for part in small:
         assert small[part]["messages"] <= large[part]["messages"] <= 2 * small[part]["messages"], part
         assert large[part]["messages_of_rank_0"] <= 4.1 * small[part]["messages_of_rank_0"], part

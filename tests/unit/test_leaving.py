@@ -23,8 +23,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setitem(sys.modules, "mpisgd.comm.mpi.library", SimpleNamespace(MPI=mpi))
     monkeypatch.setattr(leaving, "leave_within", lambda seconds: done.append(f"within {seconds:g} s"))
     monkeypatch.setattr(leaving.faulthandler, "cancel_dump_traceback_later", lambda: done.append("in time"))
-    monkeypatch.setattr(leaving.usher, "see_out", lambda launcher: done.append(f"see out {launcher}"))
-    monkeypatch.setattr(leaving, "Siblings", lambda: SimpleNamespace(launcher=7, launcher_of_this_job=7))
+    monkeypatch.setattr(leaving.reaper, "see_out", lambda launcher: done.append(f"see out {launcher}"))
+    monkeypatch.setattr(leaving, "NodeProcesses", lambda: SimpleNamespace(launcher=7, launcher_of_this_job=7))
     monkeypatch.setattr(leaving.ulfm, "enabled", lambda: False)
     for name, value in (("RANK", "0"), ("SIZE", "4"), ("LOCAL_SIZE", "2")):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
@@ -44,7 +44,7 @@ def test_one_rank_sees_the_launcher_out(done: list[str], monkeypatch: pytest.Mon
 
 
 def test_a_launcher_of_several_jobs_is_left(done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "Siblings", lambda: SimpleNamespace(launcher=7, launcher_of_this_job=0))
+    monkeypatch.setattr(leaving, "NodeProcesses", lambda: SimpleNamespace(launcher=7, launcher_of_this_job=0))
     leaving.leave()
     assert "see out 7" not in done
 

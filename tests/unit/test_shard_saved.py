@@ -95,7 +95,7 @@ def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
     crew = Crew(3, lambda timestamp: timestamp, lambda learner_id, seq: 1.0)
     shard, snapshots = make(log, crew, SoftsyncOptions(n=2), 3, budget=18, every_epochs=1.0)
     shard.records.checkpoints = noted = Noted(2, slow_at=3)  # type: ignore[assignment]
-    shard.desk.is_open = False
+    shard.snapshot_server.is_open = False
     shard.serve()
     snapshots.close()
     pushes, events = read_table(log, "pushes"), read_table(log, "events")

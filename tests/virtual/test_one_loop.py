@@ -38,7 +38,7 @@ LOOPS = [
             "serving/answering",
             "serving/faults",
             "serving/finiteness",
-            "serving/snapshot_desk",
+            "serving/snapshot_server",
             "job/allreduce",
             "exchange/channel",
             "exchange/base",

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.comm.mpi import siblings, ulfm
+from mpisgd.comm.mpi import node_processes, ulfm
 
 # Open MPI's launcher and library refuse root without these; users of a container are root.
 if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -22,14 +22,14 @@ ulfm.prepare()
 import mpi4py  # noqa: E402 - after settings read when MPI is initialised
 
 mpi4py.rc.finalize = not ulfm.enabled()
-mpi4py.rc.initialize = not (ulfm.enabled() or siblings.several())
+mpi4py.rc.initialize = not (ulfm.enabled() or node_processes.several())
 
-with siblings.within(siblings.start_s()):
+with node_processes.within(node_processes.start_s()):
     from mpi4py import MPI
 
     if not (mpi4py.rc.initialize or MPI.Is_initialized()):
         # Not by mpi4py, which lets no other thread run during this.
-        with siblings.watched(siblings.STARTED_S if ulfm.enabled() else siblings.PATIENT_S):
+        with node_processes.watched(node_processes.STARTED_S if ulfm.enabled() else node_processes.PATIENT_S):
             ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         for _comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as mpi4py would
             _comm.Set_errhandler(MPI.ERRORS_RETURN)

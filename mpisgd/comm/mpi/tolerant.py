@@ -334,7 +334,7 @@ class TolerantWire(Wire):
         return heard
 
     def _wait_to_meet(self, ranks: Collection[int]) -> None:
-        """Let the pulse listen to a rank without which there is no job; any other is given up (`_meets_s`)."""
+        """Let the heartbeat listen to a rank without which there is no job; any other is given up (`_meets_s`)."""
         vital = min(self._vital.intersection(ranks), default=None)
         self.waiting.awaited = None if vital is None or self._parting else Meeting(vital)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from mpisgd.comm.mpi.launch import with_failures
-from mpisgd.comm.mpi.siblings import Siblings
+from mpisgd.comm.mpi.node_processes import NodeProcesses
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -94,7 +94,7 @@ def end_job(comm: MPI.Intracomm, status: int) -> NoReturn:
     """End the job: every rank's next MPI call raises, and comes here."""
     comm.Revoke()
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") in ("0", "1"):  # either may be lost
-        Siblings().end_launcher_within(_SPREAD_S + _LAUNCHER_S)
+        NodeProcesses().end_launcher_within(_SPREAD_S + _LAUNCHER_S)
     time.sleep(_SPREAD_S)
     _leave(status)
 

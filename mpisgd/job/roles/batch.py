@@ -32,7 +32,7 @@ from mpisgd.sandblaster.channels import (
     BatchLearnerChannel,
     BatchShardChannel,
     CoordinatorChannel,
-    Desk,
+    PortionChannel,
     TolerantBatchShardChannel,
 )
 from mpisgd.sandblaster.coordinator import Coordinator
@@ -169,7 +169,7 @@ class BuiltBatchLearner(Built):
         super().__init__(setup, world, rank)
         self._gradient = self._gradient_of()
         self._sum = Sum(self._gradient, alone=options_of(setup).push_every == 1)
-        self._desk = Desk(self.wire, setup.roles, self.index)
+        self._coordinator = PortionChannel(self.wire, setup.roles, self.index)
         slices = Slices(self._gradient.memory.weights, self._sum.vector, setup.bounds)
         self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, slices, consistent=False)
         self._channel.acknowledged = setup.roles.tolerant
@@ -177,14 +177,14 @@ class BuiltBatchLearner(Built):
 
     def _leave(self, *, ending: int) -> None:
         """Leave; others take this learner's portions."""
-        self._desk.leave(self._channel.pushed[0])
+        self._coordinator.leave(self._channel.pushed[0])
         self._channel.goodbye(ending=ending)
 
     def train(self) -> None:
         self.expendable = self.setup.roles.tolerant
         delays = stages.loop_delays(self.setup.config, self.index)
         first_seq = self.setup.first_seq(self.index)
-        learn(self._desk, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
+        learn(self._coordinator, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
 
     def end(self) -> np.ndarray:
         if self.rank == self.setup.roles.evaluator_rank:

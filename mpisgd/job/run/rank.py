@@ -42,10 +42,10 @@ from mpisgd.job.run.mpi_world import MpiWorld
 from mpisgd.job.run.partners import Partners
 from mpisgd.job.run.start import Claim, agree_on, name
 from mpisgd.liveness import tolerance
+from mpisgd.liveness.failure_watch import FailureWatch
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
+from mpisgd.liveness.heartbeat import Heartbeat
 from mpisgd.liveness.muster import mustered
-from mpisgd.liveness.pulse import Pulse
-from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
 from mpisgd.records.callbacks import End, call, given
 from mpisgd.records.checkpoint.checkpoint import way_on
@@ -69,8 +69,8 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         failing_fast(comm, rank.who, rank.way_on, rank.is_expendable),
         Signals() as rank.signals,
         mustered(comm),
-        Vigil(comm, rank.who, rank.way_on) as rank.vigil,
-        Pulse(comm, config.faults.patience_s, rank.way_on) as rank.pulse,
+        FailureWatch(comm, rank.who, rank.way_on) as rank.failure_watch,
+        Heartbeat(comm, config.faults.patience_s, rank.way_on) as rank.heartbeat,
         kept(),
     ):
         rank.agree(config, brought, resumed)
@@ -84,11 +84,11 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 
 
 class Rank:
-    """A rank; `signals`, `vigil` and `pulse` are set before `agree`."""
+    """A rank; `signals`, `failure_watch` and `heartbeat` are set before `agree`."""
 
     signals: Signals
-    vigil: Vigil
-    pulse: Pulse
+    failure_watch: FailureWatch
+    heartbeat: Heartbeat
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
@@ -100,7 +100,7 @@ class Rank:
 
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         own = agree(self.comm, lambda: given(config.callbacks, brought.callbacks))
-        agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
+        agreed = agree_on(config, self.comm, brought, self.heartbeat, resumed=resumed)
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
@@ -111,7 +111,7 @@ class Rank:
         self.callbacks = self.loggers.with_own(own)
         self._ready = True
         if self.setup.roles.tolerant:
-            self.vigil.stop()
+            self.failure_watch.stop()
 
     def who(self) -> str:
         return self.roles.describe(self.rank) if self._ready else "starting"
@@ -172,7 +172,7 @@ class Rank:
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
         self._join = wire.group
-        self.pulse.tolerate(vital, wire.waiting, wire.presence)
+        self.heartbeat.tolerate(vital, wire.waiting, wire.presence)
         return wire
 
     def _keeps_near(self) -> Partners | None:
@@ -223,8 +223,8 @@ class Rank:
             self._partners.forget()
 
     def _part(self, wire: Wire) -> None:
-        self.vigil.stop()
-        self.pulse.stop()
+        self.failure_watch.stop()
+        self.heartbeat.stop()
         away = wire.presence.away()
         wire.part()
         self.claim.leave(away)
@@ -266,7 +266,7 @@ class Rank:
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"
             f"{partners.said(setup.config.checkpoint.partner_updates, setup.hosts)};"
-            f" {tolerance.said(setup.config, setup.roles.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
+            f" {tolerance.said(setup.config, setup.roles.tolerant, self.heartbeat.beats)}; log in {self.path}{self._going_on()}"
         )
 
     def _going_on(self) -> str:

@@ -14,7 +14,7 @@ from mpisgd.base import speech
 from mpisgd.base.errors import CheckpointError, ConfigError, MpisgdError
 from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.siblings import Siblings
+from mpisgd.comm.mpi.node_processes import NodeProcesses
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import DataSet, check_workers
 from mpisgd.exchange.roles import Roles
@@ -33,9 +33,9 @@ from mpisgd.job.tensors import (
     stages_begin_at,
 )
 from mpisgd.job.world import Setup
-from mpisgd.liveness import binding, cores, tolerance, usher
+from mpisgd.liveness import binding, cores, reaper, tolerance
 from mpisgd.liveness.guard import AgreedError, agree, ranges
-from mpisgd.liveness.pulse import Pulse
+from mpisgd.liveness.heartbeat import Heartbeat
 from mpisgd.liveness.ranks import Ranks, connections, look_around, make_room, refuse_singletons
 from mpisgd.models.in_pieces import InPieces
 from mpisgd.pipeline import balance
@@ -49,7 +49,9 @@ from mpisgd.records.log import schema
 from mpisgd.vectors.flat import FlatModel
 
 
-def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse, *, resumed: bool) -> tuple[Ranks, Setup, Tensors]:
+def agree_on(
+    config: Config, comm: MPI.Intracomm, brought: Brought, heartbeat: Heartbeat, *, resumed: bool
+) -> tuple[Ranks, Setup, Tensors]:
     """Agree on the job; each rank makes its own parts. Raises AgreedError."""
     ranks = look_around(comm)
     config = naming.as_brought(config, brought)
@@ -59,7 +61,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     config = replace(config, shards=len(roles.shard_ranks))
     told = ranks.rank in (roles.shard_ranks[0], roles.evaluator_rank)
     agree(comm, lambda: loggers.check(config.loggers, used=told))
-    pulse.know(ranks, lambda rank: name(roles, ranks, rank))
+    heartbeat.know(ranks, lambda rank: name(roles, ranks, rank))
     torch.set_num_threads(config.threads or ranks.threads)
     learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
     computes = learns or roles.may_evaluate(ranks.rank)
@@ -213,7 +215,7 @@ class Claim:
             if self._near is not None:
                 self._near.forget()
             if self._ushered:
-                agree(comm, self._call_usher)
+                agree(comm, self._call_reaper)
         except AgreedError:
             self.unlock()
             self.leave()
@@ -228,9 +230,9 @@ class Claim:
         if self._ushered:
             hosts, rank = self.ranks.hosts, self.ranks.rank
             if rank == 0:
-                usher.retract(self._running, self._job)
+                reaper.retract(self._running, self._job)
             node = hosts.index(hosts[rank])  # named by its first rank, which called
-            usher.leave(self._job, given_up=any(hosts[each] != hosts[0] for each in away), node=node)
+            reaper.leave(self._job, given_up=any(hosts[each] != hosts[0] for each in away), node=node)
 
     def _bring_home(self) -> tuple[int, str]:
         """Lock the run; then find newer states on nodes."""
@@ -250,8 +252,8 @@ class Claim:
             try:
                 resumption = self._open(resumed, clock, note)
                 if self._ushered:
-                    self._job = usher.name()
-                    usher.announce(self._running, self._job)
+                    self._job = reaper.name()
+                    reaper.announce(self._running, self._job)
             except MpisgdError as error:
                 problem = error
         problem, resumption, self._job = self._comm.bcast((problem, resumption, self._job), root=0)
@@ -297,13 +299,13 @@ class Claim:
                 return checkpoint.tensors_at(copy, shard)
         return checkpoint.tensors(shard)
 
-    def _call_usher(self) -> None:
-        """Call the usher from each node's first rank, once rank 0 has announced the job."""
+    def _call_reaper(self) -> None:
+        """Call the reaper from each node's first rank, once rank 0 has announced the job."""
         rank, hosts = self.ranks.rank, self.ranks.hosts
         if rank == hosts.index(hosts[rank]):
             pids = [pid for pid, host in zip(self.ranks.pids, hosts, strict=True) if host == hosts[rank]]
-            first, launcher = pids[0] * (rank == 0), Siblings().launcher_of_this_job
+            first, launcher = pids[0] * (rank == 0), NodeProcesses().launcher_of_this_job
             try:
-                usher.call(self._running, self._job, pids, first, launcher, node=rank, nodes=len(set(hosts)))
+                reaper.call(self._running, self._job, pids, first, launcher, node=rank, nodes=len(set(hosts)))
             except OSError as error:
                 raise ConfigError(f"no socket can be made in /tmp, or where TMPDIR is: {cause(error)}") from error

@@ -350,7 +350,7 @@ DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS, BEST, LOCK = "weights.pt", "best.pt", "LOCK"
 SUMMED = {"weights": WEIGHTS, "best": BEST, "log": LOG}
 """Entries of DONE with length and checksum of a file; `files` has each rank's checksum of checksums."""
-RUNNING = "RUNNING"  # there while a job runs, fault-tolerant or on several nodes (`usher.py`)
+RUNNING = "RUNNING"  # there while a job runs, fault-tolerant or on several nodes (`reaper.py`)
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
 ASIDE = ".*.h5.new"

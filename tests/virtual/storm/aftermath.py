@@ -18,7 +18,7 @@ from mpisgd.analysis.books import imbalances
 from mpisgd.base.errors import CheckpointError, DataError, MpisgdError
 from mpisgd.exchange.roles import Role
 from mpisgd.job import interruption
-from mpisgd.liveness.pulse import LEAST_S
+from mpisgd.liveness.heartbeat import LEAST_S
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import PORTIONS, Event, Outcome, Reason, Verdict
 from tests.virtual.storm.damage import Files

@@ -70,7 +70,7 @@ AGREED = "hardsync, agreed"
 #: Ways that go with no groups of ranks.
 ALONE = ("async-accumulated",)
 PATIENCE_S = 0.3
-"""Of a shard with its learners; the pulse has `pulse.LEAST_S`."""
+"""Of a shard with its learners; the heartbeat has `heartbeat.LEAST_S`."""
 COMPUTE_S = 0.01
 LONG_S = 12.0
 """Longer than any patience."""
@@ -290,7 +290,7 @@ def _faults(dice: random.Random, shards: int, learners: int, evaluator: bool, to
         short = dice.uniform(0, 0.9) * PATIENCE_S
         lasts_s = dice.choice((short, *[dice.uniform(1, 3) * PATIENCE_S] * 2, *((LONG_S,) * worst)))
         if not tolerant and not worst:
-            lasts_s = dice.uniform(0, 3)  # the pulse is patient
+            lasts_s = dice.uniform(0, 3)  # the heartbeat is patient
         faults.append(
             Fault(
                 what,

@@ -12,7 +12,7 @@ from mpisgd.base.errors import ConfigError, MpisgdError, PeerError, RunInterrupt
 from mpisgd.comm.signals import HEARD
 from mpisgd.job import roles, tensors
 from mpisgd.job.finish import after_all
-from mpisgd.liveness.usher import GRACE_S
+from mpisgd.liveness.reaper import GRACE_S
 from mpisgd.records import lock
 from mpisgd.records.log import schema
 from tests.virtual.storm import package
@@ -122,7 +122,7 @@ class Job(Ranks):
             raise
 
     def _leave(self, process: Process) -> None:
-        """In order. Where rank 0 of a tolerant job has left, ushers end who is left a while later (`liveness/usher.py`)."""
+        """In order. Where rank 0 of a tolerant job has left, reapers end who is left a while later (`liveness/reaper.py`)."""
         if self.drawn.freed in ("end", "both") and not any(each.left for each in self.machine.processes):
             self.machine.free()
         self.machine.leave(process)

@@ -363,7 +363,7 @@ class Comm:
 
 
 def equip(machine: Machine) -> Machine:
-    """Give each process of a machine its communicators: of the job, and of the pulse."""
+    """Give each process of a machine its communicators: of the job, and of the heartbeat."""
     ranks = range(len(machine.processes))
     machine.comms = [[Comm(machine, rank, context) for rank in ranks] for context in range(2)]
     return machine

@@ -1,6 +1,6 @@
 """The package's modules that talk to MPI, loaded a second time, over the virtual one and its clock: `VIRTUAL.tolerant`, say.
 
-So the real wires and the real pulse run in virtual time, and nothing here needs mpi4py.
+So the real wires and the real heartbeat run in virtual time, and nothing here needs mpi4py.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MPI = SimpleNamespace(
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
 _OF_MPI = ("ulfm", "mover", "clock", "transfers", "arrivals", "together", "wire", "tolerant", "grouped")
-_AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
+_AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.heartbeat")
 
 
 def _load() -> SimpleNamespace:
@@ -99,7 +99,7 @@ def _load() -> SimpleNamespace:
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
     for name in ("politeness", "tolerant", "grouped"):
         loaded[name].time = polling
-    for name in ("arrivals", "wire", "clock", "pulse"):
+    for name in ("arrivals", "wire", "clock", "heartbeat"):
         loaded[name].time = plain
     for name in ("politeness", "tolerant"):
         loaded[name].os = SimpleNamespace(sched_yield=lambda: None)

@@ -1,7 +1,7 @@
 """The ranks of a job, in a world of their own: the roles that `job/roles/` builds, on a virtual MPI.
 
 Shard, rules, channels, the tolerant wire, faults, records, checkpoints, the learner's and the evaluator's loops, the
-end where all meet, the pulse: all are the package's own.
+end where all meet, the heartbeat: all are the package's own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.virtual.storm.draw import COMPUTE_S, PATIENCE_S, Draw, Fault, config_
 from tests.virtual.storm.machine import Machine, Process
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
-from tests.virtual.storm.standins import Computing, Delayed, Passing, Pulse, Works, computing
+from tests.virtual.storm.standins import Computing, Delayed, Heartbeat, Passing, Works, computing
 
 _BEGUN = itertools.count()
 """Number of a job, as a process has a second at which it began."""
@@ -254,17 +254,17 @@ class Ranks(World):
 
     def _rank(self, rank: int) -> None:
         roles = self.roles
-        pulse = Pulse(self.machine.processes[rank], self.fails)
+        heartbeat = Heartbeat(self.machine.processes[rank], self.fails)
         if self.drawn.tolerant:
             vital = roles.vital_ranks
             wire = VIRTUAL.grouped.GroupedWire(
                 self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
-            pulse.tolerate(vital, wire.waiting, wire.presence)
+            heartbeat.tolerate(vital, wire.waiting, wire.presence)
         else:
             wire = VIRTUAL.wire.Wire(self.machine.comms[0][rank], polite=True)
         self.wires[rank] = wire
-        self.machine.processes[rank].begin(pulse.serve)
+        self.machine.processes[rank].begin(heartbeat.serve)
         self.built[rank] = built = build(self.setup, self, rank)
         wire.clock.begin(wire.meet, self.setup.begins_s)
         built.train()

@@ -108,7 +108,7 @@ class Takes(Evaluations):
         package.sleep(0.5 * COMPUTE_S)
 
 
-class Pulse(VIRTUAL.pulse.Pulse):  # type: ignore[misc, name-defined]
+class Heartbeat(VIRTUAL.heartbeat.Heartbeat):  # type: ignore[misc, name-defined]
     """Beats when it is told to, and says who ends the job for what."""
 
     def __init__(self, process: Process, fails: Callable[[Process, str], None]) -> None:

@@ -46,7 +46,7 @@ _PARENT, _BEGAN = 1, 19
 """Indices in a process's `stat`, from its third word on."""
 
 
-class Siblings:
+class NodeProcesses:
     """Ranks of this node.
 
     Attributes:
@@ -164,7 +164,7 @@ def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[
         yield
         return
     leads = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0" and on_several_nodes(environ)
-    last = Siblings(environ).end_launcher_within(seconds + _LAUNCHER_S) if leads else None
+    last = NodeProcesses(environ).end_launcher_within(seconds + _LAUNCHER_S) if leads else None
     faulthandler.dump_traceback_later(seconds, file=2, exit=True)
     try:
         yield
@@ -178,15 +178,15 @@ def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[
 @contextmanager
 def watched(started_s: float = STARTED_S) -> Iterator[None]:
     """End the job, and name lost ranks, unless this node's ranks all live while open. The code inside must let threads run."""
-    siblings, over = Siblings(started_s=started_s), threading.Event()
+    node_processes, over = NodeProcesses(started_s=started_s), threading.Event()
 
     def watch() -> None:
         while not over.wait(LOOK_S):
-            lost = siblings.lost(time.monotonic())
+            lost = node_processes.lost(time.monotonic())
             if lost and not over.is_set():
-                _end(siblings, ", ".join(lost))
+                _end(node_processes, ", ".join(lost))
 
-    thread = threading.Thread(target=watch, name="siblings", daemon=True)
+    thread = threading.Thread(target=watch, name="node_processes", daemon=True)
     thread.start()
     try:
         yield
@@ -195,7 +195,7 @@ def watched(started_s: float = STARTED_S) -> Iterator[None]:
         thread.join()
 
 
-def _end(siblings: Siblings, lost: str) -> NoReturn:
+def _end(node_processes: NodeProcesses, lost: str) -> NoReturn:
     """End the job; a single rank of the node says why and tells the launcher."""
     name = f"mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}"
     speaks = hold(name) or not is_held(name)
@@ -206,7 +206,7 @@ def _end(siblings: Siblings, lost: str) -> NoReturn:
         )
     time.sleep(FORWARD_S)
     if speaks:
-        siblings.end_job()
+        node_processes.end_job()
     time.sleep(END_S)
     os._exit(EXIT_FAILED)
 

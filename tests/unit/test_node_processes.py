@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.siblings import PATIENT_S, STARTED_S, Siblings, several, within
+from mpisgd.comm.mpi.node_processes import PATIENT_S, STARTED_S, NodeProcesses, several, within
 
 JOB = "prterun-here-100@1"
 ENVIRON = {"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
@@ -52,12 +52,12 @@ def proc(tmp_path: Path) -> Proc:
     return proc
 
 
-def siblings(proc: Proc, own: int = OWN) -> Siblings:
-    return Siblings(ENVIRON, proc.root, own)
+def node_processes(proc: Proc, own: int = OWN) -> NodeProcesses:
+    return NodeProcesses(ENVIRON, proc.root, own)
 
 
 def test_one_that_was_there_and_is_there_no_more(proc: Proc) -> None:
-    mine = siblings(proc)
+    mine = node_processes(proc)
     assert mine.launcher == LAUNCHER
     assert mine.lost(0.0) == []
     proc.children(200, 201, 300, 301)
@@ -65,7 +65,7 @@ def test_one_that_was_there_and_is_there_no_more(proc: Proc) -> None:
 
 
 def test_what_else_the_launcher_has_started_may_go(proc: Proc) -> None:
-    mine = siblings(proc)
+    mine = node_processes(proc)
     mine.lost(0.0)
     proc.children(200, 201, 202)
     assert mine.lost(100.0) == []
@@ -73,7 +73,7 @@ def test_what_else_the_launcher_has_started_may_go(proc: Proc) -> None:
 
 def test_one_that_never_came(proc: Proc) -> None:
     """Only when no further one has come for a while: the launcher may be starting them."""
-    mine = siblings(proc)
+    mine = node_processes(proc)
     proc.children(200, 300)
     assert mine.lost(0.0) == []
     proc.children(200, 201, 300)
@@ -85,7 +85,7 @@ def test_one_that_never_came(proc: Proc) -> None:
 def test_where_there_is_no_haste_a_child_that_is_no_rank_may_yet_be_one(proc: Proc) -> None:
     """Its program may not have been loaded: only who is no child at all is lost."""
     proc.children(200, 201, 300)
-    mine = Siblings(ENVIRON, proc.root, OWN, started_s=PATIENT_S)
+    mine = NodeProcesses(ENVIRON, proc.root, OWN, started_s=PATIENT_S)
     assert [mine.lost(now_s) for now_s in (1.0, PATIENT_S, 10 * PATIENT_S)] == [[], [], []]
     proc.children(200, 201)
     assert mine.lost(10 * PATIENT_S) == ["1 rank, before any other looked"]
@@ -108,7 +108,7 @@ def test_one_that_is_being_started_is_no_rank_yet(proc: Proc) -> None:
     """Between fork and exec it has the launcher's own environment."""
     proc.add(203, LAUNCHER, HOME="/root")
     proc.children(200, 201, 203)
-    mine = siblings(proc)
+    mine = node_processes(proc)
     assert mine.lost(0.0) == []
     shutil.rmtree(proc.root / "203")
     proc.rank(203, 6)
@@ -119,29 +119,29 @@ def test_one_that_is_being_started_is_no_rank_yet(proc: Proc) -> None:
 
 def test_ranks_in_a_wrapper_of_the_users(proc: Proc) -> None:
     proc.rank(400, 5, parent=OWN)
-    assert siblings(proc, own=400).launcher == LAUNCHER
+    assert node_processes(proc, own=400).launcher == LAUNCHER
 
 
 def test_nothing_is_seen_without_a_launcher(proc: Proc) -> None:
-    assert Siblings({}, proc.root, OWN).lost(100.0) == []
-    unseen = Siblings(ENVIRON, proc.root / "nowhere", OWN)
+    assert NodeProcesses({}, proc.root, OWN).lost(100.0) == []
+    unseen = NodeProcesses(ENVIRON, proc.root / "nowhere", OWN)
     assert unseen.launcher == 0
     assert unseen.lost(100.0) == []
     (proc.root / f"{LAUNCHER}/task/101/children").unlink()  # a kernel without them
-    assert siblings(proc).lost(100.0) == []
+    assert node_processes(proc).lost(100.0) == []
 
 
-def launcher(environ: Mapping[str, str], proc: Path) -> tuple[Siblings, subprocess.Popen[bytes]]:
+def launcher(environ: Mapping[str, str], proc: Path) -> tuple[NodeProcesses, subprocess.Popen[bytes]]:
     """A launcher that does nothing more, and one of its ranks."""
     process = subprocess.Popen(["sleep", "1000"])
-    siblings = Siblings(environ, proc)
-    siblings.launcher = process.pid
-    return siblings, process
+    node_processes = NodeProcesses(environ, proc)
+    node_processes.launcher = process.pid
+    return node_processes, process
 
 
 def test_a_launcher_that_hangs_is_killed() -> None:
-    siblings, process = launcher({"PMIX_NAMESPACE": "prterun-host-1@1"}, Path("/proc"))
-    siblings.end_launcher_within(0.1)
+    node_processes, process = launcher({"PMIX_NAMESPACE": "prterun-host-1@1"}, Path("/proc"))
+    node_processes.end_launcher_within(0.1)
     assert process.wait(60) == -signal.SIGKILL
 
 
@@ -150,11 +150,11 @@ def test_a_launcher_that_hangs_is_killed() -> None:
     ("job", "began"), [("prterun-host-1@1", 43), ("dvm@1", 42)], ids=["another with its number", "of many jobs"]
 )
 def test_no_other_process_is(tmp_path: Path, job: str, began: int) -> None:
-    siblings, process = launcher({"PMIX_NAMESPACE": job}, tmp_path)
+    node_processes, process = launcher({"PMIX_NAMESPACE": job}, tmp_path)
     stat = tmp_path / str(process.pid) / "stat"
     stat.parent.mkdir()
     stat.write_text(f"{process.pid} (a (b) c) S {' '.join(['7'] * 18)} 42 7 7")
-    siblings.end_launcher_within(0.5)
+    node_processes.end_launcher_within(0.5)
     stat.write_text(f"{process.pid} (a (b) c) S {' '.join(['7'] * 18)} {began} 7 7")
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
@@ -169,12 +169,12 @@ def test_the_launcher_of_several_nodes_is_killed_where_mpi_does_not_start(
     """By a process that the first rank of each node begins, and ends once MPI has started."""
     killers: list[subprocess.Popen[bytes]] = []
 
-    def killer(_: Siblings, seconds: float) -> subprocess.Popen[bytes]:
+    def killer(_: NodeProcesses, seconds: float) -> subprocess.Popen[bytes]:
         assert seconds > 30
         killers.append(subprocess.Popen(["sh", "-c", "sleep 60; true"], start_new_session=True))
         return killers[-1]
 
-    monkeypatch.setattr(Siblings, "end_launcher_within", killer)
+    monkeypatch.setattr(NodeProcesses, "end_launcher_within", killer)
     environ = {"OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": world}
     with within(30.0, environ):
         assert len(killers) == begun
@@ -191,7 +191,7 @@ def test_who_ends_a_job_of_which_mpi_tells_failures_sees_its_launcher_out(
     comm: Any = SimpleNamespace(Revoke=lambda: done.append("revoked"))
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", local_rank)
     monkeypatch.setattr(ulfm, "_SPREAD_S", 0.0)
-    monkeypatch.setattr(ulfm.Siblings, "end_launcher_within", lambda siblings, seconds: done.append(seconds))
+    monkeypatch.setattr(ulfm.NodeProcesses, "end_launcher_within", lambda node_processes, seconds: done.append(seconds))
     monkeypatch.setattr(ulfm, "_leave", lambda status: done.append(f"left with {status}"))
     ulfm.end_job(comm, 1)
     assert done == ["revoked", *([ulfm._LAUNCHER_S] if sees_to_it else []), "left with 1"]

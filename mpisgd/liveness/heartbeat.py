@@ -8,7 +8,7 @@ fault-tolerant  a waiting learner asks the shards, of which none may hang; shard
                 (`serving/faults.py`), and a shard that holds up their own message. Before all have agreed how to start: as
                 fail-fast.
 
-A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no pulse. TCP's
+A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no heartbeat. TCP's
 keep-alive is no help: Open MPI 5's transport has none (`ompi_info --all`); its daemons' (`oob_tcp_keepalive_time`, 300 s) is out of
 reach, and probes only idle connections.
 """
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpisgd.base.errors import EXIT_FAILED
 from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.siblings import Siblings, start_s, within
+from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, within
 from mpisgd.comm.presence import Presence
 from mpisgd.liveness.guard import abort, leave_within
 from mpisgd.liveness.ranks import Ranks, place_to_speak
@@ -56,8 +56,8 @@ class Waits(Protocol):
     def peer(self) -> int | None: ...
 
 
-class Pulse:
-    """Pulse of a rank, beaten by a thread while open, or until `stop`.
+class Heartbeat:
+    """Heartbeat of a rank, beaten by a thread while open, or until `stop`.
 
     Args:
         patience_s: longest silence of a rank, at least `LEAST_S`.
@@ -97,15 +97,15 @@ class Pulse:
         self._parted: set[int] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
 
     # ------------------------------------------------------------------------------------------------------- while it beats
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         from mpisgd.comm.mpi.library import MPI
 
         if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            # All wait for all here, as in MPI_Init, and no pulse beats yet. (A dump of stacks has the same timer.)
+            # All wait for all here, as in MPI_Init, and no heartbeat beats yet. (A dump of stacks has the same timer.)
             with within(0.0 if float(os.environ.get("MPISGD_HANG_S", "0")) > 0 else start_s()):
                 self._comm = self._job.Dup()
             self._thread.start()
@@ -264,12 +264,12 @@ class Pulse:
         if way_on:
             last_words(way_on)
         time.sleep(FORWARD_S)
-        siblings = Siblings()
-        siblings.end_launcher_within(LAUNCHER_S)
+        node_processes = NodeProcesses()
+        node_processes.end_launcher_within(LAUNCHER_S)
         if not ulfm.enabled():
             abort(self._job, EXIT_FAILED)
         if self._ranks is not None:
             self._ranks.end(ranks)
             if any(self._ranks.hosts[rank] != self._ranks.hosts[self._rank] for rank in ranks):
-                siblings.end_job()
+                node_processes.end_job()
         ulfm.end_job(self._job, EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""An usher and real processes, of which none is a rank: who is made to leave when the job is over, and who is not."""
+"""A reaper and real processes, of which none is a rank: who is made to leave when the job is over, and who is not."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.comm.mpi import siblings
-from mpisgd.liveness import absent, usher
-from mpisgd.liveness.usher import Process, Usher
+from mpisgd.comm.mpi import node_processes
+from mpisgd.liveness import absent, reaper
+from mpisgd.liveness.reaper import Process, Reaper
 
 END_S = 100.0
 
@@ -39,12 +39,12 @@ def sleeper() -> Iterator[Callable[[], int]]:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
-    monkeypatch.setattr(usher, "LOOK_S", 0.02)
-    monkeypatch.setattr(usher, "GRACE_S", 0.1)
-    monkeypatch.setattr(usher, "LAUNCHER_S", 0.1)
-    monkeypatch.setattr(usher, "FORCE_S", 0.1)
-    running, job = tmp_path / "RUNNING", usher.name()
-    usher.announce(running, job)
+    monkeypatch.setattr(reaper, "LOOK_S", 0.02)
+    monkeypatch.setattr(reaper, "GRACE_S", 0.1)
+    monkeypatch.setattr(reaper, "LAUNCHER_S", 0.1)
+    monkeypatch.setattr(reaper, "FORCE_S", 0.1)
+    running, job = tmp_path / "RUNNING", reaper.name()
+    reaper.announce(running, job)
     return running, job
 
 
@@ -59,23 +59,23 @@ def goes(pid: int) -> bool:
 
 @contextlib.contextmanager
 def attending(job: tuple[Path, str], pids: list[int], first: int = 0, launcher: int = 0) -> Iterator[threading.Thread]:
-    """An usher at work."""
-    with usher.open_door(job[1]) as door:
+    """A reaper at work."""
+    with reaper.open_door(job[1]) as door:
         ranks = {pid: Process(pid) for pid in pids}
-        mine = Usher(door, *job, list(ranks.values()), ranks.get(first), Process(launcher) if launcher else None)
+        mine = Reaper(door, *job, list(ranks.values()), ranks.get(first), Process(launcher) if launcher else None)
         thread = threading.Thread(target=mine.attend, daemon=True)
         thread.start()
         yield thread
         thread.join(END_S)
         assert not thread.is_alive()
-        usher.close_door(door)
-    assert not usher._place(job[1]).exists()
+        reaper.close_door(door)
+    assert not reaper._place(job[1]).exists()
 
 
 def says_that_it_leaves(job: tuple[Path, str], pid: int, given_up: bool = False) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getpid", lambda: pid)
-        usher.leave(job[1], given_up=given_up)
+        reaper.leave(job[1], given_up=given_up)
 
 
 def test_one_that_is_stopped_is_made_to_leave_and_one_that_left_in_order_is_not(
@@ -88,7 +88,7 @@ def test_one_that_is_stopped_is_made_to_leave_and_one_that_left_in_order_is_not(
         thread.join(0.3)
         assert thread.is_alive()
         assert lives(stopped), "the job runs"
-        usher.retract(*job)
+        reaper.retract(*job)
     assert goes(stopped)
     assert lives(in_order), "it may do what it wants, after the run"
 
@@ -96,7 +96,7 @@ def test_one_that_is_stopped_is_made_to_leave_and_one_that_left_in_order_is_not(
 def test_when_rank_0_is_gone_without_order_the_job_is_over_on_all_nodes(
     job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usher, "hang_up", lambda pid: pytest.fail("a launcher that has lost its daemons may say 0"))
+    monkeypatch.setattr(reaper, "hang_up", lambda pid: pytest.fail("a launcher that has lost its daemons may say 0"))
     first, other, launcher = sleeper(), sleeper(), sleeper()
     with attending(job, [first, other], first, launcher):
         os.kill(first, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_the_launcher_is_ended_only_where_another_node_may_hang(
 ) -> None:
     first, launcher = sleeper(), sleeper()
     with attending(job, [first], first, launcher) as thread:
-        usher.retract(*job)
+        reaper.retract(*job)
         says_that_it_leaves(job, first, given_up)
         if given_up:
             thread.join(0.5)
@@ -125,10 +125,10 @@ def test_the_launcher_is_ended_only_where_another_node_may_hang(
 def test_a_launcher_that_waits_when_all_have_left_in_order_is_ended(
     sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    monkeypatch.setattr(usher, "LEAVE_S", 0.5)
-    monkeypatch.setattr(usher, "FORCE_S", 0.1)
+    monkeypatch.setattr(reaper, "LEAVE_S", 0.5)
+    monkeypatch.setattr(reaper, "FORCE_S", 0.1)
     first, launcher = sleeper(), sleeper()
-    thread = threading.Thread(target=usher.main, args=([usher._SEE_OUT, str(first), str(launcher)],), daemon=True)
+    thread = threading.Thread(target=reaper.main, args=([reaper._SEE_OUT, str(first), str(launcher)],), daemon=True)
     thread.start()
     thread.join(1.0)
     assert lives(launcher), "rank 0 is still there"
@@ -143,12 +143,12 @@ def test_a_launcher_that_waits_when_all_have_left_in_order_is_ended(
 def test_a_file_of_another_job_is_left(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
     running, _ = job
     first, other = sleeper(), sleeper()
-    usher.announce(running, "another attempt")
+    reaper.announce(running, "another attempt")
     with attending(job, [first, other], first):
         pass
     assert goes(other), "this job is over"
     assert running.read_text() == "another attempt"
-    usher.retract(*job)
+    reaper.retract(*job)
     assert running.exists()
 
 
@@ -157,7 +157,7 @@ def test_a_file_system_that_fails_says_nothing(job: tuple[Path, str], monkeypatc
         raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(Path, "read_text", fails)
-    assert usher._is_of(*job)
+    assert reaper._is_of(*job)
 
 
 def test_a_directory_that_was_removed_under_the_job_says_nothing_until_rank_0_is_gone(
@@ -166,7 +166,7 @@ def test_a_directory_that_was_removed_under_the_job_says_nothing_until_rank_0_is
     """The ranks are to find out by themselves, and to say so."""
     running, _ = job
     gone = running.parent / "run" / "RUNNING"
-    assert usher._is_of(gone, job[1])
+    assert reaper._is_of(gone, job[1])
     first, other = sleeper(), sleeper()
     with attending((gone, job[1]), [first, other], first) as thread:
         thread.join(0.3)
@@ -211,7 +211,7 @@ def test_connections_to_other_machines_end_and_no_others() -> None:
         (far, _), (own, _) = server.accept(), server.accept()
         assert process.stdout is not None
         assert process.stdout.readline() == "connected\n"
-        usher.hang_up(process.pid)
+        reaper.hang_up(process.pid)
         assert process.communicate(timeout=END_S)[0] == "ended\n"
         with far, own:
             assert far.recv(1) == b""
@@ -232,7 +232,7 @@ def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     rank = sleeper()
-    usher.call(*job, [rank])
+    reaper.call(*job, [rank])
     until_s = time.monotonic() + END_S
     while not (found := [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if str(job[0]) in words(path)]):
         assert time.monotonic() < until_s
@@ -240,7 +240,7 @@ def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
     assert b"OMPI_COMM_WORLD_RANK" not in (place / "environ").read_bytes()
     assert {str((place / "fd" / str(number)).readlink()) for number in range(3)} == {"/dev/null"}
     os.kill(rank, signal.SIGSTOP)
-    usher.retract(*job)
+    reaper.retract(*job)
     while lives(rank) or lives(int(place.name)):  # after GRACE_S, which is another one there
         assert time.monotonic() < until_s
         time.sleep(0.02)
@@ -282,14 +282,14 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be anothe
 
 
 @as_root
-def test_another_user_cannot_speak_to_an_usher(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
+def test_another_user_cannot_speak_to_a_reaper(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
     rank = sleeper()
     with attending(job, [rank]) as thread:
-        door = str(usher._place(job[1]) / "door")
+        door = str(reaper._place(job[1]) / "door")
         assert "PermissionError" in words_of(SPEAK, door, f"{job[1]} {rank} 1")
         assert "PermissionError" in words_of("os.unlink(sys.argv[1])", door)
         assert thread.is_alive()
-        usher.retract(*job)
+        reaper.retract(*job)
     assert goes(rank), "it has not left in order"
 
 
@@ -301,7 +301,7 @@ def test_garbage_is_ignored(garbage: str, job: tuple[Path, str], sleeper: Callab
     with attending(job, [rank]) as thread:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker:
             for raw in (garbage.format(job=job[1], rank=rank).encode(), b"\xff\xfe\x00"):
-                speaker.sendto(raw, str(usher._place(job[1]) / "door"))
+                speaker.sendto(raw, str(reaper._place(job[1]) / "door"))
         thread.join(0.2)
         assert thread.is_alive()
         says_that_it_leaves(job, rank)
@@ -315,10 +315,10 @@ def test_a_name_that_another_user_holds_is_no_sign(monkeypatch: pytest.MonkeyPat
     begun = as_nobody(HOLD, name)
     assert begun.stdout is not None
     assert begun.stdout.readline() == "holds\n"
-    assert siblings.hold(name) is None
-    assert not siblings.is_held(name)
+    assert node_processes.hold(name) is None
+    assert not node_processes.is_held(name)
     assert absent.gone() == []
-    own = siblings.hold(f"{absent._prefix()}2-124")
+    own = node_processes.hold(f"{absent._prefix()}2-124")
     assert own is not None
     assert absent.gone() == [2]
     own.close()
@@ -346,7 +346,7 @@ def test_a_crowd_of_another_user_before_a_name_hides_no_sign_and_makes_none(held
     monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
     name = f"{absent._prefix()}3-{os.getpid()}"
     begun = [as_nobody(HOLD, name)] if held_by == "another user" else []
-    own = None if begun else siblings.hold(name)
+    own = None if begun else node_processes.hold(name)
     for process in begun:
         assert process.stdout is not None
         assert process.stdout.readline() == "holds\n"
@@ -365,12 +365,12 @@ def test_a_crowd_of_another_user_before_a_name_hides_no_sign_and_makes_none(held
 def test_whoever_squats_the_name_of_a_job_that_fails_does_not_silence_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", f"test-{os.getpid()}")
     for pause in ("FORWARD_S", "END_S"):
-        monkeypatch.setattr(siblings, pause, 0.0)
+        monkeypatch.setattr(node_processes, pause, 0.0)
     begun = as_nobody(HOLD, f"mpisgd-test-{os.getpid()}")
     assert begun.stdout is not None
     begun.stdout.readline()
     said: list[str] = []
-    monkeypatch.setattr(siblings, "last_words", said.append)
+    monkeypatch.setattr(node_processes, "last_words", said.append)
     monkeypatch.setattr(os, "_exit", lambda status: said.append(str(status)))
     ended: list[str] = []
 
@@ -378,7 +378,7 @@ def test_whoever_squats_the_name_of_a_job_that_fails_does_not_silence_it(monkeyp
         def end_job(self) -> None:
             ended.append("told")
 
-    siblings._end(Told(), "rank 3")  # type: ignore[arg-type]
+    node_processes._end(Told(), "rank 3")  # type: ignore[arg-type]
     assert "lost on" in said[0]
     assert ended == ["told"]
     begun.communicate()
@@ -388,10 +388,10 @@ def test_the_file_that_all_nodes_ask_for_is_asked_for_100_times_a_second_at_most
     job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    monkeypatch.setattr(usher, "_is_of", lambda *_: bool(asked.append(time.monotonic())) or True)
+    monkeypatch.setattr(reaper, "_is_of", lambda *_: bool(asked.append(time.monotonic())) or True)
     for nodes, pause_s in ((1, 0.02), (50, 0.5), (1000, 10.0), (100_000, 30.0)):
         with socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0] as door:
-            mine = Usher(door, *job, [Process(sleeper())], nodes=nodes)
+            mine = Reaper(door, *job, [Process(sleeper())], nodes=nodes)
             assert mine._pause_s == pause_s
             mine._next_s = 0.0
             asked.clear()

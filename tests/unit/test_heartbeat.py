@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mpisgd.comm.presence import Losses
-from mpisgd.liveness import pulse
-from mpisgd.liveness.pulse import LEAST_S, LOOK_S, TICK_S, Pulse
+from mpisgd.liveness import heartbeat
+from mpisgd.liveness.heartbeat import LEAST_S, LOOK_S, TICK_S, Heartbeat
 from tests.unit.fakes import Status
 
 
@@ -85,15 +85,15 @@ class Job:
         self.waits = SimpleNamespace(awaited="the answer", peer=0, waits=0)
         """Of all learners."""
         self.shards_waits = SimpleNamespace(awaited="anything", peer=None, waits=0)
-        self.ranks = [self.pulse(rank, ranks, patience_s) for rank in range(ranks)]
+        self.ranks = [self.heartbeat(rank, ranks, patience_s) for rank in range(ranks)]
         self.losses = Losses()
         """Of shard 0."""
         for rank, each in enumerate(self.ranks if tolerant else ()):
             each.tolerate((0, 1), self.shards_waits if rank < 2 else self.waits, Losses() if rank else self.losses)
 
-    def pulse(self, rank: int, size: int, patience_s: float) -> Pulse:
+    def heartbeat(self, rank: int, size: int, patience_s: float) -> Heartbeat:
         comm: Any = Comm(self.network, rank, size)
-        made = Pulse(comm, patience_s, lambda: "", now_s=lambda: self.now_s)
+        made = Heartbeat(comm, patience_s, lambda: "", now_s=lambda: self.now_s)
         made.end = lambda silent_s: self.ended.append((rank, silent_s, self.now_s))  # type: ignore[method-assign]
         return made
 
@@ -278,7 +278,7 @@ def test_until_it_beats_there_is_the_deadline_of_the_start(monkeypatch: pytest.M
         yield
         done.append("in time")
 
-    monkeypatch.setattr(pulse, "within", within)
+    monkeypatch.setattr(heartbeat, "within", within)
     monkeypatch.setenv("MPISGD_START_S", "7")
     monkeypatch.delenv("MPISGD_HANG_S", raising=False)
     monkeypatch.setattr(Comm, "Dup", lambda comm: done.append("copied") or comm)
@@ -290,8 +290,8 @@ def test_until_it_beats_there_is_the_deadline_of_the_start(monkeypatch: pytest.M
 
 def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub still beats when the others part: it hears their last words then, or afterwards."""
-    monkeypatch.setattr(pulse.ulfm, "enabled", lambda: False)
-    monkeypatch.setattr(pulse, "LOOK_S", 0.001)
+    monkeypatch.setattr(heartbeat.ulfm, "enabled", lambda: False)
+    monkeypatch.setattr(heartbeat, "LOOK_S", 0.001)
     job = Job(20.0)
     comms: list[Any] = []
     for each in job.ranks:
@@ -315,8 +315,8 @@ def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_last_word_that_never_comes_is_waited_for_no_longer_than_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse.ulfm, "enabled", lambda: False)
-    monkeypatch.setattr(pulse, "LOOK_S", 0.001)
+    monkeypatch.setattr(heartbeat.ulfm, "enabled", lambda: False)
+    monkeypatch.setattr(heartbeat, "LOOK_S", 0.001)
     job = Job(20.0, ranks=3)
     comms: list[Any] = []
     for each in job.ranks:
@@ -345,12 +345,12 @@ def test_the_last_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """The longest silence first, and no more names than one can read."""
     comm: Any = Comm(Network(), 0, 9)
     left: list[int] = []
-    monkeypatch.setattr(pulse, "FORWARD_S", 0.0)
-    monkeypatch.setattr(pulse, "leave_within", lambda seconds: None)
-    monkeypatch.setattr(pulse, "abort", lambda comm, status: left.append(status))
-    monkeypatch.setattr(pulse.ulfm, "enabled", lambda: False)
-    monkeypatch.setattr(pulse.ulfm, "end_job", lambda comm, status: None)
-    hub = Pulse(comm, 60.0, lambda: "the way on")
+    monkeypatch.setattr(heartbeat, "FORWARD_S", 0.0)
+    monkeypatch.setattr(heartbeat, "leave_within", lambda seconds: None)
+    monkeypatch.setattr(heartbeat, "abort", lambda comm, status: left.append(status))
+    monkeypatch.setattr(heartbeat.ulfm, "enabled", lambda: False)
+    monkeypatch.setattr(heartbeat.ulfm, "end_job", lambda comm, status: None)
+    hub = Heartbeat(comm, 60.0, lambda: "the way on")
     world: Any = SimpleNamespace(end=lambda ranks: None, hosts=["here"] * 9)
     hub.know(world, "learner {}".format)
     hub.end({2: 40.0, 3: 66.4, 4: 50.0, 5: 45.0, 6: 39.0})

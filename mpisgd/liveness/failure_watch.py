@@ -1,7 +1,7 @@
 """A watch over ranks that must all live, by MPI's failure reports (`ulfm.py`): a lost rank ends the job in seconds.
 
 A collective waits for ever for a dead rank, and no deadline tells death from long reading. So a thread asks MPI for failed ranks:
-always, but in a fault-tolerant run only at the start. Before MPI, `siblings.py` watches.
+always, but in a fault-tolerant run only at the start. Before MPI, `node_processes.py` watches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ END_S = 2.0
 """Seconds for a rank's loop to end after revocation."""
 
 
-class Vigil:
+class FailureWatch:
     """A watch while open, or until `stop`."""
 
     def __init__(self, comm: MPI.Intracomm, who: Callable[[], str], way_on: Callable[[], str]) -> None:
@@ -37,9 +37,9 @@ class Vigil:
         self._who = who
         self._way_on = way_on
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="vigil", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="failure_watch", daemon=True)
 
-    def __enter__(self) -> Vigil:
+    def __enter__(self) -> FailureWatch:
         if ulfm.enabled():
             self._thread.start()
         return self

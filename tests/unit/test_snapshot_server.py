@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.snapshot_server import SnapshotServer
 
 
 def test_a_pull_that_asks_again_is_not_counted() -> None:
@@ -15,12 +15,12 @@ def test_a_pull_that_asks_again_is_not_counted() -> None:
     taken = SimpleNamespace(vectors=[], clock=5, samples=0, taken_s=0.0)
     rules = SimpleNamespace(present={0, 1}, interrupted=False, finished=False)
     snapshots = SimpleNamespace(count=1, get=lambda number: taken)
-    desk = SnapshotDesk(*cast(Any, (channel, rules, None, snapshots)), pulls=3)
-    desk.ask(0)
+    snapshot_server = SnapshotServer(*cast(Any, (channel, rules, None, snapshots)), pulls=3)
+    snapshot_server.ask(0)
     for _ in range(9):
-        desk.has_pulled()
+        snapshot_server.has_pulled()
     assert given == []
     for _ in range(2):
-        desk.has_computed()
-        desk.has_pulled()
+        snapshot_server.has_computed()
+        snapshot_server.has_pulled()
     assert given == [5]

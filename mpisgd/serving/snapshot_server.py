@@ -10,7 +10,7 @@ from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.memory import on_host
 
 
-class SnapshotDesk:
+class SnapshotServer:
     """Answers once the requested snapshot exists, or never will; `is_open` until the evaluator's goodbye.
 
     `pulls`: pulls of learner 0 after a snapshot until its state is handed on (`checkpoint/buffers.py`).

@@ -1,16 +1,16 @@
-"""An usher, a process of each node outside MPI, ends a fault-tolerant or multi-node job there: hanging ranks cannot leave.
+"""A reaper, a process of each node outside MPI, ends a fault-tolerant or multi-node job there: hanging ranks cannot leave.
 
-A given-up learner is still a process; on another node its launcher waits for ever. So each usher looks whether the job is over, and
-gives the rest `GRACE_S`. Ranks that leave in order tell the usher, by a socket in a directory of this user with a secret name,
+A given-up learner is still a process; on another node its launcher waits for ever. So each reaper looks whether the job is over,
+and gives the rest `GRACE_S`. Ranks that leave in order tell the reaper, by a socket in a directory of this user with a secret name,
 drawn by rank 0.
 
-The job is over when RUNNING is gone from the run's directory, removed by rank 0 or its node's usher. Behind a dead link mpirun and
-its daemon wait for ranks as long as TCP: a quarter of an hour or more. So after a rank given up, lost or killed, the usher ends the
-launcher's connections to other nodes, `LAUNCHER_S` after the last rank; the launcher leaves with its ranks' status. Without leave
-to debug the launcher, or in vain, the usher kills it; at once if rank 0 left without order, as launchers without daemons may say 0.
-A link may also fail in an orderly end: rank 0 has its launcher seen out, `LEAVE_S` after itself.
+The job is over when RUNNING is gone from the run's directory, removed by rank 0 or its node's reaper. Behind a dead link mpirun and
+its daemon wait for ranks as long as TCP: a quarter of an hour or more. So after a rank given up, lost or killed, the reaper ends
+the launcher's connections to other nodes, `LAUNCHER_S` after the last rank; the launcher leaves with its ranks' status. Without
+leave to debug the launcher, or in vain, the reaper kills it; at once if rank 0 left without order, as launchers without daemons may
+say 0. A link may also fail in an orderly end: rank 0 has its launcher seen out, `LEAVE_S` after itself.
 
-Limits: a node's ranks see the same /tmp, all nodes the run's directory. Without network and file system an usher waits for both. If
+Limits: a node's ranks see the same /tmp, all nodes the run's directory. Without network and file system a reaper waits for both. If
 rank 0's node loses power, RUNNING stays.
 """
 
@@ -34,18 +34,18 @@ from types import MappingProxyType
 GRACE_S = 5.0
 """Seconds to leave after the job; mostly less than a second suffices."""
 LAUNCHER_S = 8.0
-"""More than other nodes' ushers take."""
+"""More than other nodes' reapers take."""
 LEAVE_S = 20.0
 """Seconds for mpirun to hear of orderly leaves."""
 FORCE_S = 5.0
 """Seconds for mpirun to leave before a kill."""
 LOOK_S = 0.5
 _ASKED_PER_S = 100
-"""Most looks for RUNNING per second, by all ushers: one file system serves all."""
+"""Most looks for RUNNING per second, by all reapers: one file system serves all."""
 _MOST_S = 30.0
 
 _SEE_OUT, _DOOR = "see-out", "door"
-_JOB = "USHERED_JOB"
+_JOB = "REAPED_JOB"
 """Variable with the job's name, which a command line would show to all users."""
 _SPEAK_S = 1.0
 _LONGEST = 256
@@ -60,7 +60,7 @@ def name() -> str:
 
 
 def announce(running: Path, job: str) -> None:
-    """Announce, as rank 0, before ushers look."""
+    """Announce, as rank 0, before reapers look."""
     running.write_text(job)
 
 
@@ -80,7 +80,7 @@ def _is_of(running: Path, job: str) -> bool:
 
 
 def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0, *, node: int = 0, nodes: int = 1) -> None:
-    """Start this node's usher, by a rank; afterwards ranks can say that they leave. Raises OSError: no socket.
+    """Start this node's reaper, by a rank; afterwards ranks can say that they leave. Raises OSError: no socket.
 
     Args:
         first: pid of rank 0, if here.
@@ -168,8 +168,8 @@ class Process:
                 os.kill(self.pid, signum)
 
 
-class Usher:
-    """A node's usher; arguments as of `call`, None = not on this node.
+class Reaper:
+    """A node's reaper; arguments as of `call`, None = not on this node.
 
     Attributes:
         ignored: messages from outside the job.
@@ -288,7 +288,7 @@ def attend(words: Sequence[str]) -> None:
     named = {rank.pid: rank for rank in ranks}
     begun = Process(int(launcher)) if int(launcher) else None
     with socket.socket(fileno=int(door)) as opened:
-        Usher(opened, Path(running), os.environ[_JOB], ranks, named.get(int(first)), begun, int(nodes)).attend()
+        Reaper(opened, Path(running), os.environ[_JOB], ranks, named.get(int(first)), begun, int(nodes)).attend()
         close_door(opened)
 
 
