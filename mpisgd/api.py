@@ -89,8 +89,8 @@ def train(  # noqa: PLR0913 - a user's objects, by name
         else:
             config = config_file.from_objects(config)
         if path is not None:
-            from mpisgd.job.naming import PARTS
             from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished
+            from mpisgd.job.user_code import PARTS
 
             config = config_file.cut_anew(replace(config, out=str(path), overwrite=False), config_file.of_run(path))
             taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
@@ -100,15 +100,15 @@ def train(  # noqa: PLR0913 - a user's objects, by name
                 return outcome
             if of_the_run:
                 names = consent.names_of(config, training=True)
-                brought = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
-                consent.check(path, config, brought, consent.resume_line(path, config), training=True)
+                user_objects = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
+                consent.check(path, config, user_objects, consent.resume_line(path, config), training=True)
             config = as_many_shards_as_ranks(path, config)
         from mpisgd.comm.mpi.library import MPI
         from mpisgd.liveness.failure_watch import FailureWatch
 
         ranks = MPI.COMM_WORLD if comm is None else comm
         with FailureWatch(ranks, lambda: "starting", str):  # torch may take minutes to import
-            from mpisgd.job.parts import Brought
+            from mpisgd.job.parts import UserObjects
             from mpisgd.job.run import run
 
-        return run(config, ranks, Brought(model, loss, data, step, callbacks), resumed=path is not None)
+        return run(config, ranks, UserObjects(model, loss, data, step, callbacks), resumed=path is not None)

@@ -38,7 +38,7 @@ from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import host_vector, host_view
 
-Hearer = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
+OnEvaluation = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
 """Callback of an evaluation: log rows, weights by name (`theta`, `thetabar`), whether these are the run's last."""
 
 
@@ -49,10 +49,10 @@ class EarlyStopping:
         before: rows of `evaluations` before an interruption.
     """
 
-    def __init__(self, options: EvaluationOptions, before: np.ndarray, channel: EvaluatorChannel, told: Evaluations) -> None:
+    def __init__(self, options: EvaluationOptions, before: np.ndarray, channel: EvaluatorChannel, progress: Evaluations) -> None:
         self._options = options
         self._channel = channel
-        self._told = told
+        self._progress = progress
         self._patience = Patience(options).note_all(before)
         if self._patience.over_at >= 0:
             channel.end_training(self._patience.over_at)
@@ -61,7 +61,7 @@ class EarlyStopping:
         if not last and self._patience.note(rows):
             number, options = self._patience.over_at, self._options
             self._channel.end_training(number)
-            self._told.say(f"snapshot {number}: {options.best} no better for {options.patience} evaluations: training ends")
+            self._progress.say(f"snapshot {number}: {options.best} no better for {options.patience} evaluations: training ends")
 
 
 class Evaluator:
@@ -84,7 +84,7 @@ class Evaluator:
         *,
         evaluated: Sequence[Part],
         train_samples: int,
-        told: Evaluations,
+        progress: Evaluations,
         given: Given | None = None,
         after_training: bool = False,
     ) -> None:
@@ -97,22 +97,22 @@ class Evaluator:
         self._log = log
         self._evaluated = evaluated
         self._train_samples = train_samples
-        self._told = told
-        self._hearers: Sequence[Hearer] = ()
+        self._progress = progress
+        self._on_evaluation: Sequence[OnEvaluation] = ()
 
-    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
+    def evaluate_all(self, weights_file: Path, first: int = 0, on_evaluation: Sequence[OnEvaluation] = ()) -> None:
         """Evaluate all snapshots from `first` on, then the last weights, and save these; an interrupted run stops before.
 
         `weights_file`: torch file of {"theta": state_dict[, "thetabar": state_dict]}, for `torch.load(..., weights_only=True)`.
-        `hearers` are called once an evaluation is in the log.
+        `on_evaluation` are called once an evaluation is in the log.
         """
-        self._hearers = hearers
+        self._on_evaluation = on_evaluation
         number = first
         checked = True
         snapshot = self._pull(number)
         self._log.begin()  # not before: an evaluator given up meanwhile gets no answer, and leaves the log to its successor
         while snapshot is not None:
-            self._measure.interrupt_by(self._before_batch if checked else self._told.batch)
+            self._measure.interrupt_by(self._before_batch if checked else self._progress.batch)
             try:
                 with self._weights_kept(weights_file):
                     self._evaluate(snapshot)
@@ -120,7 +120,7 @@ class Evaluator:
             except Interrupted:  # by a signal: interrupted shards have no snapshot, and a run that is over goes on
                 checked = False
             snapshot = self._pull(number)
-        self._measure.interrupt_by(self._told.batch)
+        self._measure.interrupt_by(self._progress.batch)
         final = self._pull(FINAL)
         if final is not None:
             with self._weights_kept(weights_file):
@@ -132,12 +132,12 @@ class Evaluator:
         return self._channel.pull(number)
 
     def _before_batch(self) -> None:
-        self._told.batch()
+        self._progress.batch()
         self._channel.check()
 
     def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> dict[str, dict[str, Tensor]]:
         states, rows = {}, list[dict[str, Any]]()
-        self._told.begin(snapshot.number)
+        self._progress.begin(snapshot.number)
         for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
             if self._given is not None:
                 self._given.put(snapshot.number, last=last)
@@ -171,11 +171,11 @@ class Evaluator:
         }
 
     def _tell(self, rows: list[dict[str, Any]], states: dict[str, dict[str, Tensor]], last: bool) -> None:
-        self._told.found(rows[0])
+        self._progress.found(rows[0])
         for row in rows:  # of a whole snapshot: an interrupted evaluation has left none
             self._log.evaluation(**row)
-        for hear in self._hearers:
-            hear(rows, states, last)
+        for each in self._on_evaluation:
+            each(rows, states, last)
 
     @contextmanager
     def _weights_kept(self, path: Path) -> Iterator[None]:
@@ -235,10 +235,10 @@ class StagedEvaluator(Evaluator):
         self._had: list[FlatModel] = []
         self._pulled: list[Tensor] = []
 
-    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
-        """Evaluate all; hearers get no weights, which are never all in memory."""
+    def evaluate_all(self, weights_file: Path, first: int = 0, on_evaluation: Sequence[OnEvaluation] = ()) -> None:
+        """Evaluate all; callbacks get no weights, which are never all in memory."""
         self._weights_file = weights_file
-        super().evaluate_all(weights_file, first, hearers)
+        super().evaluate_all(weights_file, first, on_evaluation)
 
     def _pull(self, number: int) -> Snapshot | None:
         self._asked = number
@@ -257,7 +257,7 @@ class StagedEvaluator(Evaluator):
 
     def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> dict[str, dict[str, Tensor]]:
         """Evaluate. Raises Interrupted where the run ends before a later stage has this snapshot."""
-        self._told.begin(snapshot.number)
+        self._progress.begin(snapshot.number)
         if not last:
             self._rows_of(snapshot, None, last)
             return {}
@@ -328,7 +328,7 @@ class StagedEvaluator(Evaluator):
         return not isinstance(self._measure, Unmeasured)
 
     def _check(self) -> None:
-        self._told.batch()
+        self._progress.batch()
         if self._asked != FINAL:
             self._channel.check()
 

@@ -24,7 +24,7 @@ from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.snapshots import Taken
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.attendance import OTHERS_GO_ON, Gone
+from mpisgd.rules.membership import OTHERS_GO_ON, Gone
 from mpisgd.rules.rules import PARK, SUM, WAIT, Rules
 from mpisgd.rules.verdict import Kind
 from mpisgd.serving.answering import Answering
@@ -354,7 +354,7 @@ class Shard:
         """Remove a learner; where others go on, its whole pushes count."""
         if learner_id in self._parked and gone in OTHERS_GO_ON:
             self._sum_parked(learner_id)
-        self.rules.attendance.on_departure(learner_id, gone)
+        self.rules.membership.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
         if gone is not Gone.MISSED:  # once back, it has what was sent
@@ -369,7 +369,7 @@ class Shard:
 
     def _let_go(self) -> None:
         """Go on without learners stopped elsewhere, where all others wait."""
-        if gone := self.rules.attendance.let_go():
+        if gone := self.rules.membership.release_stopped():
             for learner_id in gone:
                 self._tell(Event.DEPARTED, learner_id)
             self.settle()
@@ -377,7 +377,7 @@ class Shard:
 
     def end_if_deserted(self) -> None:
         """End the run, or this attempt, once no learner is present."""
-        if self.rules.attendance.end_if_deserted():
+        if self.rules.membership.end_if_deserted():
             self._over_s = math.inf
             if self.rules.enough:
                 self._drop_what_is_left()

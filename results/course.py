@@ -31,7 +31,7 @@ from mpisgd.config import Config, Part
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data import DataSet
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.job.tensors import Tensors
 from mpisgd.records.log.reader import Run
 from mpisgd.rules.verdict import Kind
@@ -85,9 +85,9 @@ class Course:
         self.folder = folder
         torch.set_num_threads(config.threads)
         torch.backends.cudnn.allow_tf32 = False  # a GPU evaluates in float32, too
-        data = parts.load_data(config, NOTHING_BROUGHT)
+        data = parts.load_data(config, NO_OBJECTS)
         self.train_samples = len(data.train)
-        self.tensors = Tensors.load(config, NOTHING_BROUGHT, data, config.virtual.learners, device=device)
+        self.tensors = Tensors.load(config, NO_OBJECTS, data, config.virtual.learners, device=device)
         self.tensors.shard_device = device
         self.tensors.check()
         self.order = order_of(config, folder / "order.npy", self.train_samples, self.tensors.model.size)

@@ -38,9 +38,9 @@ from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, LocalOptions, ModelOptions, SpeechOptions
 from mpisgd.config.config_virtual import NetworkOptions
+from mpisgd.models.interleaved import Interleaved
 from mpisgd.models.partition import Partition, Parts
 from mpisgd.models.partitioned import Partitioned
-from mpisgd.models.together import Together
 from mpisgd.report import style
 from mpisgd.simulate.piece_seconds import PieceSeconds, Step, WholeGroup
 from mpisgd.vectors.memory import Memory, SizedVector
@@ -88,7 +88,7 @@ class Flops(TorchDispatchMode):
         return out
 
 
-class Counted(Together):
+class Counted(Interleaved):
     """Of each piece, the operations before each of its calls, and in all."""
 
     def __init__(self, partitions: Sequence[Partition]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, Case
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.config import CheckpointOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
@@ -80,9 +80,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    lines = [f"{row['case']}: images/s {', '.join(f'{name} {told(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
-    lines += [f"  {name} / {OFF} {told(ratio, 3)}" for name, ratio in row["over_off"].items()]
+    lines = [f"{row['case']}: images/s {', '.join(f'{name} {show(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
+    lines += [f"  {name} / {OFF} {show(ratio, 3)}" for name, ratio in row["over_off"].items()]
     if row["stands_s"] is not None:
         counts = ", ".join(f"{count} {name}" for name, count in row["checkpoints"].items())
-        lines.append(f"  a checkpoint stands in the loop for {told(row['stands_s'], 2, 1e3)} ms; {counts}")
+        lines.append(f"  a checkpoint stands in the loop for {show(row['stands_s'], 2, 1e3)} ms; {counts}")
     return lines

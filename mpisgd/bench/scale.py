@@ -16,7 +16,7 @@ from typing import Any
 
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, Case, config_of
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of
 from mpisgd.config import Config
 from mpisgd.plan.costs.fit import fit
@@ -43,9 +43,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     head = f"{'protocol':<9} {'scaling':<7} {'learners':>8} {'mu':>4} {'images/s':>24} {'predicted':>24}"
     lines = [f"{head}   speed-up             over predicted"]
     for row in rows:
-        measured, predicted = (told(row["images_per_s"][name], 0) for name in ("measured", "predicted"))
+        measured, predicted = (show(row["images_per_s"][name], 0) for name in ("measured", "predicted"))
         what = f"{row['protocol']:<9} {row['scaling']:<7} {row['learners']:8} {row['mu']:4} {measured:>24} {predicted:>24}"
-        lines.append(f"{what}   {told(row['speed_up'])}   {told(row['measured_over_predicted'])}")
+        lines.append(f"{what}   {show(row['speed_up'])}   {show(row['measured_over_predicted'])}")
     return lines
 
 

@@ -20,7 +20,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts import loops
 from mpisgd.bench.parts.among import among
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, WAYS, Case, Device, config_of
-from mpisgd.bench.parts.spread import Spread, over, spread, told
+from mpisgd.bench.parts.spread import Spread, over, show, spread
 from mpisgd.comm.mpi.launch import words
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
@@ -92,7 +92,7 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}: images/s {rates}"]
-    lines += [f"  {name:<34} {told(ratio)}" for name, ratio in row["ratios"].items()]
+    lines += [f"  {name:<34} {show(ratio)}" for name, ratio in row["ratios"].items()]
     best = row["best_synchronous"]
     if best not in (None, "hardsync") and "hardsync" in row["images_per_s"]:
         gain = row["images_per_s"][best]["median"] / row["images_per_s"]["hardsync"]["median"]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SmallCnnOptions, SoftmaxOptions, replace
 from mpisgd.config.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
@@ -69,10 +69,10 @@ def lines_of(rows: Sequence[Mapping[str, Any]], batched: Sequence[Mapping[str, A
     lines = [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
     for row in rows:
         log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
-        real, rate = f"{row['real_s']['median']:.2f} s", told(row["gradients_per_s"], 0)
+        real, rate = f"{row['real_s']['median']:.2f} s", show(row["gradients_per_s"], 0)
         lines.append(f"{row['learners']:9,} {row['gradients']:10,} {log:>4} {real:>9} {rate:>32} {peak:>9}")
     return lines + [
-        f"gradients of 30 learners in batches, over one by one, {row['model']}: {told(row['speed_up'])}" for row in batched
+        f"gradients of 30 learners in batches, over one by one, {row['model']}: {show(row['speed_up'])}" for row in batched
     ]
 
 

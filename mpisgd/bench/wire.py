@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from mpisgd.bench.parts.among import among
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
@@ -138,7 +138,7 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         ms = " ".join(f"{1e3 * row[key]['median']:8.3f} ms" for key in ("raw_s", "update_s", "in_place_s", "cycle_s"))
         what = f"{row['learners']:8} {row['shards']:6} {row['optimizer']:>9} {row['nbytes']:12,}"
-        lines.append(f"{what} {ms}   {told(row['over_stream'])}   {told(row['over_in_place'])}")
+        lines.append(f"{what} {ms}   {show(row['over_stream'])}   {show(row['over_in_place'])}")
     return lines
 
 

@@ -78,13 +78,13 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     from mpisgd.config import ConstantOptions, config_file, replace, trust
     from mpisgd.gradient.measure import batch_norms
     from mpisgd.job import parts
-    from mpisgd.job.parts import NOTHING_BROUGHT
+    from mpisgd.job.parts import NO_OBJECTS
     from mpisgd.protocols import HardsyncOptions
     from mpisgd.records.checkpoint import buffers
     from mpisgd.records.checkpoint import checkpoint as disk
     from mpisgd.records.log.reader import Directory
-    from mpisgd.replay.brought import renamed_in
     from mpisgd.replay.serial import as_in_the_run
+    from mpisgd.replay.user_objects import renamed_in
 
     run = options.run
     there = sorted(int(each.name.removeprefix("clock-")) for each in disk.directories(run) if (each / disk.MANIFEST).is_file())
@@ -106,8 +106,8 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     if options.data_dir is not None:
         config = replace(config, data_dir=options.data_dir)
     with as_in_the_run(int(Directory(run).environment.get("threads", 1))):
-        data = parts.load_data(config, NOTHING_BROUGHT)
-        model = parts.build_model(config, parts.meta_of(data, config), NOTHING_BROUGHT, resumed=True)
+        data = parts.load_data(config, NO_OBJECTS)
+        model = parts.build_model(config, parts.meta_of(data, config), NO_OBJECTS, resumed=True)
         if model.fingerprint != checkpoint.model:
             raise CheckpointError(
                 f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here {model.fingerprint}"
@@ -119,5 +119,5 @@ def _of_checkpoint(options: Options, clock: int) -> State:
             if learners:
                 config = replace(config, evaluation=dataclasses.replace(config.evaluation, buffers="recalibrate"))
                 print("batch-norm statistics are measured on training samples: those of learner 0 at this clock are not there")
-            parts.make_measure(config, model, parts.load_loss(config, NOTHING_BROUGHT), data).prepare()
+            parts.make_measure(config, model, parts.load_loss(config, NO_OBJECTS), data).prepare()
     return model.state()

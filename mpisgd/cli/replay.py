@@ -16,7 +16,7 @@ from rich.table import Table
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from mpisgd.replay import claims
+    from mpisgd.replay import trust_table
     from mpisgd.replay.checks.record import Row
 
 _PROGRESS_S = 5.0
@@ -68,7 +68,7 @@ class Options:
 
 def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd replay")
-    from mpisgd.job.naming import NAMED
+    from mpisgd.job.user_code import NAMED
     from mpisgd.records.log.reader import Run
     from mpisgd.replay import replay
 
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         named={part: getattr(options, part) for part in NAMED},
         trust=options.trust,
         evaluations=options.evaluations,
-        told=printer.told,
+        on_row=printer.print_row,
         at_first=options.check,
     )
     if not options.check:
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     return EXIT_OK if proof.holds else EXIT_FAILED
 
 
-def _print_table(rows: claims.Table) -> None:
+def _print_table(rows: trust_table.Table) -> None:
     """Print the claims, as wide as the terminal, or 132 characters."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("", "proved", "checked", "on trust"):
@@ -124,7 +124,7 @@ class _Printer:
             print(f"{'shard':>5} {'row':>7} {'clock':>7} {'timestamp':>9} {'staleness':>9} {'learner':>7} {'batch':>7}", end="")
             print(f" {'verdict':>7} {'loss':>13} {'recomputed':>13}")
 
-    def told(self, number: int, row: Row, loss: float) -> None:
+    def print_row(self, number: int, row: Row, loss: float) -> None:
         options = self._options
         if self._rows and options.shard in (None, row.shard) and options.learner in (None, row.learner_id):
             self._print_row(number, row, loss)

@@ -77,13 +77,13 @@ class Communicator(Protocol):
     def aside(self, body: Any) -> Any:
         """Return a body that will soon change, or a copy if receivers may be slow; `finish` does not wait for copies."""
 
-    def open(self, dest: int, tag: int, fields: Fields) -> Opened:
+    def open(self, dest: int, tag: int, fields: Fields) -> OpenMessage:
         """Begin to send a message; bodies are added as made."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         """Post a message's receive; without bodies, return a `Posted`.
 
-        For a body's tag: receive the last message's bodies beside others; return a `Coming`, to be passed to `take`.
+        For a body's tag: receive the last message's bodies beside others; return a `IncomingBodies`, to be passed to `take`.
         """
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
@@ -135,7 +135,7 @@ class Leaving(Protocol):
         """Return whether `finish` would not wait."""
 
 
-class Coming(Protocol):
+class IncomingBodies(Protocol):
     def is_whole(self) -> bool:
         """Return whether all bodies are there, or never will be."""
 
@@ -143,7 +143,7 @@ class Coming(Protocol):
         """Raise PeerError if bodies never came or have another size; call once `is_whole`."""
 
 
-class Opened(Protocol):
+class OpenMessage(Protocol):
     def add(self, body: Any) -> None:
         """Begin to send the next body."""
 

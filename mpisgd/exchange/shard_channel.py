@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Coming, Communicator, Opened, Pattern
+from mpisgd.comm.communicator import Buffer, Communicator, IncomingBodies, OpenMessage, Pattern
 from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,
@@ -68,7 +68,7 @@ class ShardChannel:
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
-        self._coming: list[Coming] = []
+        self._coming: list[IncomingBodies] = []
         """Gradients under way while other messages are taken (`gathering.py`)."""
         self.last_ending = Ending.INTERRUPTED
         """Highest valid ending of a goodbye."""
@@ -213,7 +213,7 @@ class ShardChannel:
                 opened.add(chunk)
             self._opened.append(opened)
 
-    def _open(self, rank: int, fields: Fields) -> Opened:
+    def _open(self, rank: int, fields: Fields) -> OpenMessage:
         return self._wire.open(rank, _ANSWER, fields)
 
     def _empty_count(self, rank: int) -> int:

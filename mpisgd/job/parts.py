@@ -1,6 +1,6 @@
 """Parts of a job from its configuration, alike for a real rank, a virtual cluster and a replay.
 
-Nothing here knows ranks. An object in `Brought` replaces a configured part.
+Nothing here knows ranks. An object in `UserObjects` replaces a configured part.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from mpisgd.vectors.split import Traced, split
 
 
 @dataclass(frozen=True)
-class Brought:
+class UserObjects:
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     data: Any = None
@@ -58,7 +58,7 @@ class Brought:
     callbacks: Callbacks = NO_CALLBACKS
 
 
-NOTHING_BROUGHT = Brought()
+NO_OBJECTS = UserObjects()
 UNNAMED = "custom"
 """Stands for a loss or step without an importable name."""
 
@@ -75,13 +75,13 @@ class Meta:
     example: Any = None
 
 
-def load_data(config: Config, brought: Brought) -> DataSet:
-    nested = bool(brought.step is not None or config.step)
+def load_data(config: Config, user_objects: UserObjects) -> DataSet:
+    nested = bool(user_objects.step is not None or config.step)
     reading = datasets.Reading(config.seed, config.mu, config.epoch_samples) if config.sampling == "stream" else None
     with seeded(seeds_of(Domain.DATA, config.seed)), _staying("data"):  # each rank calls the factory
-        if brought.data is not None:
+        if user_objects.data is not None:
             offered = {"data_dir": config.data_dir, "seed": config.seed}
-            data = datasets.as_dataset(brought.data, "data", offered, nested=nested, reading=reading)
+            data = datasets.as_dataset(user_objects.data, "data", offered, nested=nested, reading=reading)
         else:
             data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested, reading=reading)
     if len(data.train) == 0:
@@ -105,15 +105,15 @@ def first_micro_batch(config: Config, data: DataSet) -> tuple[Any, Any]:
     return batch
 
 
-def load_loss(config: Config, brought: Brought) -> Objective:
+def load_loss(config: Config, user_objects: UserObjects) -> Objective:
     """Return the loss, or the user's step. Raises ConfigError for none or both."""
-    if brought.step is not None or config.step:
-        if brought.loss is not None:
+    if user_objects.step is not None or config.step:
+        if user_objects.loss is not None:
             raise ConfigError("step and loss are both given: expected one of them; a step computes the loss itself")
-        function = brought.step if brought.step is not None else load_attribute(config.step, "step")
+        function = user_objects.step if user_objects.step is not None else load_attribute(config.step, "step")
         return OwnStep(_callable(function, "step", "(model, batch)"))
-    if brought.loss is not None:
-        loss: Loss = _callable(brought.loss, "loss", "(output, target)")
+    if user_objects.loss is not None:
+        loss: Loss = _callable(user_objects.loss, "loss", "(output, target)")
         return loss
     name = config.loss
     if ":" in name:
@@ -144,7 +144,7 @@ def _callable(given: Any, field: str, arguments: str) -> Any:
 def build_model(
     config: Config,
     meta: Meta,
-    brought: Brought,
+    user_objects: UserObjects,
     device: str = "cpu",
     *,
     resumed: bool = False,
@@ -156,7 +156,7 @@ def build_model(
     `resumed`: a checkpoint follows; `init_from` is read only for frozen weights and buffers, which checkpoints lack. Raises
     DataError if the file is gone or changed.
     """
-    module = make_module(config, meta, brought, needed).train()
+    module = make_module(config, meta, user_objects, needed).train()
     if rules < 6:
         for each in module.parameters():
             each.data = each.data.contiguous()
@@ -167,12 +167,12 @@ def build_model(
     return FlatModel(module, config.memory_format, device, config.autocast, _traced(config, meta, module))
 
 
-def make_module(config: Config, meta: Meta, brought: Brought, needed: Needed | None = None) -> nn.Module:
+def make_module(config: Config, meta: Meta, user_objects: UserObjects, needed: Needed | None = None) -> nn.Module:
     named: dict[str, Any] = {"input_shape": meta.input_shape, "classes": meta.classes, "seed": config.seed, "needed": needed}
     named["places"] = config.group_size if config.partitioned else 1
     with _staying("model"):
-        if brought.model is not None:
-            return models.from_factory(brought.model, **named)
+        if user_objects.model is not None:
+            return models.from_factory(user_objects.model, **named)
         return models.make(config.model, **named)
 
 

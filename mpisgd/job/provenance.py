@@ -16,17 +16,17 @@ import torch
 from mpisgd.base.git import Commit, commit_of, commit_of_package
 from mpisgd.base.version import __version__
 from mpisgd.config.config_file import is_of_a_run
-from mpisgd.job import naming
-from mpisgd.job.parts import Brought
+from mpisgd.job import user_code
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.world import Setup
 from mpisgd.records import initial
 from mpisgd.records.log import schema
 
 
-def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = True, **more: Any) -> dict[str, Any]:
+def environment(setup: Setup, user_objects: UserObjects, *, mpi: str, commits: bool = True, **more: Any) -> dict[str, Any]:
     """Return the table [environment]; run git if `commits`."""
     config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
-    named = naming.described(config, brought)
+    named = user_code.described(config, user_objects)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
     groups: dict[str, Any] = {}
     if setup.stages is not None:
@@ -53,8 +53,8 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
             "h5py": h5py.__version__,
             "mpi": mpi,
         },
-        "brought": {**named, **initial.told(config)},
-        **(_commits(naming.files_of(named)) if commits else {}),
+        "brought": {**named, **initial.described(config)},
+        **(_commits(user_code.files_of(named)) if commits else {}),
         "command_line": list(sys.argv),
         "directory": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

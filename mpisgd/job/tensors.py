@@ -19,7 +19,7 @@ from mpisgd.comm.communicator import Group
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
-from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer, StagedEvaluator
+from mpisgd.evaluator import EarlyStopping, Evaluator, OnEvaluation, StagedEvaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
@@ -27,11 +27,11 @@ from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy, batch_norms
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, function_of, scalar
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought, Meta
+from mpisgd.job.parts import Meta, UserObjects
 from mpisgd.models.in_pieces import InPieces, Needed
+from mpisgd.models.interleaved import Dealt
 from mpisgd.models.partition import Partition
 from mpisgd.models.partitioned import Partitioned
-from mpisgd.models.together import Dealt
 from mpisgd.pipeline import balance, partitioned
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, joined, kind_of_gradient
@@ -89,10 +89,10 @@ class Tensors:
 
     @classmethod
     def load(
-        cls, config: Config, brought: Brought, data: DataSet, ranks: int, rules: int = schema.RULES, device: str = "cpu"
+        cls, config: Config, user_objects: UserObjects, data: DataSet, ranks: int, rules: int = schema.RULES, device: str = "cpu"
     ) -> Tensors:
         meta = parts.meta_of(data, config)
-        model, loss = parts.build_model(config, meta, brought, device, rules=rules), parts.load_loss(config, brought)
+        model, loss = parts.build_model(config, meta, user_objects, device, rules=rules), parts.load_loss(config, user_objects)
         return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data, rules=rules)
 
     @property
@@ -197,7 +197,7 @@ class Tensors:
         log: EvaluatorLog,
         begins: tuple[int, np.ndarray],
         progress: Any,
-        told: Sequence[Hearer] = (),
+        on_evaluation: Sequence[OnEvaluation] = (),
         of_piece: Callable[..., Evaluator] | None = None,
     ) -> None:
         """Evaluate all snapshots.
@@ -236,17 +236,17 @@ class Tensors:
             log,
             evaluated=config.evaluated,
             train_samples=self.meta.train_samples,
-            told=shown,
+            progress=shown,
             given=given,
             after_training=not config.evaluator and self.in_pieces is None and of_piece is None,
         )
         first, before = begins
-        hearers: list[Hearer] = []
+        callbacks: list[OnEvaluation] = []
         if options.best and self.evaluated:
-            hearers.append(Best(options, Path(config.out) / schema.BEST).offer)
+            callbacks.append(Best(options, Path(config.out) / schema.BEST).offer)
         if options.patience and self.evaluated:
-            hearers.append(EarlyStopping(options, before, asks, shown))
-        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])
+            callbacks.append(EarlyStopping(options, before, asks, shown))
+        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*callbacks, *on_evaluation])
 
     def _whole(self) -> FlatModel:
         """Return the model for evaluation: the whole, if any rank has it."""
@@ -350,13 +350,13 @@ def pieces_needed_by(config: Config, roles: Roles, rank: int) -> Needed | None:
     return needed
 
 
-def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet, loss: Objective) -> tuple[str, ...]:
+def stages_begin_at(config: Config, meta: Meta, user_objects: UserObjects, data: DataSet, loss: Objective) -> tuple[str, ...]:
     """Return `stages.at` for stages even in measured seconds of a micro-batch.
 
     Of a list of factories, a single piece exists at a time. Raises ConfigError, DataError.
     """
     assert not isinstance(loss, OwnStep)  # a step goes with no stages
-    module = parts.make_module(config, meta, brought, needed=lambda _: ())
+    module = parts.make_module(config, meta, user_objects, needed=lambda _: ())
     inputs, targets = parts.first_micro_batch(config, data)
 
     def child(at: int) -> nn.Module:
@@ -366,12 +366,12 @@ def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet,
         return balance.begun_at(config, module, child, inputs, targets, loss)
 
 
-def with_measured_stages(config: Config, brought: Brought) -> Config:
+def with_measured_stages(config: Config, user_objects: UserObjects) -> Config:
     """Measure the stages of a virtual cluster. Raises ConfigError, DataError."""
     if not balance.measures_stages(config):
         return config
-    data = parts.load_data(config, brought)
-    names = stages_begin_at(config, parts.meta_of(data), brought, data, parts.load_loss(config, brought))
+    data = parts.load_data(config, user_objects)
+    names = stages_begin_at(config, parts.meta_of(data), user_objects, data, parts.load_loss(config, user_objects))
     return balance.with_stages_at(config, names)
 
 

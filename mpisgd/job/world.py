@@ -31,7 +31,7 @@ from mpisgd.vectors.computing import Computes, Travels, Updates
 from mpisgd.vectors.cut import Stages
 
 
-class Seen(NamedTuple):
+class View(NamedTuple):
     """A rank's view of a job: roles, piece of the flat vector, slices of the piece."""
 
     roles: Roles
@@ -63,13 +63,13 @@ class Setup:
     def path(self) -> Path:
         return Path(self.config.out)
 
-    def seen_by(self, rank: int) -> Seen:
+    def seen_by(self, rank: int) -> View:
         """Return a rank's part: of its stage, if the model is cut."""
         stages, roles = self.stages, self.roles
         if stages is None:
-            return Seen(roles, self.bounds, (0, self.bounds[-1][1]))
+            return View(roles, self.bounds, (0, self.bounds[-1][1]))
         stage = stages.of_shard(roles.index(rank)) if roles.of(rank) is Role.SHARD else roles.stage(rank)
-        return Seen(roles.seen_by(stage, stages.shards[stage], jointly=self.jointly), stages.slices_of(stage), stages.bounds[stage])
+        return View(roles.seen_by(stage, stages.shards[stage], jointly=self.jointly), stages.slices_of(stage), stages.bounds[stage])
 
     @property
     def gradients_per_update(self) -> float:

@@ -19,8 +19,8 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, takes
 from mpisgd.base.streams import Domain
 from mpisgd.models.in_pieces import Needed
+from mpisgd.models.interleaved import Interleaved
 from mpisgd.models.partition import Partition
-from mpisgd.models.together import Together
 
 
 class Partitioned(nn.Sequential):
@@ -38,7 +38,7 @@ class Partitioned(nn.Sequential):
             self[place] = self.make(place)
 
     def forward(self, inputs: Any) -> Any:
-        return Together(self.partitions).run([functools.partial(piece, inputs) for piece in self])[0]
+        return Interleaved(self.partitions).run([functools.partial(piece, inputs) for piece in self])[0]
 
 
 def build(

@@ -20,9 +20,9 @@ from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import Tag
 from mpisgd.config import Config
 from mpisgd.gradient.gradient import Gradient
+from mpisgd.models.interleaved import Dealt, Interleaved
 from mpisgd.models.partition import Links, Partition
 from mpisgd.models.partitioned import Partitioned
-from mpisgd.models.together import Dealt, Together
 from mpisgd.pipeline import pieces, travelling
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.pipeline.pieces import InMicroBatches
@@ -49,7 +49,7 @@ class _Passes(InMicroBatches):
 
 
 class PartitionedGradient(_Passes):
-    """A learner's gradient in a single process; `model` has all pieces, `dealt` each piece's last parts (`Together.dealt`)."""
+    """A learner's gradient in a single process; `model` has all pieces, `dealt` each piece's last parts (`Interleaved.dealt`)."""
 
     def __init__(self, *arguments: Any, module: Partitioned, bounds: Sequence[tuple[int, int]], **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -66,7 +66,7 @@ class PartitionedGradient(_Passes):
         self._prepared = None
         losses = []
         for micro in range(self._micro_batches):
-            together = Together(self._module.partitions)
+            together = Interleaved(self._module.partitions)
             passes = [
                 lambda place=place, piece=piece, micro=micro: self._pass(place, piece, batch, seq, micro)
                 for place, piece in enumerate(self._module)

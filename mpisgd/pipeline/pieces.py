@@ -194,7 +194,7 @@ class StagePasses(InMicroBatches):
     def clip(self, norm: float) -> None:
         clip_part(self._model.gradients, norm, self._clip_norm)
 
-    def told(self, loss: float) -> float:
+    def reported(self, loss: float) -> float:
         self._model.take_gradients_back()
         self.note_skipped()
         return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else loss

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.models.interleaved import apart
 from mpisgd.models.partition import Parts
-from mpisgd.models.together import apart
 from mpisgd.vectors.computing import Waited
 
 T = TypeVar("T")

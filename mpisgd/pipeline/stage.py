@@ -65,7 +65,7 @@ class Passes(Protocol):
     def clip(self, norm: float) -> None:
         """Clip this stage's part of a gradient of this norm."""
 
-    def told(self, loss: float) -> float:
+    def reported(self, loss: float) -> float:
         """Return the loss to report: NaN to drop the group's gradient."""
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
@@ -137,7 +137,7 @@ class Stage(Travels):
         self.samples = passes.samples
         if self._clips is not None:
             self._clip(self._clips)
-        return self._loss if self._given_up else passes.told(self._loss)
+        return self._loss if self._given_up else passes.reported(self._loss)
 
     def _clip(self, group: Group) -> None:
         """Exchange norms and clip, even after giving up: not all stages may know."""

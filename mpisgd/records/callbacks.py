@@ -98,16 +98,16 @@ class Callbacks:
 NO_CALLBACKS = Callbacks()
 
 
-def given(spec: str, brought: Callbacks) -> Callbacks:
+def given(spec: str, user_objects: Callbacks) -> Callbacks:
     """Return the callbacks given, or the methods of the class `package.module:Class`.
 
     Raises ConfigError for both, and for missing or unknown `on_` methods.
     """
     if not spec:
-        return brought
+        return user_objects
     field_ = f"callbacks = {spec!r}"
-    if brought != NO_CALLBACKS:
-        names = ", ".join(name for name, function in vars(brought).items() if function is not None)
+    if user_objects != NO_CALLBACKS:
+        names = ", ".join(name for name, function in vars(user_objects).items() if function is not None)
         raise ConfigError(f"{field_}: expected none beside {names} of mpisgd.train")
     kind = load_attribute(spec, "callbacks")
     if not isinstance(kind, type):

@@ -20,14 +20,14 @@ NAME = "init_from"
 """Entry of `brought` in [environment] of config.toml."""
 
 
-def told(config: Config) -> dict[str, dict[str, str]]:
+def described(config: Config) -> dict[str, dict[str, str]]:
     if not config.init_from:
         return {}
     file = _file(config).absolute()
     return {NAME: {"file": str(file), "sha256": _sha256(file)}}
 
 
-def told_of(run: Directory) -> dict[str, str]:
+def described_in(run: Directory) -> dict[str, str]:
     """Return a run's entry on its initial file. Raises DataError if missing."""
     entry = run.environment.get("brought", {}).get(NAME)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("file", "sha256")):
@@ -37,7 +37,7 @@ def told_of(run: Directory) -> dict[str, str]:
 
 def same(run: Directory, where: str = "") -> Path:
     """Return a run's initial file; `where`: its new place. Raises DataError if gone or changed."""
-    entry = told_of(run)
+    entry = described_in(run)
     path = weights.file_of(Path(where or entry["file"]))
     if not path.is_file():
         raise DataError(f"{path} is not there: {run.path} began with its weights (sha256 {entry['sha256']})")

@@ -47,7 +47,7 @@ class TensorBoard:
 class WandB:
     """An offline run of W&B, for `wandb sync`; nothing here contacts another machine.
 
-    `wandb/` lies beside the run's directory: W&B makes links, refused inside (`contained`).
+    `wandb/` lies beside the run's directory: W&B makes links, refused inside (`safe_read`).
     """
 
     module = "wandb"

@@ -13,8 +13,8 @@ Bits are the same only with the same libraries, kind of CPU and threads. A GPU's
 
 from __future__ import annotations
 
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.prove import check, replay
 
-__all__ = ["Brought", "Proof", "check", "replay"]
+__all__ = ["Proof", "UserObjects", "check", "replay"]

@@ -15,7 +15,7 @@ from mpisgd.base import durable
 from mpisgd.base.errors import MpisgdError
 from mpisgd.config import Config
 from mpisgd.config.config_virtual import EmpiricalComputeOptions
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_summary, read_tables
 from mpisgd.records.log.reader import Run
@@ -34,7 +34,7 @@ _COMPUTED = {
 }
 
 
-def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated: bool) -> None:
+def simulate_again(record: Record, user_objects: UserObjects, proof: Proof, *, evaluated: bool) -> None:
     """Simulate a virtual job again; findings, or why this is impossible, go into `proof`.
 
     `evaluated`: evaluate, too.
@@ -47,7 +47,7 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
         log = dataclasses.replace(record.config.log, enabled=True, progress="off")
         config = dataclasses.replace(record.config, out=str(again), overwrite=False, threads=proof.threads, log=log, device="cpu")
         try:
-            ended = _simulate(config, brought, record, evaluated)
+            ended = _simulate(config, user_objects, record, evaluated)
             _compare_files(record, again, evaluated)
             if record.done is not None:
                 _compare_end(record, Run(again), ended)
@@ -70,14 +70,14 @@ def _why_not(record: Record) -> str:
     return ""
 
 
-def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:
+def _simulate(config: Config, user_objects: UserObjects, record: Record, evaluated: bool) -> str:
     """Return the job's failure, "" = none.
 
     Raises Untrue: no job, or another [environment].
     """
     needed = evaluated or not record.computed or config.evaluation.patience > 0
     try:
-        job = Job(config, brought, evaluated=needed, kept=False)
+        job = Job(config, user_objects, evaluated=needed, kept=False)
     except MpisgdError as error:
         refuse(f"it cannot be simulated as it says: {error}", -1, schema.CONFIG)
     compare(record, job.environment())

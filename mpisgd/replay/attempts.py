@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.base.errors import CheckpointError, DataError
 from mpisgd.data import DataSet
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.log.schema import LogRows
 from mpisgd.replay.checks.finding import Finding, refuse
@@ -34,18 +34,18 @@ class Last(NamedTuple):
     diverged: list[bool]
 
 
-def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Proof, kept: Kept, reach: Reach) -> Last:
+def through_attempts(record: Record, user_objects: UserObjects, data: DataSet, proof: Proof, kept: Kept, reach: Reach) -> Last:
     """Compute attempts as in `prove.replay`, with findings in `proof`; return the last reached."""
-    until, at_first, told = reach
+    until, at_first, on_row = reach
     diverged = [False]
     begun: Sequence[Tensors] = []
     before: Serial | None = None
     attempts: list[Record] = [*record.earlier, record]
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
-        serial = _goes_on(attempt, before, brought, data, begun, proof)
+        serial = _goes_on(attempt, before, user_objects, data, begun, proof)
         seam = None if following is None else following.start_clock
         here = until if until is not None and (seam is None or until < seam) else None
-        recompute = Recompute(attempt, serial, proof, told, kept, seam)
+        recompute = Recompute(attempt, serial, proof, on_row, kept, seam)
         recompute.run(until=here, at_first=at_first)
         diverged = _diverged(attempt, serial, diverged, following)
         if following is None or here is not None or (at_first and proof.finding is not None):
@@ -56,10 +56,10 @@ def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Pro
 
 
 def _goes_on(
-    attempt: Record, before: Serial | None, brought: Brought, data: DataSet, begun: Sequence[Tensors], proof: Proof
+    attempt: Record, before: Serial | None, user_objects: UserObjects, data: DataSet, begun: Sequence[Tensors], proof: Proof
 ) -> Serial:
     """Begin an attempt, or continue another from its slices, cut anew if bounds differ."""
-    serial = Serial(attempt, brought, data, begun, None if before is None else before.bounds)
+    serial = Serial(attempt, user_objects, data, begun, None if before is None else before.bounds)
     if before is not None and (before.record.lambda_, before.bounds) != (attempt.lambda_, serial.bounds):
         proof.seams.append(
             f"attempt {attempt.attempt}: {before.record.lambda_} learners and {len(before.bounds)} shards before,"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpisgd.replay.checks.finding import Finding
-from mpisgd.replay.claims import Table, table
 from mpisgd.replay.difference import Difference
+from mpisgd.replay.trust_table import Table, table
 
 _LAST_BITS = 1e-3
 """Smaller differences of losses may come from other kernels."""

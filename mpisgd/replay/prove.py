@@ -15,13 +15,12 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.data import DataSet
 from mpisgd.gradient.measure import batch_norms
 from mpisgd.job.finish import headline
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.job.tensors import Tensors
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
-from mpisgd.replay.brought import changed, check_consent, renamed, saying_how, with_initial
 from mpisgd.replay.checks.batch import Batch
 from mpisgd.replay.checks.claimed import Claimed
 from mpisgd.replay.checks.finding import Untrue, refuse
@@ -35,9 +34,10 @@ from mpisgd.replay.checks.walk import walk
 from mpisgd.replay.difference import difference, load_weights
 from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.recompute import Reach, Told
+from mpisgd.replay.recompute import OnRow, Reach
 from mpisgd.replay.serial import as_in_the_run, load_data
 from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
+from mpisgd.replay.user_objects import changed, check_consent, renamed, saying_how, with_initial
 
 FOREIGN_TOLERANCE = 0.05
 """Tolerance for runs on a GPU or in batches."""
@@ -45,7 +45,7 @@ FOREIGN_TOLERANCE = 0.05
 
 def replay(  # noqa: PLR0913 - each an option by name
     path: str | Path,
-    brought: Brought = NOTHING_BROUGHT,
+    user_objects: UserObjects = NO_OBJECTS,
     *,
     until: int | None = None,
     tolerance: float | None = None,
@@ -54,7 +54,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     named: Mapping[str, str] = MappingProxyType({}),
     trust: bool = False,
     evaluations: Which = "all",
-    told: Told = lambda number, row, loss: None,
+    on_row: OnRow = lambda number, row, loss: None,
     at_first: bool = False,
 ) -> Proof:
     """Compute a run again, serially, from its log, and compare the results.
@@ -78,7 +78,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     """
     record = read(path)
     if not trust:
-        check_consent(record, brought, named)
+        check_consent(record, user_objects, named)
     record = renamed(record, named)
     if data_dir is not None:
         record = dataclasses.replace(record, config=dataclasses.replace(record.config, data_dir=data_dir))
@@ -90,12 +90,12 @@ def replay(  # noqa: PLR0913 - each an option by name
         raise ConfigError(f"until = {until}: expected 0 to {last}, the clock at which the log ends")
     proof.which = evaluations
     if record.config.protocol.batch:
-        return _replay_batch(record, brought, proof, until)
+        return _replay_batch(record, user_objects, proof, until)
     try:
         for attempt in (*record.earlier, record):
             check_log(attempt)
-        with saying_how(record, brought), as_in_the_run(proof.threads):
-            data = load_data(record, brought) if record.computed else None
+        with saying_how(record, user_objects), as_in_the_run(proof.threads):
+            data = load_data(record, user_objects) if record.computed else None
             proof.notes += changed(record.run)
         plan = plan_of(record)
         check_rows(record, plan)
@@ -104,16 +104,16 @@ def replay(  # noqa: PLR0913 - each an option by name
         return proof
     virtual = record.run.environment.get("virtual", False)
     started_s = time.monotonic()
-    with saying_how(record, brought), as_in_the_run(proof.threads):
+    with saying_how(record, user_objects), as_in_the_run(proof.threads):
         evaluated = False
         if data is not None:
-            evaluated = _compute(record, brought, data, plan, proof, Reach(until, at_first, told))
+            evaluated = _compute(record, user_objects, data, plan, proof, Reach(until, at_first, on_row))
         else:
             proof.clocks = tuple(log.final_clock for log in record.shards)
             proof.computed = False
             proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
         if virtual and until is None and not (at_first and not proof.holds):
-            simulate_again(record, brought, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
+            simulate_again(record, user_objects, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
     _check_joined(record, proof, until)
     proof.seconds = time.monotonic() - started_s
     return proof
@@ -131,7 +131,7 @@ def _check_joined(record: Record, proof: Proof, until: int | None) -> None:
             proof.find(untrue.finding)
 
 
-def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | None) -> Proof:
+def _replay_batch(record: Record, user_objects: UserObjects, proof: Proof, until: int | None) -> Proof:
     if until is not None:
         raise ConfigError(f"until = {until}: expected None: a batch optimisation is replayed as a whole")
     proof.batch, started_s = True, time.monotonic()
@@ -139,10 +139,10 @@ def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | N
     try:
         claimed = Claimed(record)
         check_done(record)
-        with saying_how(record, brought), as_in_the_run(proof.threads):
-            data = load_data(record, brought)
+        with saying_how(record, user_objects), as_in_the_run(proof.threads):
+            data = load_data(record, user_objects)
             proof.notes += changed(record.run)
-            batch = Batch(record, claimed, Tensors.load(record.config, brought, data, record.ranks), data, proof.which)
+            batch = Batch(record, claimed, Tensors.load(record.config, user_objects, data, record.ranks), data, proof.which)
             try:
                 batch.run()
             finally:
@@ -168,10 +168,10 @@ def _compare_batch(record: Record, batch: Batch, proof: Proof) -> None:
     proof.differences.append(difference("theta", weights, recorded, batch.initial, model, batch.bounds))
 
 
-def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof: Proof, reach: Reach) -> bool:
+def _compute(record: Record, user_objects: UserObjects, data: DataSet, plan: Plan, proof: Proof, reach: Reach) -> bool:
     """Compute, evaluate and compare; return whether evaluation was possible."""
     kept = Kept(record, plan)
-    last = through_attempts(record, brought, data, proof, kept, reach)
+    last = through_attempts(record, user_objects, data, proof, kept, reach)
     if reach.until is not None or (reach.at_first and not proof.holds):
         return True
     last.serial.end()
@@ -198,9 +198,9 @@ def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof:
     return evaluates
 
 
-def check(path: str | Path, brought: Brought = NOTHING_BROUGHT, *, trust: bool = False) -> str:
+def check(path: str | Path, user_objects: UserObjects = NO_OBJECTS, *, trust: bool = False) -> str:
     """Return the first contradiction, in a line; "" = proved. Raises as `replay`."""
-    return replay(path, brought, trust=trust, at_first=True).reason
+    return replay(path, user_objects, trust=trust, at_first=True).reason
 
 
 def check_log(record: Record) -> None:

@@ -30,7 +30,7 @@ _FROM_THE_START = (
 
 _OF_A_STREAM = "its data are a stream: does that give learners the same samples again? One that does not cannot be replayed"
 
-Told = Callable[[int, Row, float], None]
+OnRow = Callable[[int, Row, float], None]
 """Callback per gradient taken by a shard: row number, row, recomputed loss."""
 
 
@@ -39,17 +39,17 @@ class Reach(NamedTuple):
 
     until: int | None
     at_first: bool
-    told: Told
+    on_row: OnRow
 
 
 class Recompute:
     """Computation of an attempt, until all shards reach `seam`, the next attempt's clock; findings go into `proof`."""
 
-    def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told, kept: Kept, seam: int | None = None) -> None:
+    def __init__(self, record: Record, serial: Serial, proof: Proof, on_row: OnRow, kept: Kept, seam: int | None = None) -> None:
         self.record = record
         self.serial = serial
         self.proof = proof
-        self.told = told
+        self.on_row = on_row
         self.kept = kept
         self.clocks = [shard.start.clock for shard in record.shards]
         self.seam = seam
@@ -98,7 +98,7 @@ class Recompute:
                 if row.verdict == Kind.APPLY:
                     self._losses[shard] += loss * row.gradients
                     self._gradients[shard] += row.gradients
-                self.told(number, row, loss)
+                self.on_row(number, row, loss)
             case Update():
                 self._update(action, until)
 
@@ -112,10 +112,10 @@ class Recompute:
         if samples != row.samples:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
         scale = self.serial.scale_of(action.learner_id)
-        told = log.scale_of(number)  # NaN in rows older than the column
+        logged = log.scale_of(number)  # NaN in rows older than the column
         # Within a tolerance, sums differ, and so do overflow and rounding: both are on trust.
-        if not (same(told, scale) or math.isnan(told) or self.proof.tolerance):
-            self._find(Finding(f"scale {told!r}, recomputed {scale!r}", log.shard, "pushes", **place))
+        if not (same(logged, scale) or math.isnan(logged) or self.proof.tolerance):
+            self._find(Finding(f"scale {logged!r}, recomputed {scale!r}", log.shard, "pushes", **place))
         for each, share in zip(self.record.shards, rounded, strict=True):
             at = int(each.rows_of[action.learner_id][action.number])
             if at in each.inserted:  # another shard's row, and its stage rounded another slice
@@ -191,8 +191,8 @@ class Recompute:
         serial, names = self.serial, ["theta"]
         if self.record.config.averaging > 0:
             names.append("thetabar")
-        told = (self.record.done or {}).get("weights")
-        recorded = load_weights(self.record.path / schema.WEIGHTS, names, serial.model, told)
+        saved = (self.record.done or {}).get("weights")
+        recorded = load_weights(self.record.path / schema.WEIGHTS, names, serial.model, saved)
         for name in names:
             recomputed = serial.weights(averaged=name == "thetabar")
             each = difference(name, recomputed, recorded[name], serial.initial, serial.model, serial.bounds)

@@ -21,7 +21,7 @@ from mpisgd.exchange import deltas
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import Tensors, turn_of
 from mpisgd.records.checkpoint.recut import cut
 from mpisgd.replay.checks.order import Compute, Take, Update
@@ -86,7 +86,7 @@ class Serial:
     def __init__(
         self,
         record: Record,
-        brought: Brought,
+        user_objects: UserObjects,
         data: DataSet,
         begun: Sequence[Mapping[str, np.ndarray]] = (),
         begun_bounds: Sequence[tuple[int, int]] | None = None,
@@ -94,7 +94,7 @@ class Serial:
         config = record.config
         self.record = record
         self.config = config
-        self.tensors = Tensors.load(config, brought, data, record.ranks, record.rules)
+        self.tensors = Tensors.load(config, user_objects, data, record.ranks, record.rules)
         self.model = self.tensors.model
         self.tensors.turns = Turns(self.model.module)
         _check_size(record, self.model.size)
@@ -250,9 +250,9 @@ def _of(update: SliceUpdate, averaged: bool) -> Tensor:
     return update.averaged
 
 
-def load_data(record: Record, brought: Brought) -> DataSet:
+def load_data(record: Record, user_objects: UserObjects) -> DataSet:
     """Return the data. Raises ConfigError; DataError: also for another number of samples."""
-    data = parts.load_data(record.config, brought)
+    data = parts.load_data(record.config, user_objects)
     recorded = record.environment("train_samples")
     if len(data.train) != recorded:
         raise DataError(f"the data have {len(data.train)} training samples, those of {record.path} had {recorded}")

@@ -1,1 +1,1 @@
-"""Decisions of a shard, in integers: verdicts, staleness weights, admission, attendance, portions."""
+"""Decisions of a shard, in integers: verdicts, staleness weights, admission, membership, portions."""

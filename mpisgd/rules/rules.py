@@ -5,8 +5,8 @@
     torn push                  `on_torn`       verdict
     pull                       `on_pull`       GIVE weights, WAIT, or STOP
     update overdue             `on_timeout`
-    learner leaves, or hangs   `attendance.on_departure`; once obeyed, `attendance.end_if_deserted`
-    missed learner back        `attendance.on_return`
+    learner leaves, or hangs   `membership.on_departure`; once obeyed, `membership.end_if_deserted`
+    missed learner back        `membership.on_return`
     signal                     `on_interrupt`  whether in time
     evaluator has seen enough  `on_enough`     whether news
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Sequence
 
-from mpisgd.rules.attendance import Attendance
+from mpisgd.rules.membership import Membership
 from mpisgd.rules.portions import NO_PORTION, Portions
 from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import DROP_DUPLICATE, DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
@@ -72,7 +72,7 @@ class Rules:
         self.dropped_seq = [-1] * lambda_
         self.verdicts: dict[int, int] = {}
         self.computing: dict[int, int] = {}
-        self.attendance = Attendance(self)
+        self.membership = Membership(self)
         self._budget_samples = budget_samples
         self._aborts = protocol.aborts
         self.ordered = protocol.ordered
@@ -112,12 +112,12 @@ class Rules:
     def on_push(self, learner_id: int, timestamp: int) -> Do:
         """Return the action on a push; a missed learner is back with it, unless lockstep has passed its clock."""
         if learner_id in self.absent and not self.finished and not (self.protocol.lockstep and timestamp < self.clock):
-            self.attendance.on_return(learner_id)
+            self.membership.on_return(learner_id)
         if self._aborts:
             self.computing.pop(learner_id, None)
         if not self.ordered:
             return SUM
-        if self.attendance.cut_short and not self.finished and self.protocol.expects() not in self.present:
+        if self.membership.cut_short and not self.finished and self.protocol.expects() not in self.present:
             return LEAVE  # the learner in turn has left
         return SUM if learner_id in self.absent or self.turn() in (None, learner_id) else PARK
 

@@ -74,7 +74,7 @@ class Coordinator:
 
     Args:
         log: takes rows of `iterations`.
-        told: takes iteration, loss, greatest element of the gradient, evaluations, seconds.
+        on_iteration: takes iteration, loss, greatest element of the gradient, evaluations, seconds.
         warn: takes warnings for people.
         begun: numbers of a checkpoint to go on from; the shards have its slots.
     """
@@ -87,7 +87,7 @@ class Coordinator:
         elements: int,
         log: Callable[..., None],
         *,
-        told: Callable[[int, float, float, int, float], None],
+        on_iteration: Callable[[int, float, float, int, float], None],
         warn: Callable[[str], None],
         saves: Saves | None = None,
         begun: Mapping[str, Any] | None = None,
@@ -96,7 +96,7 @@ class Coordinator:
         self._channel = channel
         self._options = options
         self._log = log
-        self._told = told
+        self._on_iteration = on_iteration
         self._warn = warn
         self._saves = saves
         self._begun: Mapping[str, Any] = begun or {"iteration": 0, "slots": 1, "state": {}}
@@ -169,9 +169,9 @@ class Coordinator:
     def _hold(self, optimiser: torch.optim.LBFGS, loss: float) -> None:
         if self._saves is None:
             return
-        told = {"clock": self.evaluations.clock, "iteration": self._iteration, "rows": self._saves.rows()}
+        entries = {"clock": self.evaluations.clock, "iteration": self._iteration, "rows": self._saves.rows()}
         state = optimiser.state.get(self._weights, {})
-        self._held = held(self._weights, state, **told, **({"loss": loss} if state else {}))
+        self._held = held(self._weights, state, **entries, **({"loss": loss} if state else {}))
 
     def _save_if_due(self) -> None:
         before, self._saved = self._saved, self.evaluations.clock
@@ -224,7 +224,7 @@ class Coordinator:
             commanding_s=now_s - start_s - (evaluations.seconds - evaluating_s),
         )
         self._since = now_s, evaluations.seconds, evaluations.clock
-        self._told(self._iteration, loss, gradient, evaluations.clock, now_s)
+        self._on_iteration(self._iteration, loss, gradient, evaluations.clock, now_s)
         return why, loss
 
     def _why(self, made: bool, gradient: float, changed: float, before: float, loss: float) -> Why:

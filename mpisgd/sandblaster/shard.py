@@ -30,11 +30,11 @@ from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.snapshots import Taken
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
-from mpisgd.sandblaster.attendance import Given
 from mpisgd.sandblaster.channels import BatchShardChannel
+from mpisgd.sandblaster.membership import Given
 from mpisgd.sandblaster.slots import Slots, name_of
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.refusals import Refusals
@@ -49,7 +49,7 @@ class BatchShard:
     """Shard of a batch optimisation.
 
     Args:
-        rules: for clock and attendance; they decide nothing.
+        rules: for clock and membership; they decide nothing.
         costs: called before each sum and each end of an evaluation, to let virtual time pass.
     """
 
@@ -313,7 +313,7 @@ class BatchShard:
     # ------------------------------------------------------------------------------------------- what `Faults` asks for
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
-        self.rules.attendance.on_departure(learner_id, gone)
+        self.rules.membership.on_departure(learner_id, gone)
         self.snapshot_server.answer()
 
     def end_if_deserted(self) -> None:

@@ -33,7 +33,7 @@ from mpisgd.comm.messages import (
 )
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.serving.hopes import Hopes
 from mpisgd.serving.serves import Serves
 
@@ -102,16 +102,16 @@ class Faults:
     def note_if_passed(self, learner_id: int, min_clock: int) -> None:
         """Note a pull in place of an owed push, for a clock reached only by another shard."""
         rules = self._rules
-        if rules.attendance.stuck:
+        if rules.membership.stuck:
             self.note_who_passes()
-        elif self._owes_push[learner_id] and rules.attendance.passes(learner_id, min_clock, stuck=False):
+        elif self._owes_push[learner_id] and rules.membership.passes(learner_id, min_clock, stuck=False):
             self._pass(learner_id)
 
     def note_who_passes(self) -> None:
         """Check waiting pulls again: they came before a loss or a standstill was known."""
         rules = self._rules
         for learner_id, min_clock in list(rules.waiting.items()):
-            if self._owes_push[learner_id] and rules.attendance.passes(learner_id, min_clock, rules.attendance.stuck):
+            if self._owes_push[learner_id] and rules.membership.passes(learner_id, min_clock, rules.membership.stuck):
                 self._pass(learner_id)
 
     def _pass(self, learner_id: int) -> None:
@@ -144,14 +144,14 @@ class Faults:
     def _end_if_none_is_left(self, lost: bool) -> None:
         """End the run after the last learner's loss. Raises PeerError: no orderly end."""
         rules = self._rules
-        if not (lost and rules.attendance.deserted):
+        if not (lost and rules.membership.deserted):
             return
-        if not (rules.attendance.parted or rules.finished or rules.interrupted):
+        if not (rules.membership.parted or rules.finished or rules.interrupted):
             raise PeerError(f"no learner is left at clock {rules.clock}")
         self._shard.end_if_deserted()
 
     def end_of_commands(self) -> None:
-        """Hear of a coordinator's last command (`sandblaster.attendance`)."""
+        """Hear of a coordinator's last command (`sandblaster.membership`)."""
 
     def look(self, whose: int | None) -> None:
         """Miss overdue learners, at most a quarter of the patience late; `whose`: the only learner waited for."""
@@ -198,7 +198,7 @@ class Faults:
         self._end_if_none_is_left(lost=True)
 
     def _may_miss(self) -> bool:
-        return len(self._rules.present) > 1 or self._rules.attendance.ends
+        return len(self._rules.present) > 1 or self._rules.membership.ends
 
     def _miss(self, learner_id: int) -> None:
         """Go on without a learner, until it asks for weights."""
@@ -217,7 +217,7 @@ class Faults:
             self._return(learner_id)
 
     def _return(self, learner_id: int) -> None:
-        self._rules.attendance.on_return(learner_id)
+        self._rules.membership.on_return(learner_id)
         self._note(Event.RETURNED, learner_id, "is back")
 
     def _given(self, learner_id: int) -> None:
@@ -248,7 +248,7 @@ class Faults:
         for learner_id in sorted(self._rules.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
             self._gone.add(learner_id)
-            self._rules.attendance.on_departure(learner_id, Gone.LOST)
+            self._rules.membership.on_departure(learner_id, Gone.LOST)
             self._channel.give_up_learner(learner_id)
             self._channel.tell_given_up(learner_id)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from mpisgd.comm.messages import Push, Refused, SnapshotPull
 from mpisgd.records.log.writer import ShardLog
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Rules
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_server import SnapshotServer

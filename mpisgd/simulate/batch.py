@@ -102,5 +102,5 @@ class Batch:
         for learner_id, (_, _, into), gradient, loss in zip(learner_ids, wanted, gradients, losses.tolist(), strict=True):
             clip(gradient, config.clip_norm)
             into.copy_(gradient)
-            told = math.nan if config.nonfinite == "drop" and not is_finite(gradient) else loss
-            self._there[learner_id] = (mu, told)
+            pushed = math.nan if config.nonfinite == "drop" and not is_finite(gradient) else loss
+            self._there[learner_id] = (mu, pushed)

@@ -17,11 +17,11 @@ from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
 from mpisgd.exchange import links
-from mpisgd.job import naming, placement
+from mpisgd.job import placement, user_code
 from mpisgd.job.finish import Outcome, check_books, farewell, finish, headline, outcome_of
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.job.provenance import environment
-from mpisgd.job.roles import Built, build
+from mpisgd.job.roles import RankRole, build
 from mpisgd.job.tensors import with_measured_stages
 from mpisgd.job.world import Setup
 from mpisgd.records import directory
@@ -31,12 +31,12 @@ from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
 
 
-def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
+def simulate(config: Config, user_objects: UserObjects = NO_OBJECTS) -> Outcome:
     """Run a job on a virtual cluster, from set-up to DONE; its directory is as a real run's.
 
     Raises ConfigError, DataError before any write; DeadlockError, and any rank's errors.
     """
-    return Job(config, brought).run()
+    return Job(config, user_objects).run()
 
 
 class Job:
@@ -47,18 +47,18 @@ class Job:
         kept: whether the run is for later: only then look up its commits.
     """
 
-    def __init__(self, config: Config, brought: Brought, *, evaluated: bool = True, kept: bool = True) -> None:
-        self.brought = brought
+    def __init__(self, config: Config, user_objects: UserObjects, *, evaluated: bool = True, kept: bool = True) -> None:
+        self.user_objects = user_objects
         self.kept = kept
-        config = naming.as_brought(config, brought)
+        config = user_code.with_user_objects(config, user_objects)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         nodes, self.roles, protocol = placement.on_virtual_ranks(config)
-        self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), brought)
+        self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), user_objects)
         self.world: VirtualWorld
         if config.virtual.gradients:
-            self.world = TensorWorld(config, brought, self.roles, nodes, evaluated)
+            self.world = TensorWorld(config, user_objects, self.roles, nodes, evaluated)
         else:
-            self.world = SizedWorld(config, brought, self.roles, nodes)
+            self.world = SizedWorld(config, user_objects, self.roles, nodes)
         world, hosts = self.world, placement.virtual_hosts(nodes)
         self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, stages=world.stages)
         self.setup.check_schedule()
@@ -77,7 +77,7 @@ class Job:
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"
-            f" {len(set(setup.hosts)):,} nodes{f', {carried}' if carried else ''}{world.told}; log in {self.path}"
+            f" {len(set(setup.hosts)):,} nodes{f', {carried}' if carried else ''}{world.computing}; log in {self.path}"
         )
         if wasted:
             self._say(f"mpisgd: warning: {wasted}")
@@ -102,31 +102,31 @@ class Job:
                 VirtualWire(cluster, world.network, world.wires)
             mains = []
             for rank in range(len(setup.hosts)):
-                built = build(setup, world, rank)
-                stack.callback(built.close)
-                mains.append(self._main_of(built, accounts))
+                role = build(setup, world, rank)
+                stack.callback(role.close)
+                mains.append(self._main_of(role, accounts))
             cluster.run(world.wires, mains)
         return accounts
 
-    def _main_of(self, built: Built, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
+    def _main_of(self, role: RankRole, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
         """Return a Python function: its call needs no room on C's stack, which each switch of ranks copies."""
-        wire = self.world.wires[built.rank]
+        wire = self.world.wires[role.rank]
 
         def main() -> None:
             wire.clock.begin(wire.meet)
             try:
-                built.train()
+                role.train()
             except LearnerFailed as failure:
-                self.world.part_with(built, failure)
-            accounts[built.rank] = built.end()
+                self.world.part_with(role, failure)
+            accounts[role.rank] = role.end()
             wire.meet()
-            built.leave()
+            role.leave()
 
         return main
 
     def environment(self) -> dict[str, object]:
         facts = self.world.facts
-        return environment(self.setup, self.brought, mpi="none: a virtual cluster", commits=self.kept, virtual=True, **facts)
+        return environment(self.setup, self.user_objects, mpi="none: a virtual cluster", commits=self.kept, virtual=True, **facts)
 
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":

@@ -9,8 +9,8 @@ from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step
 from mpisgd.update.weighting import Weighting
+from mpisgd.vectors.chunked_receive import ChunkedReceive
 from mpisgd.vectors.computing import Rooms, Travels, Updates
-from mpisgd.vectors.inflow import Inflow
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import NOTHING, Runs
@@ -98,14 +98,14 @@ class SizedUpdate(Updates):
 
 
 class StreamedSizedUpdate(SizedUpdate):
-    """Stand-in for `StreamedUpdate`: each chunk takes its time on arrival (`inflow.py`)."""
+    """Stand-in for `StreamedUpdate`: each chunk takes its time on arrival (`chunked_receive.py`)."""
 
     cached = False
 
     def __init__(self, size: int, **named: Any) -> None:
         super().__init__(size, **named)
         push_format: PushFormat = named["push_format"]
-        self.inbox = self._inflow = Inflow(size, lambda part: push_format.sized(SizedVector(part)))
+        self.inbox = self._inflow = ChunkedReceive(size, lambda part: push_format.sized(SizedVector(part)))
         self.chunks_count = self._made = len(self._inflow.pieces)
 
     def park(self, learner_id: int) -> None:

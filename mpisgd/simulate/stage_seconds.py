@@ -82,7 +82,7 @@ class StageSeconds:
     def clip(self, norm: float) -> None:
         """Do nothing."""
 
-    def told(self, loss: float) -> float:
+    def reported(self, loss: float) -> float:
         return loss
 
     def interrupt_by(self, check: Callable[[], None]) -> None:

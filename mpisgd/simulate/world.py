@@ -21,11 +21,11 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought, Meta
-from mpisgd.job.roles import Built
+from mpisgd.job.parts import Meta, UserObjects
+from mpisgd.job.roles import RankRole
 from mpisgd.job.tensors import Tensors, crossing_nbytes, dealt_between
 from mpisgd.job.world import World
-from mpisgd.models.together import Dealt
+from mpisgd.models.interleaved import Dealt
 from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import TOGETHER, Batch
@@ -56,7 +56,7 @@ class VirtualWorld(World):
         wires: of all ranks; filled before roles are built.
         stages: of a group's model, with bytes between stages in `crossing`, or between pieces in `dealt`.
         facts: for config.toml.
-        told: how gradients are computed, for the first line; "" or ", ..."
+        computing: how gradients are computed, for the first line; "" or ", ..."
     """
 
     meta: Meta
@@ -66,7 +66,7 @@ class VirtualWorld(World):
     stages: Stages | None = None
     crossing: Sequence[int] = ()
     dealt: Sequence[Sequence[Dealt]] = ()
-    told = ""
+    computing = ""
     facts: dict[str, Any]
 
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
@@ -161,13 +161,13 @@ class VirtualWorld(World):
         clips, alternating = team if self.config.clip_norm > 0 else None, self.config.pipeline == "1f1b"
         return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating, clips=clips)
 
-    def part_with(self, built: Built, failure: LearnerFailed) -> None:
+    def part_with(self, role: RankRole, failure: LearnerFailed) -> None:
         """Let a failed learner leave after `notice_s`, with a goodbye on its behalf; or end the job."""
-        if built.leaves_by is None or self.config.failures.then == "stop":
+        if role.leaves_by is None or self.config.failures.then == "stop":
             raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
-        built.wire.clock.interrupt_by(None)
-        built.wire.clock.sleep(self.config.failures.notice_s)
-        built.leaves_by(ending=Ending.NONE)
+        role.wire.clock.interrupt_by(None)
+        role.wire.clock.sleep(self.config.failures.notice_s)
+        role.leaves_by(ending=Ending.NONE)
 
 
 class TensorWorld(VirtualWorld):
@@ -175,13 +175,13 @@ class TensorWorld(VirtualWorld):
 
     tensors: Tensors
 
-    def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
+    def __init__(self, config: Config, user_objects: UserObjects, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
-        data = parts.load_data(config, brought)
+        data = parts.load_data(config, user_objects)
         if data.train.advice:
             speech.warn(data.train.advice)
         device = _device(config)
-        self.tensors = tensors = Tensors.load(config, brought, data, roles.streams, device=device)
+        self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, device=device)
         self._device = device if stages.stays_on_gpu(config) else "cpu"
         tensors.shard_device = self._device
         tensors.evaluated = evaluated
@@ -197,7 +197,7 @@ class TensorWorld(VirtualWorld):
         self._of_groups: dict[int, Memory] = {}
         self._batch = _batch(config, tensors, data)
         if device != "cpu":
-            self.told = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
+            self.computing = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
         tensors.turns = Turns(tensors.model.module)
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
@@ -247,18 +247,18 @@ class SizedWorld(VirtualWorld):
 
     tensors = None
 
-    def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int]) -> None:
+    def __init__(self, config: Config, user_objects: UserObjects, roles: Roles, nodes: list[int]) -> None:
         super().__init__(config, roles, nodes)
         options = config.virtual
         self.meta = Meta(options.train_samples, 0, (), 0)
         measured = [Layer(name, size) for name, size in options.layers.items()]
-        model = None if options.parameters or measured else _model(config, brought)
+        model = None if options.parameters or measured else _model(config, user_objects)
         self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
         if measured and config.by_layers:
             self.bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
         if config.in_groups and model is not None:
-            self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
+            self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, user_objects, roles)
         # where only the model's size is known, each slice is one layer
         self.layers = measured or [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
         if model is not None:
@@ -293,17 +293,17 @@ class SizedWorld(VirtualWorld):
         )
 
 
-def _crossing(config: Config, brought: Brought, roles: Roles) -> tuple[list[int], Sequence[Sequence[Dealt]]]:
+def _crossing(config: Config, user_objects: UserObjects, roles: Roles) -> tuple[list[int], Sequence[Sequence[Dealt]]]:
     """Return the bytes between stages, or pieces, from one micro-batch."""
-    tensors = Tensors.load(replace(config, init_from=""), brought, parts.load_data(config, brought), roles.streams)
+    tensors = Tensors.load(replace(config, init_from=""), user_objects, parts.load_data(config, user_objects), roles.streams)
     model = tensors.model
     return crossing_nbytes(model, tensors.gradient(0)), dealt_between(model, tensors.gradient(0))
 
 
-def _model(config: Config, brought: Brought) -> FlatModel:
+def _model(config: Config, user_objects: UserObjects) -> FlatModel:
     """Build the model, to count its parameters."""
     try:
         config = replace(config, init_from="")
-        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought), config), brought)
+        return parts.build_model(config, parts.meta_of(parts.load_data(config, user_objects), config), user_objects)
     except ConfigError as error:
         raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error

@@ -1,4 +1,4 @@
-"""An update that receives gradients, and sends weights, chunk by chunk (`inflow.py`).
+"""An update that receives gradients, and sends weights, chunk by chunk (`chunked_receive.py`).
 
 A chunk is summed once all gradients have delivered it, in their order: the bits are `SliceUpdate`'s. Norms are not measured: the
 update's log row would be due before.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.inflow import Inflow
+from mpisgd.vectors.chunked_receive import ChunkedReceive
 from mpisgd.vectors.skipped import NOTHING, Runs
 
 
@@ -29,7 +29,7 @@ class StreamedUpdate(SliceUpdate):
         self._receive_into(self.weights[:0])
         word = np.float32 if self._coded is None else np.int16
         self._coded = None
-        self._inflow = Inflow(self._size, lambda size: np.zeros(size, word))
+        self._inflow = ChunkedReceive(self._size, lambda size: np.zeros(size, word))
         self._wide = self.weights.new_empty(0 if word is np.float32 else self._inflow.pieces[0].stop)
         """(chunk,) float32, for widening a bfloat16 chunk."""
         self._weights: list[float] = []
@@ -37,7 +37,7 @@ class StreamedUpdate(SliceUpdate):
         """Chunks not summed yet."""
 
     @property
-    def inbox(self) -> Inflow:
+    def inbox(self) -> ChunkedReceive:
         return self._inflow
 
     def park(self, learner_id: int) -> None:

@@ -9,7 +9,7 @@ from mpisgd.base.checks import require
 from mpisgd.base.errors import EXIT_USAGE, ConfigError
 from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
-from mpisgd.bench.parts.spread import told
+from mpisgd.bench.parts.spread import show
 from mpisgd.cli.bench import Bench, Measured, check, run
 from tests.bench import beside, clipping, crowd, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
 
@@ -57,7 +57,7 @@ def _log(options: Options) -> Measured:
     from tests.bench import log
 
     rows = log.measure(MPI.COMM_WORLD, options.repetitions, options.cases)
-    return rows, [f"{row['case']}: log on / off {told(row['on_over_off'], 3)}" for row in rows]
+    return rows, [f"{row['case']}: log on / off {show(row['on_over_off'], 3)}" for row in rows]
 
 
 def _oversubscribed(options: Options) -> Measured:

@@ -18,7 +18,7 @@ from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.checkpoint import in_turn
 from mpisgd.bench.parts.cases import LEARNERS
-from mpisgd.bench.parts.spread import over, told
+from mpisgd.bench.parts.spread import over, show
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 HERE = Path(__file__).resolve().parents[2]
@@ -66,4 +66,4 @@ def _speeds(directory: Path, bench: Sequence[str]) -> Iterator[tuple[str, float]
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the rows for printing."""
-    return [f"{row['what']:<60} {told(row['here_over_there'])}" for row in rows]
+    return [f"{row['what']:<60} {show(row['here_over_there'])}" for row in rows]

@@ -14,7 +14,7 @@ from typing import Any
 from mpisgd.bench.checkpoint import OFF, in_turn
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of
 from mpisgd.config import replace
 
@@ -47,7 +47,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the rows for printing."""
     return [
-        f"{row['case']}, S = {row['shards']}: an update takes {told(row['update_ms'][OFF], 1)} ms; clipped by slices"
-        f" {told(row['over_off']['slice'])}, as a whole {told(row['over_off']['model'])}"
+        f"{row['case']}, S = {row['shards']}: an update takes {show(row['update_ms'][OFF], 1)} ms; clipped by slices"
+        f" {show(row['over_off']['slice'])}, as a whole {show(row['over_off']['model'])}"
         for row in rows
     ]

@@ -28,7 +28,7 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, SyntheticOptions
 from mpisgd.job.finish import account, accounts_of, end_of
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.job.run import rank as job
 from mpisgd.job.run import start
 from mpisgd.liveness import heartbeat, ranks, reaper
@@ -285,7 +285,7 @@ def _job(size: int) -> Counts:
             own.failure_watch = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
             own.heartbeat = heartbeat.Heartbeat(comms[rank], PATIENCE_S, own.way_on, now_s=lambda: now_s[0])  # type: ignore[arg-type]
             own.heartbeat.__enter__()
-            own.agree(config, NOTHING_BROUGHT, False)
+            own.agree(config, NO_OBJECTS, False)
 
         crowd.everywhere(begins)
         counts.part = f"heartbeat, {PATIENCE_S:.0f} s"

@@ -23,7 +23,7 @@ from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.checkpoint import in_turn
 from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of
 from mpisgd.config import Config, CustomModelOptions, config_file
 from mpisgd.exchange import links
@@ -240,9 +240,9 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _lines_of(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"{row['case']}, {row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s: seconds of a round"
     for name, value in row["round_s"].items():
-        line = f"  {name:<42} {told(value, 3)}"
+        line = f"  {name:<42} {show(value, 3)}"
         if name in WAYS:
             beside = row["speed_over_ddp"][name]
-            line += f"; speed over {WAYS[name].beside} {told(beside)}; over the limit of its link {told(row['over_limit'][name])}"
+            line += f"; speed over {WAYS[name].beside} {show(beside)}; over the limit of its link {show(row['over_limit'][name])}"
             line += f"; predicted {row['predicted_s'][name]:.3f}"
         yield line

@@ -16,7 +16,7 @@ from typing import Any
 
 from mpisgd.bench.parts import loops
 from mpisgd.bench.parts.cases import CASES, WARM_UP, Case
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of, run_of, scratch
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
@@ -64,7 +64,7 @@ def _lines_of(row: Mapping[str, Any]) -> list[str]:
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}, {row['ranks']} ranks: images/s {rates}"]
     for key, floor in (("over_serial", SERIAL), ("over_apart", APART)):
-        lines += [f"  {name} / {floor} {told(ratio)}" for name, ratio in row[key].items()]
+        lines += [f"  {name} / {floor} {show(ratio)}" for name, ratio in row[key].items()]
     return lines
 
 

@@ -44,9 +44,9 @@ class Rates(NamedTuple):
     copied: float
 
 
-def share_of(gbit: float, brought: float) -> float:
+def share_of(gbit: float, user_objects: float) -> float:
     """The share of a link of so many Gbit/s that raw MPI uses, which brings so many bytes per second, both ways together."""
-    return min(1.0, brought / (2 * gbit * GIGABIT * PAYLOAD))
+    return min(1.0, user_objects / (2 * gbit * GIGABIT * PAYLOAD))
 
 
 def virtual(log: Run, costs: Run) -> Config:

@@ -16,7 +16,7 @@ from typing import Any
 from mpisgd.bench.checkpoint import OFF, in_turn
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of
 from mpisgd.comm.mpi.launch import version
 
@@ -63,8 +63,8 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
     """Format one row; last, which setting is worth a change."""
-    lines = [f"{row['case']}: images/s as it is {told(row['images_per_s'][OFF], 0)}"]
-    lines += [f"  {name:<22} {told(ratio)}" for name, ratio in row["over_off"].items()]
+    lines = [f"{row['case']}: images/s as it is {show(row['images_per_s'][OFF], 0)}"]
+    lines += [f"  {name:<22} {show(ratio)}" for name, ratio in row["over_off"].items()]
     name, ratio = max(row["over_off"].items(), key=lambda item: item[1]["median"])
     if ratio["median"] >= WORTH:
         return [*lines, f"  export {name}  # for a model of this size"]

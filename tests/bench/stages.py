@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.pipeline.pieces import StagePasses
 from mpisgd.pipeline.travelling import Rooms
@@ -81,10 +81,10 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{'job':>15}   {'images/s':30} over one rank on one core"]
     for row in rows:
         if "job" in row:
-            lines.append(f"{row['job']:>15}   {told(row['images_per_s'], 1):30} {told(row['over_one'])}")
+            lines.append(f"{row['job']:>15}   {show(row['images_per_s'], 1):30} {show(row['over_one'])}")
     lines.append(f"{'KiB':>15}   {'microseconds':30} {'of MPI’s send and receive':30} over these")
     return lines + [
-        f"{row['nbytes'] / 2**10:15.0f}   {told(row['message_us'], 1):30} {told(row['mpi_us'], 1):30} {told(row['over_mpi'])}"
+        f"{row['nbytes'] / 2**10:15.0f}   {show(row['message_us'], 1):30} {show(row['mpi_us'], 1):30} {show(row['over_mpi'])}"
         for row in rows
         if "nbytes" in row
     ]
@@ -137,7 +137,7 @@ class _Echo(StagePasses):
 
     def begin(self, seq: int) -> None: ...
 
-    def told(self, loss: float) -> float:
+    def reported(self, loss: float) -> float:
         return loss
 
     def pass_on(self, micro: int, received: Any) -> Tensor | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import Config, EvaluationOptions, LogOptions, SoftmaxOptions, config_file
 
@@ -52,7 +52,7 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{'ranks':>5} {'python':>8} {'+ MPI':>8} {'+ torch':>8} {'first update':>13}   over + torch"]
     for row in rows:
         seconds = [f"{row['seconds'][name]['median']:{13 if name == 'first_update' else 8}.2f}" for name in names]
-        lines.append(f"{row['ranks']:5} {' '.join(seconds)}   {told(row['first_update_over_torch'])}")
+        lines.append(f"{row['ranks']:5} {' '.join(seconds)}   {show(row['first_update_over_torch'])}")
     return lines
 
 

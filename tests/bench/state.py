@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpisgd.bench.parts.spread import spread, told
+from mpisgd.bench.parts.spread import show, spread
 from mpisgd.bench.train import scratch
 from mpisgd.job.run.courier import Courier
 from mpisgd.records.checkpoint.checkpoint import Account
@@ -54,5 +54,5 @@ def measure(comm: MPI.Intracomm, repetitions: int, parameters: int = PARAMETERS)
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the rows for printing."""
-    ends = [", ".join(f"{name} {told(seconds)}" for name, seconds in row["cpu_s"].items()) for row in rows]
+    ends = [", ".join(f"{name} {show(seconds)}" for name, seconds in row["cpu_s"].items()) for row in rows]
     return [f"a state of {row['nbytes'] / 1e6:.0f} MB, seconds of a core: {each}" for row, each in zip(rows, ends, strict=True)]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
@@ -139,7 +139,7 @@ def test_the_wire_carries_a_vector_for_each_team_and_the_users_model_is_whole_af
     assert done.out == "the same\n" * 2, done.text
     sent = []
     for name in ("none", "node"):
-        assert replay.check(tmp_path / name, Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))) == ""
+        assert replay.check(tmp_path / name, UserObjects(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))) == ""
         said = "".join((tmp_path / f"{name}-{rank}").read_text() for rank in range(6))
         sent.append([crossed(said, tag) for tag in ("PUSH", "ANSWER")])
     run = Run(tmp_path / "node")

@@ -16,7 +16,7 @@ from mpisgd.records.log.schema import Event
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import END_S, HELD, PATIENCE_S, ULFM, ended, let_go, started, told, users_module
+from .test_tolerant import END_S, HELD, PATIENCE_S, ULFM, ended, release_stopped, started, told, users_module
 
 __all__ = ["started", "users_module"]
 
@@ -158,7 +158,7 @@ def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -
     job.send(4, signal.SIGKILL)
     job.wait_for("learner 1 is lost")
     job.send(7, signal.SIGKILL)
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     run: Run = ended(job, out)
     for shard in (0, 1):
         assert sorted(told(run, Event.LOST, shard)) == [1, 2], job.text

@@ -16,7 +16,7 @@ from mpisgd.base.errors import EXIT_INTERRUPTED
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import Part, config_file, replace
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.records.log.reader import Run
 from mpisgd.replay.serial import as_in_the_run
 
@@ -50,8 +50,8 @@ def test_hardsync_from_the_weights_of_a_run(tmp_path: Path) -> None:
     assert main(["export", str(run.path), str(tmp_path / "fifth.pt"), "--clock", "5"]) == 0
     made = replace(config_file.of_run(run.path), init_from=str(tmp_path / "fifth.pt"))
     with as_in_the_run(1):
-        data, loss = parts.load_data(made, NOTHING_BROUGHT), parts.load_loss(made, NOTHING_BROUGHT)
-        model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
+        data, loss = parts.load_data(made, NO_OBJECTS), parts.load_loss(made, NO_OBJECTS)
+        model = parts.build_model(made, parts.meta_of(data), NO_OBJECTS)
         found = parts.make_measure(made, model, loss, data).of(Part.TEST)
     snapshots = run.evaluations[run.evaluations["clock_max"] == 5]
     assert [found.loss] == snapshots["loss"].tolist(), "batch-norm statistics are those of the evaluation"

@@ -14,7 +14,7 @@ from mpisgd import data, models
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.records.log.reader import Run
-from mpisgd.replay import Brought, replay
+from mpisgd.replay import UserObjects, replay
 from mpisgd.replay.serial import as_in_the_run
 from tests.effort import EVERYTHING, REST
 from tests.papers_loops import Lamb, Lars
@@ -169,7 +169,7 @@ def test_replay_proves_it(runs: Path, name: str) -> None:
     def model(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
         return models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED)
 
-    assert replay(runs / name, Brought(model, torch.nn.functional.cross_entropy)).holds
+    assert replay(runs / name, UserObjects(model, torch.nn.functional.cross_entropy)).holds
 
 
 def test_a_rate_is_the_mean_of_its_gradients_weights(runs: Path) -> None:

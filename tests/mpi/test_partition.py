@@ -13,7 +13,7 @@ from torch import nn
 from mpisgd import replay
 from mpisgd.config import Part, config_file
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.models.partition import Partition
 from mpisgd.records.log.reader import Run
 
@@ -88,9 +88,9 @@ def test_a_group_evaluates_to_the_bits_of_the_whole_model(runs: Path, switch: st
     """Weights and statistics of all pieces are in one file; with them one process comes to the last evaluation of the log."""
     run = Run(runs / switch / name)
     config = config_file.of_run(run.path)
-    data = parts.load_data(config, NOTHING_BROUGHT)
-    meta, loss = parts.meta_of(data), parts.load_loss(config, NOTHING_BROUGHT)
-    model = parts.build_model(config, meta, NOTHING_BROUGHT)
+    data = parts.load_data(config, NO_OBJECTS)
+    meta, loss = parts.meta_of(data), parts.load_loss(config, NO_OBJECTS)
+    model = parts.build_model(config, meta, NO_OBJECTS)
     measure, rows = parts.make_measure(config, model, loss, data), run.evaluations
     states = torch.load(run.path / "weights.pt", weights_only=True)
     assert list(states) == ["theta", "thetabar"][: 1 + ("averaged" in name)]

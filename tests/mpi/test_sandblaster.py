@@ -20,7 +20,7 @@ from tests.faults.job import Job
 
 from .conftest import Shared, dealt, jobs_of, only
 from .test_signals import updates
-from .test_tolerant import END_S, let_go, started, until, users_module
+from .test_tolerant import END_S, release_stopped, started, until, users_module
 
 __all__ = ["started", "users_module"]
 
@@ -92,7 +92,7 @@ def test_a_signal_saves_the_history_and_the_run_goes_on(shards: int, started: li
         **COMMON,
     }
     whole = {**job, "out": str(tmp_path / "whole"), "virtual": {"learners": 2, "gradients": True}}
-    let_go(tmp_path, "twice", "once")
+    release_stopped(tmp_path, "twice", "once")
     simulate(config_file.from_mapping(whole))
     (tmp_path / "once").unlink()
     table = {**job, "log": {"progress": "off", "flush_s": 0.0}, "out": str(tmp_path / "run")}
@@ -102,7 +102,7 @@ def test_a_signal_saves_the_history_and_the_run_goes_on(shards: int, started: li
     until(begun, lambda: updates(tmp_path / "run", 0) > 2)
     for rank in range(4):
         begun.send(rank, signal.SIGUSR1)
-    let_go(tmp_path, "once")
+    release_stopped(tmp_path, "once")
     assert begun.end(END_S) == EXIT_INTERRUPTED, begun.text
     assert "checkpoint at clock" in begun.text
     resumed = Job(3 + shards, ["--resume", str(tmp_path / "run"), "--trust", "--shards", str(shards)])

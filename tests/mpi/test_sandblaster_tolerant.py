@@ -20,7 +20,7 @@ from .test_tolerant import (
     SLOWLY,
     ULFM,
     ended,
-    let_go,
+    release_stopped,
     started,
     told,
     until,
@@ -39,7 +39,7 @@ BATCH += ["--log.progress", "plain", "--log.progress-s", "0", *HELD, *SLOWLY]
 @pytest.mark.usefixtures("users_module")
 def test_learners_of_a_batch_optimisation_die_and_hang_and_each_portion_counts_once(started: list[Job], tmp_path: Path) -> None:
     """Learner 0, which was to evaluate, dies; learner 2 hangs for good."""
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     words = [*BATCH, "--shards", "2", "--faults.patience-s", PATIENCE_S, "--out", str(tmp_path / "run")]
     job = Job(7, words, ULFM, ACTS="3:8:SIGKILL 5:16:SIGSTOP")
     started.append(job)
@@ -60,7 +60,7 @@ def test_without_a_shard_or_the_coordinator_of_a_batch_optimisation_there_is_no_
     started: list[Job], tmp_path: Path, rank: int, name: str
 ) -> None:
     out = tmp_path / "run"
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     job = Job(5, [*BATCH, "--shards", "2", "--checkpoint.every-updates", "1", "--out", str(out)], ULFM, CLOCK="3")
     started.append(job)
     until(job, lambda: (interruption.newest(out) or 0) >= 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpisgd import replay
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from tests.torch_law.law import vectors
@@ -73,7 +73,7 @@ def test_a_head_that_no_batch_uses_stays_and_replay_agrees(tmp_path: Path) -> No
         learner_0 = Run(tmp_path / name).pushes
         own = learner_0[(learner_0["learner_id"] == 0) & (learner_0["shard"] == 0)]
         assert state["mean.steps"] >= len(own) > 0, "learner 0's, of each of its mini-batches"
-        proof = replay.replay(tmp_path / name, Brought(model=Kept, data=vectors))
+        proof = replay.replay(tmp_path / name, UserObjects(model=Kept, data=vectors))
         assert proof.holds, (name, proof.finding)
         assert proof.evaluations == len(Run(tmp_path / name).evaluations)
     assert all(torch.equal(each, never[0]) for each in never), "the factory's, by every way"

@@ -16,7 +16,7 @@ from tests.effort import thinned
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import HELD, let_go, users_module
+from .test_tolerant import HELD, release_stopped, users_module
 
 __all__ = ["users_module"]
 
@@ -142,7 +142,7 @@ def test_one_that_is_late_is_waited_for(begin: Begin, tmp_path: Path, point: str
 def test_a_job_that_is_stopped_as_a_whole_goes_on(begin: Begin, tmp_path: Path) -> None:
     """As a batch system does that suspends jobs."""
     words = ("--epochs", "8", "--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02", "--log.progress-s", "0.1")
-    let_go(tmp_path, "twice")
+    release_stopped(tmp_path, "twice")
     job = begin(3, *HELD, *words, module="mpisgd", ONCE="200")  # of 360 mini-batches of each: it is not over before it is stopped
     job.wait_for("epoch ")
     assert len(job.pids) == 3
@@ -151,6 +151,6 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on(begin: Begin, tmp_path: Path) 
     time.sleep(LONG_S)
     for rank in range(3):
         job.send(rank, signal.SIGCONT)
-    let_go(tmp_path, "once")
+    release_stopped(tmp_path, "once")
     assert job.end(END_S) == 0, job.text
     assert (tmp_path / "run" / "DONE").exists()

@@ -10,7 +10,7 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import EXIT_INTERRUPTED
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 
 from .conftest import launch
 
@@ -82,6 +82,6 @@ def test_a_stream_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(torch.equal(one[name], other[name]) for name in one)
     monkeypatch.syspath_prepend(str(tmp_path))
     user = importlib.import_module("streaming")
-    proof = replay.replay(tmp_path / "apart", Brought(model=user.model, data=user.data, step=user.step))
+    proof = replay.replay(tmp_path / "apart", UserObjects(model=user.model, data=user.data, step=user.step))
     assert (proof.reason, proof.other_losses) == ("", 0)
     assert all(each.elements == 0 for each in proof.differences)

@@ -71,7 +71,7 @@ def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "user", raising=False)
 
 
-def let_go(tmp_path: Path, *names: str) -> None:
+def release_stopped(tmp_path: Path, *names: str) -> None:
     for name in names:
         (tmp_path / name).touch()
 
@@ -114,7 +114,7 @@ def test_learners_are_killed_and_shard_0_evaluates(started: list[Job], tmp_path:
     for rank in (2, 4):
         job.send(rank, signal.SIGKILL)
         time.sleep(0.2)
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     run = ended(job, out)
     for shard in (0, 1):
         assert told(run, Event.LOST, shard) == [0, 2]
@@ -145,7 +145,7 @@ def test_what_a_dead_learner_was_dealt_is_done_by_others_and_what_it_had_rounded
     job = begin(started, out, 4, *HELD, *words, "--push-format", "bfloat16")
     until(job, lambda: 1 in Run(out).pushes["learner_id"])
     job.send(3, signal.SIGKILL)
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     run = ended(job, out)
     assert told(run, Event.LOST, 0) == told(run, Event.LOST, 1) == [1]
     assert (run.pushes["learner_id"] == 1).any()
@@ -167,7 +167,7 @@ def test_the_evaluator_is_killed_and_shard_0_follows(started: list[Job], tmp_pat
     job = begin(started, out, 3, *HELD, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
     until(job, lambda: (out / schema.evaluator_file()).exists() and len(Run(out).evaluations) >= 2)
     job.send(2, signal.SIGKILL)
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     run = ended(job, out)
     test = run.evaluations[run.evaluations["train"] == 0]
     assert test["snapshot"].tolist() == list(range(13)), "all again, each once"
@@ -181,11 +181,11 @@ def test_the_evaluator_is_killed_and_shard_0_follows(started: list[Job], tmp_pat
 @pytest.mark.usefixtures("users_module")
 def test_one_that_hangs_for_good_does_not_hold_up_the_end(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     words = ("--epochs", "3", "--faults.patience-s", PATIENCE_S, "--protocol", "async")
     job = begin(started, out, 4, *HELD, *words, ACTS="3:30:SIGSTOP", SLOW="")
     job.wait_for("learner 2 was not heard of for")
-    let_go(tmp_path, "soon")
+    release_stopped(tmp_path, "soon")
     run = ended(job, out)
     assert told(run, Event.LOST) == [2]
 
@@ -195,7 +195,7 @@ def test_one_that_hangs_for_good_does_not_hold_up_the_end(started: list[Job], tm
 def test_one_that_hangs_and_is_the_last_is_not_waited_for(started: list[Job], tmp_path: Path) -> None:
     """The others are done long before it would be missed; on a busy machine it is missed before, which is as well."""
     out = tmp_path / "run"
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     words = ("--shards", "2", "--epochs", "2", "--faults.patience-s", "20", "--protocol", "async")
     job = begin(started, out, 4, *HELD, *words, ACTS="3:30:SIGSTOP")
     run = ended(job, out)
@@ -300,7 +300,7 @@ def test_what_is_torn_is_in_no_update(started: list[Job], tmp_path: Path) -> Non
     job = begin(started, out, 6, *HELD, *words, options=(*ULFM, "--mca", "btl", "tcp,self"), ONCE="8")
     for rank in (2, 3, 5):
         job.send(rank, signal.SIGKILL)
-    let_go(tmp_path, "once", "twice")
+    release_stopped(tmp_path, "once", "twice")
     run = ended(job, out)
     torn = run.pushes[run.pushes["reason"] == Reason.TORN]
     assert set(torn["learner_id"].tolist()) <= {1, 2, 4}

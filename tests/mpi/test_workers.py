@@ -17,7 +17,7 @@ from mpisgd.base.draws import seed_all, seeds_of
 from mpisgd.base.streams import Domain
 from mpisgd.config.config_file import of_run
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 
 from .conftest import launch
 
@@ -146,10 +146,10 @@ def imported(path: Path) -> ModuleType:
 
 def plain_loop(path: Path, user: ModuleType) -> dict[str, torch.Tensor]:
     """Of torch, over the mini-batches of two learners, each cropped with the seeds of its name."""
-    config, brought = of_run(path), Brought(model=user.model, data=user.data_of(0), step=user.step)
-    data = parts.load_data(config, brought)
+    config, user_objects = of_run(path), UserObjects(model=user.model, data=user.data_of(0), step=user.step)
+    data = parts.load_data(config, user_objects)
     meta = parts.meta_of(data)
-    model, samples, dealt = parts.build_model(config, meta, brought).module, user.Crops(), parts.make_sampling(config, meta, 2)
+    model, samples, dealt = parts.build_model(config, meta, user_objects).module, user.Crops(), parts.make_sampling(config, meta, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.alpha0)
     for seq in range(len(samples) // (2 * config.mu)):
         optimizer.zero_grad()
@@ -169,9 +169,9 @@ def test_random_crops_by_any_number_of_workers_are_a_plain_loop_and_proved(tmp_p
     user = imported(tmp_path / "crops.py")
     expected = plain_loop(tmp_path / "hardsync-1-0", user)
     for name in TRAINED:
-        brought = Brought(model=user.model, data=user.data_of(int(name[-1])), step=user.step)
+        user_objects = UserObjects(model=user.model, data=user.data_of(int(name[-1])), step=user.step)
         found = torch.load(tmp_path / name / "weights.pt", weights_only=True)["theta"]
         for parameter, value in expected.items():
             near = torch.allclose(found[parameter], value, rtol=1e-4, atol=1e-6)
             assert near or name.startswith("softsync"), (name, parameter)
-        assert replay.check(tmp_path / name, brought) == "", name
+        assert replay.check(tmp_path / name, user_objects) == "", name

@@ -15,5 +15,7 @@ if __name__ == "__main__":
     for number, name in enumerate(names):
         idiom = ZOO[name]
         config = replace(idiom.made(Path(folder, str(number))), protocol=from_mapping({"protocol": protocol}).protocol)
-        brought = idiom.brought
-        mpisgd.train(model=brought.model, data=brought.data, loss=brought.loss, step=brought.step, config=config)
+        user_objects = idiom.user_objects
+        mpisgd.train(
+            model=user_objects.model, data=user_objects.data, loss=user_objects.loss, step=user_objects.step, config=config
+        )

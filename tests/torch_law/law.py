@@ -18,7 +18,7 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -70,8 +70,8 @@ class Idiom:
     instead: str = ""
 
     @property
-    def brought(self) -> Brought:
-        return Brought(model=self.model, data=self.data, loss=self.loss, step=self.step)
+    def user_objects(self) -> UserObjects:
+        return UserObjects(model=self.model, data=self.data, loss=self.loss, step=self.step)
 
     def made(self, out: Path) -> Config:
         """The configuration of the run."""
@@ -111,12 +111,12 @@ def plain_loop(idiom: Idiom, config: Config, learners: int = 1, watch: Callable[
     data.
     """
     torch.set_num_threads(config.threads)
-    data = parts.load_data(config, idiom.brought)
+    data = parts.load_data(config, idiom.user_objects)
     meta = parts.meta_of(data)
     with seeded(seeds_of(Domain.DATA, config.seed)):
         train = idiom.data()[0]
     sampling = parts.make_sampling(config, meta, learners)
-    model = parts.make_module(config, meta, idiom.brought)
+    model = parts.make_module(config, meta, idiom.user_objects)
     models = [model, *(copy.deepcopy(model) for _ in range(learners - 1))]
     """Each learner has buffers of its own."""
     optimizer = idiom.optimizer(model.parameters())

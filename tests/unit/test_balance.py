@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, config_file, replace
 from mpisgd.config.run import StagesOptions
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import with_measured_stages
 from mpisgd.pipeline import balance
 from mpisgd.pipeline.balance import measures_stages
@@ -56,7 +56,7 @@ def config(size: int, **options: Any) -> Config:
 
 def settled(model: Any, size: int) -> tuple[str, ...]:
     data = ((torch.randn(40, 64), torch.randint(0, 64, (40,))), (torch.randn(4, 64), torch.randint(0, 64, (4,))))
-    return with_measured_stages(config(size), Brought(model=model, data=data)).stages.at
+    return with_measured_stages(config(size), UserObjects(model=model, data=data)).stages.at
 
 
 @pytest.fixture(autouse=True)
@@ -181,4 +181,6 @@ def test_the_largest_run_is_as_small_as_can_be(sizes: list[int], count: int) -> 
 def test_data_without_such_a_batch_is_refused() -> None:
     data = (torch.randn(40, 64), torch.randint(0, 64, (40,)), torch.randn(40, 1))
     with pytest.raises(ConfigError):
-        with_measured_stages(config(2), Brought(model=lambda: nn.Sequential(Slow(1.0), Slow(1.0), Slow(1.0)), data=(data, data)))
+        with_measured_stages(
+            config(2), UserObjects(model=lambda: nn.Sequential(Slow(1.0), Slow(1.0), Slow(1.0)), data=(data, data))
+        )

@@ -14,7 +14,7 @@ from mpisgd.__main__ import main
 from mpisgd.base.errors import CheckpointError, ConfigError, DataError
 from mpisgd.config import EvaluationOptions, Part
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records import weights
 from mpisgd.records.best import Best, is_better
 from mpisgd.simulate import simulate
@@ -90,8 +90,8 @@ def test_a_run_keeps_the_weights_that_its_log_says_were_best(run: Path, tmp_path
     out = tmp_path / "best.pt"
     assert main(["export", str(run), str(out), "--best"]) == 0
     made = config(tmp_path / "unused", WILD, init_from=str(out))
-    data, loss = parts.load_data(made, NOTHING_BROUGHT), parts.load_loss(made, NOTHING_BROUGHT)
-    model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
+    data, loss = parts.load_data(made, NO_OBJECTS), parts.load_loss(made, NO_OBJECTS)
+    model = parts.build_model(made, parts.meta_of(data), NO_OBJECTS)
     assert parts.make_measure(made, model, loss, data).of(Part.TEST).loss == rows["loss"].min()
     told = weights.read_best(run / "best.pt")["evaluation"]
     assert told["snapshot"] == rows["snapshot"][rows["loss"].argmin()]
@@ -144,30 +144,30 @@ def without_test_data() -> tuple[Any, Any]:
     ("brought", "changes", "said"),
     [
         (
-            NOTHING_BROUGHT,
+            NO_OBJECTS,
             {"evaluation": {"best": "accuracy"}},
             "evaluation.best = 'accuracy': expected what .* finds: loss, error$",
         ),
         (
-            Brought(data=regression, model=lambda: torch.nn.Linear(6, 3), loss=torch.nn.functional.mse_loss),
+            UserObjects(data=regression, model=lambda: torch.nn.Linear(6, 3), loss=torch.nn.functional.mse_loss),
             {"evaluation": {"best": "error"}},
             "evaluation.best = 'error': expected what .* finds: loss$",
         ),
         (
-            Brought(data=without_test_data, model=lambda: torch.nn.Linear(6, 3)),
+            UserObjects(data=without_test_data, model=lambda: torch.nn.Linear(6, 3)),
             {"evaluation": {"best": "loss"}},
             "evaluation.best = 'loss': expected '' for data without test samples",
         ),
         (
-            NOTHING_BROUGHT,
+            NO_OBJECTS,
             {**SIZES, "evaluation": {"best": "loss"}},
             "beside virtual.gradients = false, where nothing is evaluated",
         ),
     ],
 )
 def test_what_no_evaluation_finds_is_refused_before_a_run_begins(
-    brought: Brought, changes: dict[str, Any], said: str, tmp_path: Path
+    user_objects: UserObjects, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        simulate(config(tmp_path / "run", TENSORS, **changes), brought)
+        simulate(config(tmp_path / "run", TENSORS, **changes), user_objects)
     assert not (tmp_path / "run").exists()

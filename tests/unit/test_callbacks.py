@@ -27,7 +27,7 @@ def test_what_comes_while_a_call_lasts_is_told_in_one() -> None:
         assert goes_on.wait(60)
 
     progress = Progress("off", 2.0, 10.0)
-    progress.hear = UpdateTeller(slow)
+    progress.on_update = UpdateTeller(slow)
     progress.update(1, 0.5, 4.0, 1.0)
     assert begun.wait(60)
     for clock, loss in ((2, 3.0), (3, 1.0)):  # nobody waits for the call
@@ -40,7 +40,7 @@ def test_what_comes_while_a_call_lasts_is_told_in_one() -> None:
 def test_nothing_is_lost_at_the_end_and_closing_twice_is_no_harm() -> None:
     told: list[Update] = []
     progress = Progress("off", 2.0, 10.0)
-    progress.hear = UpdateTeller(told.append)
+    progress.on_update = UpdateTeller(told.append)
     for clock in range(1, 2001):
         progress.update(clock, 0.0, 1.0, 0.0)
     progress.close()
@@ -146,9 +146,9 @@ def test_a_class_that_is_named_is_told(module: str) -> None:
         ("Tolt", NO_CALLBACKS, "has no attribute 'Tolt'; did you mean 'Told'"),
     ],
 )
-def test_a_class_that_cannot_be_told_is_refused(module: str, name: str, brought: Callbacks, message: str) -> None:
+def test_a_class_that_cannot_be_told_is_refused(module: str, name: str, user_objects: Callbacks, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        given(f"{module}:{name}", brought)
+        given(f"{module}:{name}", user_objects)
 
 
 def test_what_a_run_names_is_imported_where_it_goes_on_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mpisgd.cli import submit as submit_cli
 from mpisgd.cli import train as train_cli
 from mpisgd.config import Config, compatibility, config_file
 from mpisgd.job import placement
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.job.run.start import place
 from mpisgd.liveness.ranks import Ranks
 from mpisgd.protocols import PROTOCOLS
@@ -94,7 +94,7 @@ def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert refusal(lambda: simulate_cli.main([str(path), "--print-config"])) == said
         assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
         if said:
-            assert refusal(lambda virtual=virtual: Job(virtual, NOTHING_BROUGHT)) == said
+            assert refusal(lambda virtual=virtual: Job(virtual, NO_OBJECTS)) == said
     assert min(counts) > sum(counts) / 38, "some of both kinds"
     capsys.readouterr()
 

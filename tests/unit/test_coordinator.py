@@ -54,7 +54,7 @@ def coordinated(iterations: int, shards: int = 1) -> tuple[Function, list[dict[s
     function, rows = Function(here), list[dict[str, Any]]()
     options = SandblasterOptions(iterations=iterations, history=HISTORY, tolerance_change=0.0, tolerance_grad=0.0)
     coordinator = Coordinator(
-        here, function, options, len(START), lambda **row: rows.append(row), told=lambda *_: None, warn=lambda _: None
+        here, function, options, len(START), lambda **row: rows.append(row), on_iteration=lambda *_: None, warn=lambda _: None
     )
     coordinator.run()
     return function, rows, here.weights()

@@ -20,7 +20,7 @@ from mpisgd.data.sampling import EpochSampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Measure
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.vectors.flat import FlatModel
 
 MU, SEED = 4, 3
@@ -191,10 +191,10 @@ def test_factories_draw_by_the_seed() -> None:
         return nn.Linear(3, 3)
 
     for number, seed in enumerate((1, 1, 2)):
-        config, brought = Config(seed=seed), Brought(model=make_model, data=make_data)
+        config, user_objects = Config(seed=seed), UserObjects(model=make_model, data=make_data)
         seed_all(Seeds(number, number, number))
         before = states()
-        parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
+        parts.build_model(config, parts.meta_of(parts.load_data(config, user_objects)), user_objects)
         assert states() == before
     assert drawn[:2] == drawn[2:4]
     numbers = [number for each in drawn[2:] for number in each]

@@ -79,7 +79,7 @@ def test_every_snapshot_then_the_last_weights(averaged: bool, train: bool, tmp_p
     told.model = model
     log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
     evaluated = (Part.TEST, Part.TRAINING)[: 1 + train]
-    evaluator = Evaluator(told, model, pulled, told, log, evaluated=evaluated, train_samples=20, told=QUIET)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=evaluated, train_samples=20, progress=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     kinds = 1 + averaged
@@ -118,7 +118,7 @@ def test_a_signal_ends_an_evaluation_unless_the_run_is_over(tmp_path: Path, over
 
     told.check_signal = check
     log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
-    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST,), train_samples=1, told=QUIET)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST,), train_samples=1, progress=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     assert measured == [0, 100, 1, 101], "none is asked about after that"
@@ -133,7 +133,7 @@ def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:
     pulled = [host_vector(model.size)]
     told = Told(pulled, snapshots=0, final=False)
     log = EvaluatorLog(lambda: TableFile(None, shard=-1, flush_rows=1, flush_s=1))
-    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST,), train_samples=1, told=QUIET)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST,), train_samples=1, progress=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     assert told.calls == [0, FINAL, "goodbye"]
     assert not (tmp_path / "weights.pt").exists()
@@ -148,7 +148,7 @@ def test_it_tells_which_snapshot_and_batch_it_evaluates(tmp_path: Path, capsys: 
     log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
     seconds = iter(range(0, 100, 4))  # one look when it begins, one for each batch
     progress = Evaluations("plain", snapshots=3, batches=2, every_s=8.0, now_s=lambda: float(next(seconds)))
-    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST, Part.TRAINING), train_samples=1, told=progress)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, evaluated=(Part.TEST, Part.TRAINING), train_samples=1, progress=progress)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     assert capsys.readouterr().err.splitlines() == [

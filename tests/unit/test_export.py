@@ -11,7 +11,7 @@ import torch
 from mpisgd.__main__ import main
 from mpisgd.config import config_file, replace
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.records import weights
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.vectors.flat import FlatModel
@@ -23,7 +23,7 @@ from .older_runs import unpack
 def built(run: Path, begun: Path) -> FlatModel:
     """The model of a run, begun with these weights."""
     made = replace(config_file.of_run(run), init_from=str(begun))
-    return parts.build_model(made, parts.meta_of(parts.load_data(made, NOTHING_BROUGHT)), NOTHING_BROUGHT)
+    return parts.build_model(made, parts.meta_of(parts.load_data(made, NO_OBJECTS)), NO_OBJECTS)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from mpisgd.config import Config, make_options
 from mpisgd.config.config_file import from_mapping
 from mpisgd.gradient import stages
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.simulate import simulate
 from tests.unit.test_data_custom import Squares
 
@@ -25,12 +25,12 @@ MU = 16
 def first_batch(model: Any = None, loss: Any = None, data: Any = None, kind: str = "mlp") -> float:
     """As a rank does before the start."""
     config = Config(mu=MU, model=make_options("model", kind))
-    brought = Brought(model, loss, data or ((torch.randn(40, 5), torch.arange(40) % 3), None))
-    found = parts.load_data(config, brought)
+    user_objects = UserObjects(model, loss, data or ((torch.randn(40, 5), torch.arange(40) % 3), None))
+    found = parts.load_data(config, user_objects)
     meta = parts.meta_of(found)
-    flat = parts.build_model(config, meta, brought)
+    flat = parts.build_model(config, meta, user_objects)
     sampling = parts.make_sampling(config, meta, 1)
-    made = stages.make_gradient(config, flat, parts.load_loss(config, brought), found, sampling, 0)
+    made = stages.make_gradient(config, flat, parts.load_loss(config, user_objects), found, sampling, 0)
     return parts.check_first_batch(config, meta, flat, made)
 
 
@@ -111,9 +111,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_said(name: str) -> None:
-    brought, message = WRONG[name]
+    user_objects, message = WRONG[name]
     with pytest.raises(ConfigError, match=message):
-        first_batch(**brought)
+        first_batch(**user_objects)
 
 
 def test_a_loss_may_take_what_the_model_returns() -> None:
@@ -130,7 +130,7 @@ def test_a_loss_that_was_detached(tmp_path: Path) -> None:
         return nn.functional.cross_entropy(output, target).detach()
 
     with pytest.raises(ConfigError, match="loss: it does not depend on the model's weights by autograd: was it detached"):
-        simulate(_config(tmp_path), Brought(loss=loss))
+        simulate(_config(tmp_path), UserObjects(loss=loss))
 
 
 def _config(out: Path, **more: Any) -> Config:
@@ -150,8 +150,8 @@ def test_what_the_users_code_raises_in_a_virtual_run_is_raised(tmp_path: Path) -
         return nn.functional.cross_entropy(output, target)
 
     with pytest.raises(KeyError, match="mine"):
-        simulate(_config(tmp_path), Brought(loss=loss))
-    assert not simulate(_config(tmp_path), Brought(loss=loss)).diverged
+        simulate(_config(tmp_path), UserObjects(loss=loss))
+    assert not simulate(_config(tmp_path), UserObjects(loss=loss)).diverged
 
 
 # ------------------------------------------------------------------------------------------------------------- what is read

@@ -19,7 +19,7 @@ from mpisgd.evaluator import Evaluator, StagedEvaluator
 from mpisgd.exchange.evaluator_channel import Snapshot
 from mpisgd.exchange.roles import Role, of_job
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import Tensors, check_pieces, pieces_needed_by, stage_of
 from mpisgd.models.in_pieces import InPieces
 from mpisgd.vectors.cut import cut_into_stages
@@ -52,13 +52,13 @@ def config_of(**options: Any) -> Config:
 
 def load(model: Any, rank: int | None, **options: Any) -> Tensors:
     """As a real rank has it; None: as a replay does."""
-    config, brought = config_of(**options), Brought(model=model, data=((INPUTS, TARGETS), (INPUTS, TARGETS)))
-    data = parts.load_data(config, brought)
+    config, user_objects = config_of(**options), UserObjects(model=model, data=((INPUTS, TARGETS), (INPUTS, TARGETS)))
+    data = parts.load_data(config, user_objects)
     meta = parts.meta_of(data)
     needed = None if rank is None else pieces_needed_by(config, of_job(config, "n" * 11), rank)
-    flat = parts.build_model(config, meta, brought, needed=needed)
+    flat = parts.build_model(config, meta, user_objects, needed=needed)
     check_pieces(config, flat.module)
-    return Tensors(config, meta, parts.load_loss(config, brought), flat, parts.make_sampling(config, meta, 2), data)
+    return Tensors(config, meta, parts.load_loss(config, user_objects), flat, parts.make_sampling(config, meta, 2), data)
 
 
 @pytest.mark.parametrize("rank", range(11))

@@ -27,7 +27,7 @@ from mpisgd.data import Split, as_dataset, check_workers, fetch, loader
 from mpisgd.data.dataset import LazySplit
 from mpisgd.data.loader import CollatedSplit, ReadAhead, Workers, workers_of
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.vectors import nest
 
 
@@ -224,8 +224,8 @@ def test_the_size_of_its_batches_is_mu() -> None:
     x = torch.ones(20, 3)
     samples = DataLoader(list(zip(x, x, strict=True)), batch_size=8)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"data: train: its DataLoader has batch_size = 8, but mu = 16: expected the same"):
-        parts.load_data(Config(mu=16), Brought(data=(samples, None)))
-    assert len(parts.load_data(Config(mu=8), Brought(data=(samples, None))).train) == 20
+        parts.load_data(Config(mu=16), UserObjects(data=(samples, None)))
+    assert len(parts.load_data(Config(mu=8), UserObjects(data=(samples, None))).train) == 20
 
 
 def test_what_workers_cannot_be_given_is_refused_before_the_start() -> None:

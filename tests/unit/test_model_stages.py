@@ -17,7 +17,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, MlpOptions, SmallCnnOptions
 from mpisgd.exchange.roles import Role, of_job, world_size
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import Tensors, crossing_nbytes
 from mpisgd.pipeline.pieces import StagePasses, crossing
 from mpisgd.vectors.cut import cut_into_stages
@@ -169,8 +169,8 @@ class Named(nn.Module):
 
 def tensors(model: Any, **options: Any) -> Tensors:
     config = Config(**{"group_size": 2, "shards": 2, "micro_batches": 2, "mu": 4, **options})
-    brought = Brought(model=model, data=((INPUTS, TARGETS), (INPUTS, TARGETS)))
-    return Tensors.load(config, brought, parts.load_data(config, brought), 2)
+    user_objects = UserObjects(model=model, data=((INPUTS, TARGETS), (INPUTS, TARGETS)))
+    return Tensors.load(config, user_objects, parts.load_data(config, user_objects), 2)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, LocalOptions, MlpOptions, ModelOptions, SpeechOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import Tensors, check_piece, pieces_needed_by
 from mpisgd.models.in_pieces import Needed
+from mpisgd.models.interleaved import Interleaved
 from mpisgd.models.partition import Partition
-from mpisgd.models.together import Together
 from mpisgd.pipeline.rounds import Rounds
 from mpisgd.vectors.flat import FlatModel
 from tests.effort import examples
@@ -36,7 +36,7 @@ def partitions(places: int) -> list[Partition]:
 
 def together(places: int, call: Callable[[Partition], Any]) -> list[Any]:
     own = partitions(places)
-    return Together(own).run([lambda partition=partition: call(partition) for partition in own])
+    return Interleaved(own).run([lambda partition=partition: call(partition) for partition in own])
 
 
 # --------------------------------------------------------------------------------------------------------- what they compute
@@ -132,8 +132,8 @@ def test_pieces_are_the_unsplit_network(kind: str, options: ModelOptions, shape:
     config = Config(model=options, group_size=places, group_form="partition", shards=places, mu=8)
     drawn = torch.Generator().manual_seed(1)
     inputs, targets = torch.randn(16, *shape, generator=drawn), torch.randint(0, 6, (16,), generator=drawn)
-    brought = Brought(data=((inputs, targets), (inputs, targets)))
-    tensors = Tensors.load(config, brought, parts.load_data(config, brought), 1)
+    user_objects = UserObjects(data=((inputs, targets), (inputs, targets)))
+    tensors = Tensors.load(config, user_objects, parts.load_data(config, user_objects), 1)
     whole: Any = models.make(options, input_shape=shape, classes=6, seed=3)
     sizes = [len(list(piece.parameters())) for piece in tensors.model.module.children()]
     assert len(sizes) == places and sum(each.numel() for each in whole.parameters()) == tensors.model.size
@@ -185,10 +185,10 @@ def tensors_of(factory: Any, needed: Needed | None = None, **options: Any) -> Te
     """Of all pieces, or those that are `needed`."""
     inputs, targets = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
     config = of_pieces(**{"places": options.get("group_size", 2), **options})
-    brought = Brought(model=factory, data=((inputs, targets), (inputs, targets)))
-    data = parts.load_data(config, brought)
+    user_objects = UserObjects(model=factory, data=((inputs, targets), (inputs, targets)))
+    data = parts.load_data(config, user_objects)
     meta = parts.meta_of(data, config)
-    model, loss = parts.build_model(config, meta, brought, needed=needed), parts.load_loss(config, brought)
+    model, loss = parts.build_model(config, meta, user_objects, needed=needed), parts.load_loss(config, user_objects)
     return Tensors(config, meta, loss, model, parts.make_sampling(config, meta, 2), data)
 
 

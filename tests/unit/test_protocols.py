@@ -24,7 +24,7 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.rules.modulation import Modulation
 from mpisgd.rules.rules import GIVE, SUM, Rules
 from mpisgd.rules.verdict import Kind, Verdict
@@ -165,7 +165,7 @@ class OneShard:
             if self.rules.on_pull(learner_id, value) is GIVE:
                 self.next_of[learner_id] = ("push", self.rules.clock)
         elif leaves:
-            self.rules.attendance.on_departure(learner_id, Gone.LEFT)
+            self.rules.membership.on_departure(learner_id, Gone.LEFT)
         else:
             self.next_of[learner_id] = ("pull", self.protocol.next_clock(value))
             self.judge(learner_id, value, finite)

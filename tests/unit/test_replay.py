@@ -20,11 +20,11 @@ from mpisgd.__main__ import main
 from mpisgd.base import durable
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.config.config_file import from_mapping
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
-from mpisgd.replay import Brought
+from mpisgd.replay import UserObjects
 from mpisgd.simulate import simulate
 from tests.effort import spread
 from tests.forge import forge, rewrite, unsealed
@@ -41,10 +41,10 @@ COMMON: dict[str, Any] = {
 }
 
 
-def simulated(path: Path, brought: Brought = NOTHING_BROUGHT, *, learners: int = 4, **special: Any) -> Path:
+def simulated(path: Path, user_objects: UserObjects = NO_OBJECTS, *, learners: int = 4, **special: Any) -> Path:
     """The directory of a virtual run of some 54 gradients of uneven learners, and what it differs in from COMMON."""
     with durable.thrown_away():
-        simulate(from_mapping({**COMMON, "virtual": {"learners": learners}, **special, "out": str(path)}), brought)
+        simulate(from_mapping({**COMMON, "virtual": {"learners": learners}, **special, "out": str(path)}), user_objects)
     return path
 
 
@@ -128,15 +128,15 @@ class Sometimes(nn.Module):
 
 
 def test_gradients_that_were_dropped_and_objects_that_were_brought(tmp_path: Path) -> None:
-    brought = Brought(model=Sometimes, loss=nn.functional.multi_margin_loss)
-    path = simulated(tmp_path / "run", brought, protocol=SOFTSYNC, nonfinite="drop", shards=2, epochs=0.06)
+    user_objects = UserObjects(model=Sometimes, loss=nn.functional.multi_margin_loss)
+    path = simulated(tmp_path / "run", user_objects, protocol=SOFTSYNC, nonfinite="drop", shards=2, epochs=0.06)
     dropped = Run(path).pushes["verdict"] == Verdict.DROP
     assert 4 < np.count_nonzero(dropped) < len(dropped) - 4
-    assert replay.check(path, brought) == ""
+    assert replay.check(path, user_objects) == ""
     assert replay.check(path, trust=True) == "", "by the names that the run has of them"
     with pytest.raises(DataError, match=r"the model has 195 parameters, that of .* had 650: it is another one, or has"):
-        replay.check(path, Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3))))
-    other = Brought(model=Sometimes, loss=nn.functional.cross_entropy)
+        replay.check(path, UserObjects(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3))))
+    other = UserObjects(model=Sometimes, loss=nn.functional.cross_entropy)
     proof = replay.replay(path, other)
     assert proof.reason.startswith("shard 0, pushes, row 0 (clock 0, learner ")
     assert proof.notes[-1].startswith("from the first gradient on: have model, loss or data changed since")
@@ -147,16 +147,16 @@ def test_messages_that_were_refused_may_explain_it(tmp_path: Path, monkeypatch: 
     events = np.repeat(Run(path).events, 2)
     events["kind"][:3] = Event.REFUSED
     monkeypatch.setattr(Run, "events", property(lambda run: events))
-    proof = replay.replay(path, Brought(loss=nn.functional.multi_margin_loss))
+    proof = replay.replay(path, UserObjects(loss=nn.functional.multi_margin_loss))
     assert not proof.holds
     assert any(line.startswith("shards refused 3 messages that cannot be (events REFUSED)") for line in proof.lines())
 
 
 def test_an_update_of_which_all_was_dropped(tmp_path: Path) -> None:
-    brought = Brought(model=Sometimes)
-    path = simulated(tmp_path / "run", brought, protocol="hardsync", nonfinite="drop", learners=2, epochs=0.2)
+    user_objects = UserObjects(model=Sometimes)
+    path = simulated(tmp_path / "run", user_objects, protocol="hardsync", nonfinite="drop", learners=2, epochs=0.2)
     assert (Run(path).updates["gradients"] == 0).any()
-    assert replay.check(path, brought) == ""
+    assert replay.check(path, user_objects) == ""
 
 
 def test_models_of_the_users_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_as_many_threads_as_in_the_run_and_then_torch_is_as_it_was(tmp_path: Pat
     torch.manual_seed(5)
     state = torch.get_rng_state()
     used = set()
-    assert replay.replay(path, told=lambda number, row, loss: used.add(torch.get_num_threads())).holds
+    assert replay.replay(path, on_row=lambda number, row, loss: used.add(torch.get_num_threads())).holds
     assert used == {3}
     assert torch.get_num_threads() == 1
     assert torch.equal(torch.get_rng_state(), state)

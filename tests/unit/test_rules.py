@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mpisgd.protocols import AsyncOptions, BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, VersionedOptions
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Rules
 from tests.unit.tracing import Traced, disagreements
 
@@ -223,7 +223,7 @@ def test_every_decision_of_a_trace(title: str) -> None:
 def test_only_those_who_were_not_waited_for_may_have_old_weights() -> None:
     rules = Rules(HardsyncOptions().make(2), 2, math.inf)
     assert rules.must_be_fresh(0)
-    rules.attendance.on_departure(0, Gone.MISSED)
+    rules.membership.on_departure(0, Gone.MISSED)
     assert not rules.must_be_fresh(0)
     assert not Rules(BackupOptions().make(2), 2, math.inf).must_be_fresh(0), "a late gradient is no mistake"
 
@@ -232,9 +232,9 @@ def test_a_run_that_a_signal_cut_short_is_not_finished() -> None:
     for gone, finished in ((Gone.INTERRUPTED, False), (Gone.LOST, False), (Gone.STOPPED, True)):
         rules = Rules(AsyncOptions().make(1), 1, math.inf)
         rules.on_interrupt()
-        rules.attendance.on_departure(0, gone)
-        assert rules.attendance.deserted
-        assert rules.attendance.end_if_deserted()
+        rules.membership.on_departure(0, gone)
+        assert rules.membership.deserted
+        assert rules.membership.end_if_deserted()
         assert rules.finished is finished
 
 

@@ -18,7 +18,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Hdf5Options, Part
 from mpisgd.data import DataSet, Split, as_dataset, load, set_aside
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records import weights
 from tests.virtual.jobs import TENSORS, config, simulated
 
@@ -124,20 +124,20 @@ def test_what_cannot_be_set_aside_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"data\.validation: .* is a stream, whose samples nobody can choose: expected 0"):
         simulated(
-            Path("run"), TENSORS, Brought(data=(Endless(), None)), data={"validation": 4}, sampling="stream", epoch_samples=40
+            Path("run"), TENSORS, UserObjects(data=(Endless(), None)), data={"validation": 4}, sampling="stream", epoch_samples=40
         )
 
 
 def test_nothing_trains_on_samples_set_aside(tmp_path: Path) -> None:
     samples = Numbered()
-    brought = Brought(data=(samples, None), model=lambda: nn.Linear(1, 4))
+    user_objects = UserObjects(data=(samples, None), model=lambda: nn.Linear(1, 4))
     job = {"data": {"validation": ASIDE}, "evaluation": {"every_epochs": 0}, "alpha0": 1e-4, "epochs": 5}
     path = tmp_path / "run"
     made_config = config(path, TENSORS, **job)
-    aside = set_aside(parts.load_data(config(path, TENSORS), brought), ASIDE, made_config.seed).validation
+    aside = set_aside(parts.load_data(config(path, TENSORS), user_objects), ASIDE, made_config.seed).validation
     assert aside is not None
     samples.fetched.clear()
-    run = simulated(path, TENSORS, brought, **job)
+    run = simulated(path, TENSORS, user_objects, **job)
     assert run.environment["train_samples"] == SAMPLES - ASIDE
     counts = np.bincount(samples.fetched, minlength=SAMPLES)
     held = numbers(aside)
@@ -162,8 +162,8 @@ def test_what_is_best_on_samples_set_aside_is_kept_and_proved(tmp_path: Path) ->
     assert (told["snapshot"], told["averaged"], told["train"]) == (best["snapshot"], best["averaged"], Part.VALIDATION)
     assert told["value"] == best["loss"]
     again = config(tmp_path / "unused", TENSORS, **job, init_from=str(run.path / "best.pt"))
-    data, loss = parts.load_data(again, NOTHING_BROUGHT), parts.load_loss(again, NOTHING_BROUGHT)
-    model = parts.build_model(again, parts.meta_of(data), NOTHING_BROUGHT)
+    data, loss = parts.load_data(again, NO_OBJECTS), parts.load_loss(again, NO_OBJECTS)
+    model = parts.build_model(again, parts.meta_of(data), NO_OBJECTS)
     assert parts.make_measure(again, model, loss, data).of(Part.VALIDATION).loss == best["loss"]
     assert data.validation is not None
     inputs, targets = data.validation.batch(np.arange(30))

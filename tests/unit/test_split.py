@@ -12,7 +12,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
 from mpisgd.config.run import StagesOptions
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import Tensors
 from mpisgd.vectors.cut import stages_from
 from mpisgd.vectors.flat import FlatModel
@@ -178,8 +178,8 @@ def test_what_cannot_be_cut_is_refused(model: nn.Module, at: list[str], refused:
 
 def load(model: Any, at: tuple[str, ...], **options: Any) -> Tensors:
     config = Config(**{"group_size": 2, "shards": 2, "micro_batches": 2, "mu": 8, "stages": StagesOptions(at), **options})
-    brought = Brought(model=model)
-    return Tensors.load(config, brought, parts.load_data(config, brought), 1)
+    user_objects = UserObjects(model=model)
+    return Tensors.load(config, user_objects, parts.load_data(config, user_objects), 1)
 
 
 def test_a_job_traces_at_the_size_of_a_micro_batch() -> None:

@@ -65,7 +65,7 @@ class Passed:
 
     def pass_back(self, micro: int, received: Any) -> None: ...
 
-    def told(self, loss: float) -> float:
+    def reported(self, loss: float) -> float:
         return loss
 
     def tensors_of(self, passed: Any) -> Any:

@@ -19,7 +19,7 @@ from mpisgd.config import Config
 from mpisgd.data import Reading, Split, as_dataset, check_workers, fetch, sampling
 from mpisgd.data.loader import ReadAhead
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 
 MU, SEED = 4, 7
 
@@ -142,7 +142,7 @@ def test_nobody_sees_the_workers_afterwards() -> None:
 def test_an_epoch_is_as_long_as_is_said() -> None:
     assert len(split_of(Numbers(), samples=50)) == 50
     config = Config(sampling="stream", epoch_samples=30, mu=MU)
-    assert len(parts.load_data(config, Brought(data=(Numbers(length=0), None))).train) == 30
+    assert len(parts.load_data(config, UserObjects(data=(Numbers(length=0), None))).train) == 30
 
 
 def test_evaluations_read_the_whole_in_order() -> None:
@@ -217,7 +217,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
 def test_what_cannot_be_read_is_refused(name: str) -> None:
     changes, train, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
-        parts.load_data(Config(**changes), Brought(data=(train, None)))
+        parts.load_data(Config(**changes), UserObjects(data=(train, None)))
 
 
 def test_a_stream_of_the_test_data_says_its_length_and_keeps_to_it() -> None:
@@ -240,7 +240,7 @@ CHECKED: dict[str, tuple[Callable[[], Any], int, type[Exception], str]] = {
 def test_shards_are_looked_at_before_the_start(name: str) -> None:
     make, number, error, message = CHECKED[name]
     config = Config(sampling="stream", mu=MU)
-    data = parts.load_data(config, Brought(data=(make(), None)))
+    data = parts.load_data(config, UserObjects(data=(make(), None)))
     with pytest.raises(error, match=message):
         parts.check_stream(config, data.train, sampling.make("stream", 9, MU, 3, 0), number)
 

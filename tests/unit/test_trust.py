@@ -26,7 +26,7 @@ from mpisgd.cli.reading import report as report_command
 from mpisgd.cli.reading import timeline as timeline_command
 from mpisgd.config import Config, config_file, trust
 from mpisgd.config.config_file import from_mapping
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.plan.costs.fit import fit
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -78,8 +78,8 @@ def stranger(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         for field, value in (NAMED[name] for name in names):
             table[field] = value
             if field in ("model", "data"):
-                brought = {"object": value["factory"], "qualified_name": "called", "file": "", "sha256": "0" * 64}  # type: ignore[call-overload, index]
-                table["environment"].setdefault("brought", {})[field] = brought
+                user_objects = {"object": value["factory"], "qualified_name": "called", "file": "", "sha256": "0" * 64}  # type: ignore[call-overload, index]
+                table["environment"].setdefault("brought", {})[field] = user_objects
         (path / schema.CONFIG).write_text(config_file.tomli_w.dumps(table))
         if not done:
             (path / schema.DONE).unlink()
@@ -226,12 +226,12 @@ def test_what_is_brought_is_consented_to(mine: Path) -> None:
     import mine as own  # type: ignore[import-not-found]
 
     simulated(Path("plain"), TENSORS, protocol=SOFTSYNC, epochs=0.4, **{part: {"name": NAMES[part]} for part in ("model", "data")})
-    assert replay.replay("plain", Brought(model=own.model, data=own.data)).holds
-    assert replay.replay("plain", Brought(model=own.model), named={"data": "mine:data"}).holds
+    assert replay.replay("plain", UserObjects(model=own.model, data=own.data)).holds
+    assert replay.replay("plain", UserObjects(model=own.model), named={"data": "mine:data"}).holds
     with pytest.raises(
         ConfigError, match=r"(?s)data\.factory = 'mine:data'.*alone:\n.*mpisgd replay .*--model mine:model --data mine"
     ):
-        replay.replay("plain", Brought(model=own.model))
+        replay.replay("plain", UserObjects(model=own.model))
     with pytest.raises(ConfigError, match=r"model\.factory = 'mine:model'"):
         replay.replay("plain", named={"data": "mine:data"})
 

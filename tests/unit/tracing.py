@@ -22,7 +22,7 @@ import textwrap
 from collections.abc import Callable
 
 from mpisgd.protocols import Protocol
-from mpisgd.rules.attendance import OTHERS_GO_ON, Gone
+from mpisgd.rules.membership import OTHERS_GO_ON, Gone
 from mpisgd.rules.rules import GIVE, LEAVE, PARK, STOP, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 
@@ -55,7 +55,7 @@ class Traced:
             said += ["in time"] * rules.on_interrupt()
         elif what in ("pull", "owing"):
             said.append(self._pull(learner_id, number))
-            if what == "owing" and rules.attendance.passes(learner_id, number, rules.attendance.stuck):
+            if what == "owing" and rules.membership.passes(learner_id, number, rules.membership.stuck):
                 said.append("passes")
         elif what in ("push", "bad"):
             seq = rules.applied_seq[learner_id] + 1 if seq < 0 else seq
@@ -70,8 +70,8 @@ class Traced:
         said = [each for each in said + self._settle() if each]
         if (
             what in ("leave", "bye", "lose", "interrupted")
-            and rules.attendance.deserted
-            and rules.attendance.end_if_deserted()
+            and rules.membership.deserted
+            and rules.membership.end_if_deserted()
             and rules.finished
         ):
             said.append("finished")
@@ -82,7 +82,7 @@ class Traced:
         if min_clock < 0:  # it asks again
             self.rules.waiting.pop(learner_id, None)
         if answer is GIVE and learner_id in self.rules.absent:
-            self.rules.attendance.on_return(learner_id)
+            self.rules.membership.on_return(learner_id)
         return f"weights {self.rules.clock}" if answer is GIVE else "stop" if answer is STOP else "wait"
 
     def _push(self, learner_id: int, push: tuple[int, int, bool]) -> list[str]:
@@ -100,7 +100,7 @@ class Traced:
         said = []
         if learner_id in self.parked and gone in OTHERS_GO_ON:
             said.append(f"{learner_id}: {self._sum(learner_id, *self.parked.pop(learner_id))}")
-        self.rules.attendance.on_departure(learner_id, gone)
+        self.rules.membership.on_departure(learner_id, gone)
         return said
 
     def _settle(self) -> list[str]:

@@ -13,7 +13,7 @@ from torch import nn
 from mpisgd import models
 from mpisgd.config import Config, MlpOptions
 from mpisgd.config.config_file import from_mapping
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
@@ -54,9 +54,9 @@ def config(out: Path, base: Mapping[str, Any] = SIZES, **changes: Any) -> Config
     return from_mapping(merged({**base, "out": str(out)}, changes))
 
 
-def simulated(out: Path, base: Mapping[str, Any] = SIZES, brought: Brought = NOTHING_BROUGHT, **changes: Any) -> Run:
+def simulated(out: Path, base: Mapping[str, Any] = SIZES, user_objects: UserObjects = NO_OBJECTS, **changes: Any) -> Run:
     """The log of a virtual job that has ended in order."""
-    outcome = simulate(config(out, base, **changes), brought)
+    outcome = simulate(config(out, base, **changes), user_objects)
     run = Run(out)
     assert outcome.path == out
     assert run.done is not None
@@ -91,7 +91,7 @@ def not_finite_leaves_no_trace(out: Path, nonfinite: str, changes: Mapping[str, 
         bad = torch.is_grad_enabled() and calls[0] % 7 == 0
         return torch.nn.functional.cross_entropy(output, target) * (float("nan") if bad else 1.0)
 
-    run = simulated(out, TENSORS, Brought(loss=loss), **changes, nonfinite=nonfinite, shards=2)
+    run = simulated(out, TENSORS, UserObjects(loss=loss), **changes, nonfinite=nonfinite, shards=2)
     rounded = run.pushes["rounded"]
     assert np.isnan(rounded[np.isnan(run.pushes["loss"])]).all()
     if nonfinite == "drop":
@@ -99,7 +99,7 @@ def not_finite_leaves_no_trace(out: Path, nonfinite: str, changes: Mapping[str, 
         assert 0 < np.isnan(rounded).sum() < len(rounded) / 4
 
 
-def recording(seen: list[np.ndarray], seed: int) -> Brought:
+def recording(seen: list[np.ndarray], seed: int) -> UserObjects:
     """An MLP of 24 hidden units, and a loss that writes down the weights whenever a gradient is about to be computed."""
     modules: list[nn.Module] = []
 
@@ -112,4 +112,4 @@ def recording(seen: list[np.ndarray], seed: int) -> Brought:
             seen.append(torch.cat([p.detach().reshape(-1) for p in modules[-1].parameters()]).numpy().copy())
         return nn.functional.cross_entropy(output, target)
 
-    return Brought(factory, loss)  # type: ignore[arg-type]
+    return UserObjects(factory, loss)  # type: ignore[arg-type]

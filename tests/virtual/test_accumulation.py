@@ -15,7 +15,7 @@ from mpisgd import data, models
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.replay import replay
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, simulated
@@ -96,12 +96,12 @@ def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
 
 
 def test_a_mini_batch_that_is_not_finite_takes_the_others_of_its_gradient_along(tmp_path: Path) -> None:
-    brought = Brought(loss=now_and_then_nan)
-    run = simulated(tmp_path / "run", ACCUMULATED, brought, nonfinite="drop", shards=2)
+    user_objects = UserObjects(loss=now_and_then_nan)
+    run = simulated(tmp_path / "run", ACCUMULATED, user_objects, nonfinite="drop", shards=2)
     lost = np.isnan(run.pushes["loss"])
     assert 0 < lost.sum() < len(lost)
     assert np.isfinite(run.evaluations["loss"]).all()
-    assert replay(tmp_path / "run", brought).holds
+    assert replay(tmp_path / "run", user_objects).holds
 
 
 @pytest.mark.parametrize("exchange", ["whole", "layerwise"])

@@ -22,7 +22,7 @@ from mpisgd.config import Config
 from mpisgd.exchange.roles import of_job, world_size
 from mpisgd.gradient import stages
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.plan.costs.fit import fit
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -135,10 +135,10 @@ def test_teams_are_serial_sums_in_that_order(learners: int, size: int, sizes: li
     run = simulated(tmp_path / "run", TENSORS, **changes)
     assert [len(team) for team in run.teams] == sizes
     made = config(tmp_path / "serial", TENSORS, **changes)
-    data = parts.load_data(made, NOTHING_BROUGHT)
-    model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
+    data = parts.load_data(made, NO_OBJECTS)
+    model = parts.build_model(made, parts.meta_of(data), NO_OBJECTS)
     sampling = parts.make_sampling(made, parts.meta_of(data), learners)
-    loss = parts.load_loss(made, NOTHING_BROUGHT)
+    loss = parts.load_loss(made, NO_OBJECTS)
     ranks = [stages.make_gradient(made, model, loss, data, sampling, number) for number in range(learners)]
     theta = nn.Parameter(model.weights.clone())
     optimizer = torch.optim.SGD([theta], lr=0.01 * learners, momentum=0.9)
@@ -239,9 +239,9 @@ class Sometimes(nn.Module):
 @pytest.mark.parametrize("steep", [False, True])
 def test_the_sum_of_a_team_is_dropped_on_all_shards_alike(steep: bool, tmp_path: Path) -> None:
     """`steep`: each gradient is finite, and so is its loss, but the sum of two is not, and only one shard could see it."""
-    brought = Brought(model=lambda: Sometimes(steep))
+    user_objects = UserObjects(model=lambda: Sometimes(steep))
     out = tmp_path / "run"
-    run = simulated(out, TENSORS, brought, **in_teams(2, virtual={"learners": 6}, nonfinite="drop", shards=2))
+    run = simulated(out, TENSORS, user_objects, **in_teams(2, virtual={"learners": 6}, nonfinite="drop", shards=2))
     verdicts = [run.pushes[run.pushes["shard"] == shard][["learner_id", "seq", "verdict", "reason"]].tolist() for shard in (0, 1)]
     assert sorted(verdicts[0]) == sorted(verdicts[1])
     dropped = run.pushes[run.pushes["verdict"] == Verdict.DROP]
@@ -250,7 +250,7 @@ def test_the_sum_of_a_team_is_dropped_on_all_shards_alike(steep: bool, tmp_path:
     assert np.isnan(dropped["loss"]).all()
     assert set(run.updates["gradients"].tolist()) <= {0, 2, 4, 6}
     assert len(set(run.updates["gradients"].tolist())) > 1
-    assert replay.check(out, brought) == ""
+    assert replay.check(out, user_objects) == ""
 
 
 def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.config import config_file
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.collectives.channel import TeamChannel
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.plan import fit
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -165,7 +165,7 @@ def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
     return torch.nn.functional.cross_entropy(output, target) * (math.nan if int(target.sum()) % 3 == 0 else 1.0)
 
 
-BROUGHT = {"drops": Brought(loss=now_and_then_nan)}
+BROUGHT = {"drops": UserObjects(loss=now_and_then_nan)}
 
 
 @pytest.mark.parametrize(
@@ -178,15 +178,15 @@ BROUGHT = {"drops": Brought(loss=now_and_then_nan)}
 )
 def test_the_bits_of_hardsync(name: str, aggregation: str, tmp_path: Path) -> None:
     """The same weights, evaluations, losses and decisions, by messages or in shared memory; the log proves them."""
-    changes, brought = {"epochs": 1, **ALIKE[name]}, BROUGHT.get(name, Brought())
+    changes, user_objects = {"epochs": 1, **ALIKE[name]}, BROUGHT.get(name, UserObjects())
     changes["virtual"] = {
         **TENSORS["virtual"],
         **changes.get("virtual", {}),
         **({"ranks_per_node": 9} if aggregation == "node" else {}),
     }
     learners = changes["virtual"]["learners"]
-    run = simulated(tmp_path / "allreduce", TENSORS, brought, protocol="allreduce", aggregation=aggregation, **changes)
-    twin = simulated(tmp_path / "hardsync", TENSORS, brought, protocol="hardsync", shards=learners, **changes)
+    run = simulated(tmp_path / "allreduce", TENSORS, user_objects, protocol="allreduce", aggregation=aggregation, **changes)
+    twin = simulated(tmp_path / "hardsync", TENSORS, user_objects, protocol="hardsync", shards=learners, **changes)
     ours, theirs = (torch.load(each.path / schema.WEIGHTS, weights_only=True) for each in (run, twin))
     assert ours.keys() == theirs.keys()
     for vector, state in ours.items():
@@ -213,7 +213,7 @@ def test_the_bits_of_hardsync(name: str, aggregation: str, tmp_path: Path) -> No
         one, other = (getattr(each, table)[columns] for each in (run, twin))
         for column in columns:
             assert np.array_equal(one[column], other[column], equal_nan=one[column].dtype.kind == "f"), (table, column)
-    assert replay.check(run.path, brought) == ""
+    assert replay.check(run.path, user_objects) == ""
     if name == "drops":
         gradients = run.updates["gradients"]
         assert set(run.pushes["verdict"]) == {Verdict.APPLY, Verdict.DROP}

@@ -16,7 +16,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.gradient.scaling import FIRST
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.replay import replay
 from tests.effort import spread
@@ -69,7 +69,7 @@ def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> No
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return small * nn.functional.cross_entropy(output, target)
 
-    simulated(tmp_path / "run", CAST, Brought(loss=loss), autocast="float16", alpha0=JOB["alpha0"] / small, shards=shards)
+    simulated(tmp_path / "run", CAST, UserObjects(loss=loss), autocast="float16", alpha0=JOB["alpha0"] / small, shards=shards)
     found = weights(tmp_path / "run")
     for scale, near in ((small * 2**16, True), (small, False)):
         apart = max(float((found[name] - other).abs().max()) for name, other in loop(torch.float16, scale).items())
@@ -104,10 +104,10 @@ def test_replay_has_the_bits_of_gradients_that_overflowed(changes: dict[str, Any
         passes.extend([0.0] * torch.is_grad_enabled())
         return 64 * nn.functional.cross_entropy(output, target)
 
-    run = simulated(tmp_path / "run", HALF, Brought(loss=loss), **{"alpha0": 0.001, **changes})
+    run = simulated(tmp_path / "run", HALF, UserObjects(loss=loss), **{"alpha0": 0.001, **changes})
     shards, per_push = changes.get("shards", 1), changes.get("accumulation", 1) * changes.get("local_steps", 1)
     assert len(passes) > len(run.pushes) // shards * per_push
-    assert replay(tmp_path / "run", Brought(loss=loss)).holds
+    assert replay(tmp_path / "run", UserObjects(loss=loss)).holds
     scales = run.pushes["scale"]
     assert scales.max() < FIRST, "it was halved"
     assert all(math.log2(scale).is_integer() for scale in scales)
@@ -116,7 +116,7 @@ def test_replay_has_the_bits_of_gradients_that_overflowed(changes: dict[str, Any
         rows = file["pushes"][:]
         rows["scale"][3] /= 2
         file["pushes"][:] = rows
-    proof = replay(tmp_path / "run", Brought(loss=loss))
+    proof = replay(tmp_path / "run", UserObjects(loss=loss))
     assert not proof.holds
     assert "scale " in proof.reason
 
@@ -150,7 +150,7 @@ def test_only_training_passes_are_cast(tmp_path: Path) -> None:
         seen[torch.is_grad_enabled()].add(output.dtype)
         return nn.functional.cross_entropy(output, target)
 
-    simulated(tmp_path / "run", CAST, Brought(loss=loss), epochs=0.02)
+    simulated(tmp_path / "run", CAST, UserObjects(loss=loss), epochs=0.02)
     assert seen == {True: {torch.bfloat16}, False: {torch.float32}}
 
 

@@ -10,7 +10,7 @@ import torch
 from mpisgd.config import DigitsOptions, Part
 from mpisgd.data import load
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from tests.virtual.jobs import config, simulated
 
 JOB = {
@@ -32,15 +32,15 @@ def test_data_sorted_by_class_are_evaluated_as_others_are(tmp_path: Path) -> Non
     train, test = (
         tuple(split.batch(order)) for split, order in ((digits.train, by_class), (digits.test, np.arange(len(digits.test))))
     )
-    brought = Brought(data=(train, test))
-    run = simulated(tmp_path / "run", JOB, brought)
+    user_objects = UserObjects(data=(train, test))
+    run = simulated(tmp_path / "run", JOB, user_objects)
     error = run.evaluations["error"][-1]
     whole = config(tmp_path / "unused", JOB, evaluation={"batch": 2000, "buffers": "recalibrate", "recalibrate_batches": 1})
-    data = parts.load_data(whole, brought)
-    model = parts.build_model(whole, parts.meta_of(data), brought)
+    data = parts.load_data(whole, user_objects)
+    model = parts.build_model(whole, parts.meta_of(data), user_objects)
     saved = torch.load(run.path / "weights.pt", weights_only=True)["theta"]
     model.module.load_state_dict(saved)
-    measure = parts.make_measure(whole, model, parts.load_loss(whole, brought), data)
+    measure = parts.make_measure(whole, model, parts.load_loss(whole, user_objects), data)
     assert measure.of(Part.TEST)[1] == error, "the statistics that were evaluated are saved"
     measure.prepare()
     of_all = measure.of(Part.TEST)[1]

@@ -16,7 +16,7 @@ from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.config import config_file
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
@@ -46,7 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str,
     def of(parts: int) -> dict[str, bytes]:
         if parts not in found:
             path = tmp_path_factory.mktemp("alone") / "run"
-            simulated(path, SOME, Brought(model=cut_models.whole), shards=2, micro_batches=parts)
+            simulated(path, SOME, UserObjects(model=cut_models.whole), shards=2, micro_batches=parts)
             found[parts] = cut_models.state_of(path / schema.WEIGHTS)
         return found[parts]
 
@@ -56,9 +56,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str,
 @pytest.mark.parametrize(("parts", "way"), spread(itertools.product([2, 1], reversed(WAYS)), 14, unpack=True))
 def test_each_cut_has_the_bits_of_one_rank(way: str, parts: int, alone: Any, tmp_path: Path) -> None:
     model, changes = WAYS[way]
-    simulated(tmp_path / "run", SOME, Brought(model=model), **changes, micro_batches=parts)
+    simulated(tmp_path / "run", SOME, UserObjects(model=model), **changes, micro_batches=parts)
     assert cut_models.state_of(tmp_path / "run" / schema.WEIGHTS) == alone(parts)
-    assert replay.replay(tmp_path / "run", Brought(model=model)).holds
+    assert replay.replay(tmp_path / "run", UserObjects(model=model)).holds
 
 
 def test_one_rank_is_a_loop_over_micro_batches(alone: Any) -> None:
@@ -76,18 +76,18 @@ def test_a_measured_cut_is_in_the_record(alone: Any, tmp_path: Path, monkeypatch
     """So that whatever reads it cuts alike, and measures nothing; the bits are those of one rank, too."""
     monkeypatch.setattr("mpisgd.pipeline.balance._seconds", lambda *_: [1.0, 1.0, 1.0, 5.0])
     changes: dict[str, Any] = {"group_size": 2, "shards": 3, "stages": {"balance": "seconds"}, "micro_batches": 2}
-    run = simulated(tmp_path / "run", SOME, Brought(model=cut_models.sequential), **changes)
+    run = simulated(tmp_path / "run", SOME, UserObjects(model=cut_models.sequential), **changes)
     assert cut_models.state_of(run.path / schema.WEIGHTS) == alone(2)
     assert (run.config["stages"]["at"], run.config["stages"]["balance"]) == (["3"], "seconds")
     monkeypatch.setattr("mpisgd.pipeline.balance._seconds", lambda *_: [5.0, 1.0, 1.0, 1.0])
-    assert replay.replay(tmp_path / "run", Brought(model=cut_models.sequential)).holds
+    assert replay.replay(tmp_path / "run", UserObjects(model=cut_models.sequential)).holds
     again = config_file.read(tmp_path / "run" / schema.CONFIG)
     assert again.stages.at == ("3",)
 
 
 def test_sizes_alone_are_cut_alike(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"group_size": 2, "shards": 2, "stages": {"at": ["blocks.1"]}, "virtual": {"gradients": False}}
-    run = simulated(tmp_path / "run", SOME, Brought(model=cut_models.whole), **changes)
+    run = simulated(tmp_path / "run", SOME, UserObjects(model=cut_models.whole), **changes)
     assert Run(run.path).environment["stages"] == [[0], [1]]
 
 
@@ -103,11 +103,11 @@ def test_sizes_alone_are_cut_alike(tmp_path: Path) -> None:
 )
 def test_cuts_that_cannot_be_are_refused(model: Any, changes: dict[str, Any], refused: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=refused):
-        simulate(config(tmp_path / "run", SOME, group_size=2, shards=2, stages=changes), Brought(model=model))
+        simulate(config(tmp_path / "run", SOME, group_size=2, shards=2, stages=changes), UserObjects(model=model))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("stages", [{"at": ["1"]}, {"balance": "seconds"}])
 def test_one_rank_is_not_cut(stages: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="beside group_size = 1: one rank alone has the whole model"):
-        simulate(config(tmp_path / "run", SOME, stages=stages), Brought(model=cut_models.sequential))
+        simulate(config(tmp_path / "run", SOME, stages=stages), UserObjects(model=cut_models.sequential))

@@ -12,7 +12,7 @@ from torch import nn
 
 from mpisgd import replay
 from mpisgd.analysis import about
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.virtual.jobs import config, simulated
@@ -28,10 +28,10 @@ JOB = {
 
 
 def ended(
-    path: Path, capsys: pytest.CaptureFixture[str], brought: Brought = NOTHING_BROUGHT, **changes: object
+    path: Path, capsys: pytest.CaptureFixture[str], user_objects: UserObjects = NO_OBJECTS, **changes: object
 ) -> tuple[Run, bool]:
     """A run, and whether it says that it has diverged, everywhere alike."""
-    run = simulated(path, JOB, brought, **changes)
+    run = simulated(path, JOB, user_objects, **changes)
     assert run.done is not None
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("mpisgd: diverged" if run.done["diverged"] else "mpisgd: finished")
@@ -41,13 +41,13 @@ def ended(
 
 def test_last_weights_that_are_not_finite_have_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As those of real ranks: all gradients and losses were finite, and the one update was not."""
-    brought = Brought(loss=lambda output, target: 1e3 * nn.functional.cross_entropy(output, target))
-    run, diverged = ended(tmp_path / "run", capsys, brought, alpha0=1e38, epochs=0.01)
+    user_objects = UserObjects(loss=lambda output, target: 1e3 * nn.functional.cross_entropy(output, target))
+    run, diverged = ended(tmp_path / "run", capsys, user_objects, alpha0=1e38, epochs=0.01)
     assert np.isfinite(run.pushes["loss"]).all()
     assert len(run.updates) == 1
     assert not run.summaries["diverged"].any()
     assert diverged
-    assert replay.check(run.path, brought) == ""
+    assert replay.check(run.path, user_objects) == ""
 
 
 def test_a_loss_that_falls_by_little_has_not_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_a_fine_tune_that_doubles_the_error_has_not_diverged(tmp_path: Path, cap
         module.load_state_dict(dict(zip(module.state_dict(), copy.deepcopy(state).values(), strict=True)))
         return module
 
-    run, diverged = ended(tmp_path / "run", capsys, Brought(model=made), alpha0=0.5, seed=3)
+    run, diverged = ended(tmp_path / "run", capsys, UserObjects(model=made), alpha0=0.5, seed=3)
     rows = run.evaluations
     assert 2 * rows["error"][0] < rows["error"][-1] < 0.2
     assert rows["loss"][-1] > rows["loss"][0]
@@ -76,8 +76,8 @@ def test_a_fine_tune_that_doubles_the_error_has_not_diverged(tmp_path: Path, cap
 
 def test_negative_losses_are_fine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A score that is to grow: the more, the more negative the loss."""
-    brought = Brought(loss=lambda output, target: -torch.tanh(output.gather(1, target[:, None])).mean())
-    run, diverged = ended(tmp_path / "run", capsys, brought, epochs=0.5)
+    user_objects = UserObjects(loss=lambda output, target: -torch.tanh(output.gather(1, target[:, None])).mean())
+    run, diverged = ended(tmp_path / "run", capsys, user_objects, epochs=0.5)
     assert run.evaluations["loss"][-1] < run.evaluations["loss"][0] < 0.1
     assert not diverged
 

@@ -20,7 +20,7 @@ from mpisgd.protocols import HardsyncOptions
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event
 from mpisgd.records.patience import Patience
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Do, Rules
 from mpisgd.rules.verdict import LATE
 from tests.effort import spread
@@ -116,11 +116,11 @@ def test_a_signal_beside_it_does_not_make_it_an_interruption(signal_first: bool)
     assert [each() for each in tell] == [True, signal_first]
     assert not rules.on_enough(), "no news"
     assert rules.on_pull(0, 0) is Do.STOP
-    rules.attendance.on_departure(0, Gone.INTERRUPTED)
-    assert not rules.attendance.end_if_deserted()
+    rules.membership.on_departure(0, Gone.INTERRUPTED)
+    assert not rules.membership.end_if_deserted()
     assert rules.on_push(1, 0) is Do.LEAVE
-    rules.attendance.on_departure(1, Gone.INTERRUPTED)
-    assert rules.attendance.end_if_deserted()
+    rules.membership.on_departure(1, Gone.INTERRUPTED)
+    assert rules.membership.end_if_deserted()
     assert rules.finished
     assert rules.judge(1, 0, 0) == LATE
 

@@ -50,12 +50,12 @@ def test_evaluations_are_those_of_the_loop(way: dict[str, Any], name: str, tmp_p
             losses.append(loss_on_test_data(model, loss_of, data))
 
     loop = plain_loop(idiom, config, learners, watch)
-    simulate(config, idiom.brought)
+    simulate(config, idiom.user_objects)
     found = Run(tmp_path / "run").evaluations["loss"]
     assert found == pytest.approx([*losses, losses[-1]][: len(found)], rel=1e-5)
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert [key for key, value in loop.state.items() if not same(ours[key], value)] == []
-    proof = replay.replay(tmp_path / "run", idiom.brought)
+    proof = replay.replay(tmp_path / "run", idiom.user_objects)
     assert proof.holds and proof.evaluations == len(found)
     assert not list((tmp_path / "run").glob(f"{schema.SPOOL}*")), "nothing is left"
 
@@ -81,8 +81,8 @@ def test_replay_has_the_same_whoever_evaluates(way: dict[str, Any], evaluator: b
     idiom = ZOO["BatchNorm1d"]
     fields = {"virtual": {"learners": 3}, "evaluation": {"every_epochs": 0.2}, "alpha0": 0.01, **way, "evaluator": evaluator}
     config = type(idiom)(**{**vars(idiom), "config": fields}).made(tmp_path / "run")
-    simulate(config, idiom.brought)
-    proof = replay.replay(tmp_path / "run", idiom.brought)
+    simulate(config, idiom.user_objects)
+    proof = replay.replay(tmp_path / "run", idiom.user_objects)
     assert proof.holds, proof.finding
     assert proof.evaluations == len(Run(tmp_path / "run").evaluations) > 3
 

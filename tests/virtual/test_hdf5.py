@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.replay import replay
 from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
@@ -42,8 +42,8 @@ def test_it_is_the_run_that_has_the_data_in_memory(changes: dict[str, Any], tmp_
             file[f"{name}/targets"] = TARGETS[part]
     simulated(tmp_path / "file", {**TENSORS, "data": {"name": "hdf5", "path": str(tmp_path / "data.h5")}}, **changes)
     assert replay(tmp_path / "file").holds
-    brought = Brought(data=tuple((INPUTS[part], TARGETS[part]) for part in SPLITS.values()))
-    simulated(tmp_path / "memory", TENSORS, brought, **changes)
+    user_objects = UserObjects(data=tuple((INPUTS[part], TARGETS[part]) for part in SPLITS.values()))
+    simulated(tmp_path / "memory", TENSORS, user_objects, **changes)
     one, other = weights(tmp_path / "file"), weights(tmp_path / "memory")
     assert all(torch.equal(one[name], other[name]) for name in one)
 

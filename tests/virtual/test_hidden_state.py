@@ -207,7 +207,7 @@ def test_one_learner_has_the_bits_of_the_loop_and_is_warned(name: str, tmp_path:
     loop = plain_loop(idiom, config)
     forget()
     idiom = Idiom(model, step=step())
-    simulate(config, idiom.brought)
+    simulate(config, idiom.user_objects)
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert [key for key, value in loop.state.items() if not torch.equal(ours[key], value)] == []
     told = capfd.readouterr().err
@@ -231,7 +231,7 @@ def test_it_is_so_layer_by_layer_too(tmp_path: Path) -> None:
     idiom = Idiom(net, step=made(), config={"exchange": "layerwise", "shards": 2})
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config)
-    simulate(config, Idiom(net, step=made()).brought)
+    simulate(config, Idiom(net, step=made()).user_objects)
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert [key for key, value in loop.state.items() if not torch.equal(ours[key], value)] == []
 
@@ -245,5 +245,5 @@ def test_nobody_is_warned_of_what_changes_nothing(tmp_path: Path, capfd: pytest.
             return self.last
 
     idiom = Idiom(lambda: Keeps(8, 2))
-    simulate(idiom.made(tmp_path / "run"), idiom.brought)
+    simulate(idiom.made(tmp_path / "run"), idiom.user_objects)
     assert capfd.readouterr().err == ""

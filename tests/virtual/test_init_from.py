@@ -17,7 +17,7 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.config import Config
 from mpisgd.config import replace as changed
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.job.resume import Resumption
 from mpisgd.records import initial
 from mpisgd.records.checkpoint.checkpoint import Checkpoint
@@ -29,9 +29,9 @@ State = dict[str, Tensor]
 BATCH_NORM = {"name": "mlp", "hidden": [8], "batch_norm": True}
 
 
-def built(made: Config, brought: Brought = NOTHING_BROUGHT, *, resumed: bool = False) -> FlatModel:
-    meta = parts.meta_of(parts.load_data(made, brought))
-    return parts.build_model(made, meta, brought, resumed=resumed)
+def built(made: Config, user_objects: UserObjects = NO_OBJECTS, *, resumed: bool = False) -> FlatModel:
+    meta = parts.meta_of(parts.load_data(made, user_objects))
+    return parts.build_model(made, meta, user_objects, resumed=resumed)
 
 
 def theta(run: Path) -> State:
@@ -197,13 +197,13 @@ class Tied(nn.Module):
 
 def test_of_weights_that_layers_share_one_name_is_enough(tmp_path: Path) -> None:
     made = config(tmp_path / "unused", TENSORS, init_from=str(tmp_path / "w.pt"))
-    brought = Brought(model=Tied)
-    state = {name: each + 1 for name, each in built(changed(made, init_from=""), brought).module.state_dict().items()}
+    user_objects = UserObjects(model=Tied)
+    state = {name: each + 1 for name, each in built(changed(made, init_from=""), user_objects).module.state_dict().items()}
     torch.save(_without("one.weight")(state), tmp_path / "w.pt")
-    assert same(dict(built(made, brought).module.state_dict()), state)
+    assert same(dict(built(made, user_objects).module.state_dict()), state)
     torch.save(state | {"other.weight": state["one.weight"] + 1}, tmp_path / "w.pt")
     with pytest.raises(ConfigError, match=r"its 'other\.weight' and 'one\.weight' have other values, and are one parameter"):
-        built(made, brought)
+        built(made, user_objects)
 
 
 def test_replay_wants_the_same_file(first: Path, tmp_path: Path) -> None:
@@ -235,17 +235,17 @@ class Frozen(nn.Module):
 def test_a_resumed_run_wants_the_file_for_what_checkpoints_have_not(tmp_path: Path) -> None:
     """Frozen weights are in no checkpoint; a model that has nothing of the kind needs no file any more."""
     file, made = tmp_path / "w.pt", config(tmp_path / "run", TENSORS, init_from=str(tmp_path / "w.pt"))
-    brought = Brought(model=Frozen)
-    state = {name: each + 1 for name, each in built(changed(made, init_from=""), brought).module.state_dict().items()}
+    user_objects = UserObjects(model=Frozen)
+    state = {name: each + 1 for name, each in built(changed(made, init_from=""), user_objects).module.state_dict().items()}
     torch.save(state, file)
-    simulated(tmp_path / "run", TENSORS, brought, init_from=str(file))
-    assert same(dict(built(made, brought, resumed=True).module.state_dict()), state)
+    simulated(tmp_path / "run", TENSORS, user_objects, init_from=str(file))
+    assert same(dict(built(made, user_objects, resumed=True).module.state_dict()), state)
     file.write_bytes(file.read_bytes() + b"more")
     with pytest.raises(DataError, match=r"w\.pt has changed since"):
-        built(made, brought, resumed=True)
+        built(made, user_objects, resumed=True)
     file.unlink()
     with pytest.raises(DataError, match=r"w\.pt is not there"):
-        built(made, brought, resumed=True)
+        built(made, user_objects, resumed=True)
     built(made, resumed=True)  # an mlp without batch norm
 
 

@@ -17,7 +17,7 @@ from mpisgd.config import AdamwOptions, DigitsOptions, MlpOptions
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.gradient.own_steps.inner_steps import InnerSteps
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.replay import replay
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
@@ -146,15 +146,15 @@ def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
 
 def test_after_what_is_not_finite_the_inner_optimiser_begins_anew(tmp_path: Path) -> None:
     """Else no round of that learner would ever be finite again."""
-    brought = Brought(loss=now_and_then_nan)
-    run = simulated(tmp_path / "run", DILOCO, brought, nonfinite="drop", epochs=0.5)
+    user_objects = UserObjects(loss=now_and_then_nan)
+    run = simulated(tmp_path / "run", DILOCO, user_objects, nonfinite="drop", epochs=0.5)
     lost = np.isnan(run.pushes["loss"])
     assert 0 < lost.sum() < len(lost) / 2
     for learner_id in np.unique(run.pushes["learner_id"][lost]):
         own = lost[run.pushes["learner_id"] == learner_id]
         assert not own[np.flatnonzero(own)[0] :].all(), "some came after it"
     assert np.isfinite(run.evaluations["loss"]).all()
-    assert replay(tmp_path / "run", brought).holds
+    assert replay(tmp_path / "run", user_objects).holds
 
 
 def test_a_round_takes_the_time_of_its_mini_batches(tmp_path: Path) -> None:

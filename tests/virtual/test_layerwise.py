@@ -18,7 +18,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import replace
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -347,12 +347,12 @@ class Sometimes(torch.nn.Module):
 
 @pytest.mark.parametrize("push_format", spread(reversed(STAGES["push_format"]), 3))
 def test_what_is_not_finite_is_dropped_on_all_shards_alike(push_format: str, tmp_path: Path) -> None:
-    brought, changes = Brought(model=Sometimes), {"nonfinite": "drop", "push_format": push_format}
-    run = simulated(tmp_path / "run", TENSORS, brought, exchange="layerwise", shards=2, protocol="async", **changes)
+    user_objects, changes = UserObjects(model=Sometimes), {"nonfinite": "drop", "push_format": push_format}
+    run = simulated(tmp_path / "run", TENSORS, user_objects, exchange="layerwise", shards=2, protocol="async", **changes)
     dropped = [run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.DROP)] for shard in (0, 1)]
     names = [sorted(rows[rows["reason"] == Reason.NONFINITE][["learner_id", "seq"]].tolist()) for rows in dropped]
     assert names[0] == names[1] != []
-    assert replay.check(run.path, brought) == ""
+    assert replay.check(run.path, user_objects) == ""
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from torch import nn
 from mpisgd import replay
 from mpisgd.gradient import stages
 from mpisgd.gradient.own_steps.local_steps import LocalSteps
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import FREE
@@ -89,10 +89,10 @@ def test_own_steps_have_the_rate_that_the_shard_had_when_it_gave_the_weights(
             taken.append((self.clock, before - self.memory.weights.item()))
 
     ones = torch.ones(120, 1)
-    brought = Brought(lambda: nn.Linear(1, 1, bias=False), lambda output, _: output.mean(), ((ones, ones), (ones, ones)))
+    user_objects = UserObjects(lambda: nn.Linear(1, 1, bias=False), lambda output, _: output.mean(), ((ones, ones), (ones, ones)))
     monkeypatch.setattr(stages, "LocalSteps", Told)
     job = {"protocol": OWN[name], "schedule": schedule, "epochs": 4}
-    run = simulated(tmp_path / "run", TENSORS, brought, **job, optimizer={"name": "sgd", "momentum": 0.0})
+    run = simulated(tmp_path / "run", TENSORS, user_objects, **job, optimizer={"name": "sgd", "momentum": 0.0})
     monkeypatch.undo()
     local = OWN[name].get("local_alpha", 0.05)
     rates = dict(zip((run.updates["clock"] - 1).tolist(), run.updates["learning_rate"].tolist(), strict=True))
@@ -101,4 +101,4 @@ def test_own_steps_have_the_rate_that_the_shard_had_when_it_gave_the_weights(
         assert rate == pytest.approx(local / 0.05 * rates[clock], rel=1e-4)
     factors = [rate / local for _, rate in taken]
     assert max(factors) > 1.5 * min(factors), "the rate has changed"
-    assert replay.check(run.path, brought=brought) == ""
+    assert replay.check(run.path, user_objects=user_objects) == ""

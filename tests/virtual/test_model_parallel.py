@@ -21,7 +21,7 @@ from mpisgd.base.errors import ConfigError, DataError, DeadlockError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.pipeline import stage
 from mpisgd.pipeline.group_channel import GroupChannel
 from mpisgd.pipeline.pieces import Pieces
@@ -205,17 +205,19 @@ def blocks() -> list[nn.Module]:
 def test_own_stages_that_draw_are_proved(tmp_path: Path) -> None:
     """And what a stage draws depends on its number and the micro-batch's: else all would drop the same units."""
     changes = {"protocol": {"name": "softsync", "n": 4}, "mu": 8, "shards": 3, "epochs": 1}
-    run = simulated(tmp_path / "run", TENSORS, Brought(model=blocks), **changes, group_size=3, micro_batches=2, evaluator=True)
-    assert replay.replay(tmp_path / "run", Brought(model=blocks)).holds
+    run = simulated(tmp_path / "run", TENSORS, UserObjects(model=blocks), **changes, group_size=3, micro_batches=2, evaluator=True)
+    assert replay.replay(tmp_path / "run", UserObjects(model=blocks)).holds
     assert run.environment["groups"] == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
     assert len(np.unique(run.pushes["loss"])) == len(run.pushes) / 3
 
 
 def test_a_list_of_factories_is_a_model(tmp_path: Path) -> None:
     """A virtual cluster, and a replay, make all of its pieces, in one process."""
-    brought = Brought(model=lambda: [lambda: Block(False), lambda: Block(False), lambda: Block(True), lambda: nn.Linear(6, 3)])
-    simulated(tmp_path / "run", TENSORS, brought, group_size=3, shards=4, micro_batches=2, mu=8, averaging=0.9, epochs=0.5)
-    assert replay.replay(tmp_path / "run", brought).holds
+    user_objects = UserObjects(
+        model=lambda: [lambda: Block(False), lambda: Block(False), lambda: Block(True), lambda: nn.Linear(6, 3)]
+    )
+    simulated(tmp_path / "run", TENSORS, user_objects, group_size=3, shards=4, micro_batches=2, mu=8, averaging=0.9, epochs=0.5)
+    assert replay.replay(tmp_path / "run", user_objects).holds
 
 
 def test_a_seed_names_stages_and_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

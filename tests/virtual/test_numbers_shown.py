@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from mpisgd.base.errors import DivergenceError, in_words
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
@@ -31,7 +31,7 @@ def net() -> nn.Module:
 def evaluated(idiom: Idiom, out: Path, **changes: Any) -> tuple[Any, nn.Module]:
     """The last row of `evaluations`, and the model of the end."""
     config = Idiom(idiom.model, config={**idiom.config, **changes}).made(out)
-    simulate(config, idiom.brought)
+    simulate(config, idiom.user_objects)
     model = idiom.model()
     model.load_state_dict(torch.load(out / schema.WEIGHTS, weights_only=True)["theta"])
     return Run(out).evaluations[-1], model.eval()
@@ -84,7 +84,7 @@ def test_a_mini_batch_of_ignored_targets_is_told_apart_from_divergence(tmp_path:
     some = torch.arange(64) < 12  # no mini-batch of 8 but some has none of these
     data = lambda: ((x, torch.where(some, y, torch.full_like(y, -100))), test)  # noqa: E731
     with pytest.raises(DivergenceError, match="the loss is not finite, its gradient is: are all targets"):
-        simulate(config, Brought(model=net, data=data))
+        simulate(config, UserObjects(model=net, data=data))
 
 
 class FailsAtLast(Dataset[Any]):
@@ -105,7 +105,7 @@ class FailsAtLast(Dataset[Any]):
 def test_an_evaluation_that_fails_loses_no_weights(tmp_path: Path) -> None:
     idiom = Idiom(net, data=lambda: (vectors()[0], FailsAtLast()))
     with pytest.raises(OSError, match="sample 15") as failed:
-        simulate(idiom.made(tmp_path / "run"), idiom.brought)
+        simulate(idiom.made(tmp_path / "run"), idiom.user_objects)
     assert "its last parameters are in" in "".join(failed.value.__notes__)
     saved = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert set(saved) == {"weight", "bias"}
@@ -122,7 +122,7 @@ def test_a_factory_that_changes_the_directory_moves_no_path_of_the_job(
         os.chdir("elsewhere")
         return vectors()
 
-    simulate(Idiom(lambda: nn.Linear(8, 2)).made(Path("run")), Brought(model=lambda: nn.Linear(8, 2), data=data))
+    simulate(Idiom(lambda: nn.Linear(8, 2)).made(Path("run")), UserObjects(model=lambda: nn.Linear(8, 2), data=data))
     assert (tmp_path / "run" / schema.DONE).exists()
     told = capfd.readouterr().err
     assert f"data: its factory changed the current directory to {tmp_path / 'elsewhere'}; it is {tmp_path} again" in told

@@ -51,8 +51,8 @@ COMPUTED: dict[str, dict[str, Any]] = {name: {"rtol": 2e-5} for name in ("loss",
 def computed_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     made = parts.build_model
 
-    def on_cpu(config: Config, meta: Any, brought: Any, device: str = "cpu", **named: Any) -> FlatModel:
-        return made(config, meta, brought, "cpu", **named)
+    def on_cpu(config: Config, meta: Any, user_objects: Any, device: str = "cpu", **named: Any) -> FlatModel:
+        return made(config, meta, user_objects, "cpu", **named)
 
     monkeypatch.setattr(parts, "build_model", on_cpu)
 

@@ -11,7 +11,7 @@ import torch
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.protocols import PROTOCOLS
 from tests.effort import spread
 from tests.virtual.jobs import TENSORS, config, simulated
@@ -40,11 +40,11 @@ class ByHand:
 
     def __init__(self, directory: Path) -> None:
         self.config: Config = config(directory, TENSORS, virtual={"learners": 1})
-        data = parts.load_data(self.config, NOTHING_BROUGHT)
+        data = parts.load_data(self.config, NO_OBJECTS)
         meta = parts.meta_of(data)
         self.split = data.train
         self.sampling = parts.make_sampling(self.config, meta, 1)
-        self.module = parts.build_model(self.config, meta, NOTHING_BROUGHT).module
+        self.module = parts.build_model(self.config, meta, NO_OBJECTS).module
         self.mini_batches = meta.train_samples // self.config.mu
 
     def weights(self) -> torch.Tensor:

@@ -22,7 +22,7 @@ from mpisgd.analysis import about, training
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.job import parts
 from mpisgd.job.finish import farewell
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report.compare import compare
@@ -81,7 +81,7 @@ def make_data() -> Any:
     return Sentences(60, 1), Sentences(21, 2)
 
 
-BROUGHT = Brought(model=Transformer, data=make_data, step=step)
+BROUGHT = UserObjects(model=Transformer, data=make_data, step=step)
 HARDSYNC: dict[str, Any] = {
     "protocol": "hardsync",
     "virtual": {"learners": 3},
@@ -92,11 +92,11 @@ HARDSYNC: dict[str, Any] = {
 }
 
 
-def by_hand(made: Any, brought: Brought) -> dict[str, Tensor]:
+def by_hand(made: Any, user_objects: UserObjects) -> dict[str, Tensor]:
     """A plain loop: what mpisgd deals to three learners is one batch of gradients, averaged, for torch's own SGD."""
-    data = parts.load_data(made, brought)
+    data = parts.load_data(made, user_objects)
     meta = parts.meta_of(data)
-    model = parts.build_model(made, meta, brought).module
+    model = parts.build_model(made, meta, user_objects).module
     optimizer = torch.optim.SGD(model.parameters(), lr=made.alpha0, momentum=0.9)
     dealt = parts.make_sampling(made, meta, 3)
     samples = data.train.dataset  # type: ignore[attr-defined]
@@ -111,15 +111,15 @@ def by_hand(made: Any, brought: Brought) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_hardsync_is_a_plain_loop_with_the_same_step(shards: int, tmp_path: Path) -> None:
-    brought = Brought(model=no_dropout, data=make_data, step=step)
+    user_objects = UserObjects(model=no_dropout, data=make_data, step=step)
     made = config(tmp_path / "run", TENSORS, **HARDSYNC, shards=shards)
-    simulate(made, brought)
+    simulate(made, user_objects)
     found = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)["theta"]
-    expected = by_hand(made, brought)
+    expected = by_hand(made, user_objects)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
-    before = parts.build_model(made, parts.meta_of(parts.load_data(made, brought)), brought).module.state_dict()
+    before = parts.build_model(made, parts.meta_of(parts.load_data(made, user_objects)), user_objects).module.state_dict()
     assert not torch.allclose(before["head.weight"], expected["head.weight"])
 
 
@@ -138,7 +138,7 @@ def test_replay_proves_it(protocol: dict[str, Any], shards: int, tmp_path: Path)
     def lies(model: nn.Module, batch: Any) -> dict[str, Any]:
         return {**step(model, batch), "accuracy": 0.5}
 
-    other = replay.check(tmp_path / "run", Brought(model=Transformer, data=make_data, step=lies))
+    other = replay.check(tmp_path / "run", UserObjects(model=Transformer, data=make_data, step=lies))
     assert "accuracy" in other
 
 
@@ -182,7 +182,7 @@ def test_a_metric_called_error_is_the_share_of_what_is_wrong(tmp_path: Path) -> 
         output = model(inputs)
         return {"loss": nn.functional.cross_entropy(output, targets), "error": (output.argmax(dim=1) != targets).float().mean()}
 
-    stepped = simulated(tmp_path / "step", TENSORS, Brought(step=with_error), epochs=1)
+    stepped = simulated(tmp_path / "step", TENSORS, UserObjects(step=with_error), epochs=1)
     plain = simulated(tmp_path / "loss", TENSORS, epochs=1)
     assert stepped.evaluations.dtype == plain.evaluations.dtype == schema.EVALUATIONS
     np.testing.assert_allclose(stepped.evaluations["error"], plain.evaluations["error"], rtol=1e-6)
@@ -202,14 +202,14 @@ def test_a_language_model_has_a_perplexity_and_a_regression_a_loss(tmp_path: Pat
             output: Tensor = self.layers(tokens).transpose(1, 2)
             return output
 
-    run = simulated(tmp_path / "words", TENSORS, Brought(model=Model, data=words), epochs=1)
+    run = simulated(tmp_path / "words", TENSORS, UserObjects(model=Model, data=words), epochs=1)
     loss = run.evaluations["loss"][-1]
     assert training.final_text(run) == f"loss {loss:.4g}, perplexity {math.exp(loss):.4g} (theta) at epoch 1.20"
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    numbers = Brought(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), (x, x[:, :1])))
+    numbers = UserObjects(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), (x, x[:, :1])))
     run = simulated(tmp_path / "numbers", TENSORS, numbers, epochs=1)
     assert training.final_text(run) == f"loss {run.evaluations['loss'][-1]:.4g} (theta) at epoch 1.20"
-    untested = Brought(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), None))
+    untested = UserObjects(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), None))
     assert training.final_text(simulated(tmp_path / "untested", TENSORS, untested, epochs=1)) == "no test data"
 
 
@@ -230,19 +230,22 @@ NESTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 def test_a_batch_may_be_any_nest(tmp_path: Path) -> None:
     """What a collate function makes; the bits are those of dicts."""
 
-    def nested(given: Callable[[Any], Any], back: Callable[[Any], Any]) -> Brought:
+    def nested(given: Callable[[Any], Any], back: Callable[[Any], Any]) -> UserObjects:
         def make() -> Any:
             train, test = make_data()
             collated = {"collate_fn": lambda them: given(default_collate(them))}
             return DataLoader(train, **collated), DataLoader(test, batch_size=500, **collated)
 
-        return Brought(model=Transformer, data=make, step=lambda model, batch: step(model, back(batch)))
+        return UserObjects(model=Transformer, data=make, step=lambda model, batch: step(model, back(batch)))
 
-    brought = {"dict": nested(lambda batch: batch, lambda given: given), **{kind: nested(*ways) for kind, ways in NESTS.items()}}
-    runs = [simulated(tmp_path / kind, TENSORS, each, **HARDSYNC) for kind, each in brought.items()]
+    user_objects = {
+        "dict": nested(lambda batch: batch, lambda given: given),
+        **{kind: nested(*ways) for kind, ways in NESTS.items()},
+    }
+    runs = [simulated(tmp_path / kind, TENSORS, each, **HARDSYNC) for kind, each in user_objects.items()]
     assert len({run.pushes["loss"].tobytes() for run in runs}) == 1
     assert len({run.evaluations["accuracy"].tobytes() for run in runs}) == 1
-    assert replay.check(tmp_path / "dataclass", brought["dataclass"]) == ""
+    assert replay.check(tmp_path / "dataclass", user_objects["dataclass"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -317,14 +320,16 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
 def test_what_is_wrong_with_a_step_is_said_before_the_start(name: str, tmp_path: Path) -> None:
     function, message = WRONG[name]
     with pytest.raises(ConfigError, match=message):
-        simulate(config(tmp_path / "run", TENSORS), Brought(step=function))
+        simulate(config(tmp_path / "run", TENSORS), UserObjects(step=function))
     assert not (tmp_path / "run").exists()
 
 
 def test_metrics_are_numbers_of_any_library_and_the_same_ones_of_all_batches(tmp_path: Path) -> None:
     """The last batch of an evaluation is smaller: a step that measures something else there is refused."""
     kinds = {"float32": np.float32(0.5), "top-5 %": np.bool_(True), "n": np.int64(3), "tensor": torch.tensor([2.0])}
-    run = simulated(tmp_path / "run", TENSORS, Brought(step=lambda model, batch: {"loss": _loss(model, batch), **kinds}), epochs=1)
+    run = simulated(
+        tmp_path / "run", TENSORS, UserObjects(step=lambda model, batch: {"loss": _loss(model, batch), **kinds}), epochs=1
+    )
     assert [run.evaluations[name][-1] for name in kinds] == [0.5, 1.0, 3.0, 2.0]
     assert training.summary_table(run).cells("final top-5 %") == [1.0]
 
@@ -334,7 +339,7 @@ def test_metrics_are_numbers_of_any_library_and_the_same_ones_of_all_batches(tmp
     made = config(tmp_path / "forgets", TENSORS, mu=4, evaluation={"batch": 4})
     x, y = torch.ones(40, 6), torch.zeros(40, dtype=torch.int64)
     with pytest.raises(ConfigError, match="step: its metrics are other of a batch, but share of those before: expected the same"):
-        simulate(made, Brought(step=forgets, data=((x, y), (x[:5], y[:5])), model=lambda: nn.Linear(6, 3)))
+        simulate(made, UserObjects(step=forgets, data=((x, y), (x[:5], y[:5])), model=lambda: nn.Linear(6, 3)))
 
 
 def test_what_a_sample_raises_is_not_laid_to_the_step(tmp_path: Path) -> None:
@@ -346,7 +351,8 @@ def test_what_a_sample_raises_is_not_laid_to_the_step(tmp_path: Path) -> None:
 
     with pytest.raises(LookupError, match="no such sentence"):
         simulate(
-            config(tmp_path / "run", TENSORS, **HARDSYNC), Brought(Transformer, data=(Sentences(60, 1), Broken(21, 2)), step=step)
+            config(tmp_path / "run", TENSORS, **HARDSYNC),
+            UserObjects(Transformer, data=(Sentences(60, 1), Broken(21, 2)), step=step),
         )
 
 
@@ -368,25 +374,25 @@ class Ragged(Things):
 @pytest.mark.parametrize(("samples", "why"), [(Things(), "found <class 'object'>"), (Ragged(), "equal size")])
 def test_samples_that_make_no_batch(samples: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"data: train: sample.* cannot be put into a batch: .*{why}.*collate_fn"):
-        simulate(config(tmp_path / "run", TENSORS), Brought(model=lambda: nn.Linear(2, 3), step=_loss, data=(samples, None)))
+        simulate(config(tmp_path / "run", TENSORS), UserObjects(model=lambda: nn.Linear(2, 3), step=_loss, data=(samples, None)))
 
 
 def test_a_step_is_not_given_beside_a_loss(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"step = .*: expected '' beside a loss"):
-        simulate(config(tmp_path / "run", TENSORS, loss="mse_loss"), Brought(step=_loss))
+        simulate(config(tmp_path / "run", TENSORS, loss="mse_loss"), UserObjects(step=_loss))
     with pytest.raises(ConfigError, match="step"):
-        simulate(config(tmp_path / "run", TENSORS), Brought(step=_loss, loss=nn.functional.cross_entropy))
+        simulate(config(tmp_path / "run", TENSORS), UserObjects(step=_loss, loss=nn.functional.cross_entropy))
     with pytest.raises(ConfigError, match=r"virtual\.batched = True: expected False beside step"):
-        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), Brought(step=_loss))
+        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), UserObjects(step=_loss))
 
 
 def test_batches_of_a_collate_function_are_not_computed_together(tmp_path: Path) -> None:
     pairs: Any = [(torch.ones(6), 1)] * 40
     data = (DataLoader(pairs, collate_fn=lambda samples: default_collate(samples[:])), None)
-    brought = Brought(model=lambda: nn.Linear(6, 3), data=data)
+    user_objects = UserObjects(model=lambda: nn.Linear(6, 3), data=data)
     with pytest.raises(ConfigError, match=r"virtual\.batched = True: expected False beside a collate_fn"):
-        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), brought)
-    assert simulated(tmp_path / "run", TENSORS, brought, epochs=1).done
+        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), user_objects)
+    assert simulated(tmp_path / "run", TENSORS, user_objects, epochs=1).done
 
 
 def test_a_step_by_name_is_trusted_by_name_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,6 +404,6 @@ def test_a_step_by_name_is_trusted_by_name_and_replayed(tmp_path: Path, monkeypa
     with pytest.raises(ConfigError, match=r"step = 'stepping:step', from module 'stepping'"):
         replay.replay(tmp_path / "run")
     assert replay.replay(tmp_path / "run", named={"step": "stepping:step"}).reason == ""
-    simulated(tmp_path / "unnamed", TENSORS, Brought(step=lambda model, batch: 2 * _loss(model, batch)), epochs=1)
+    simulated(tmp_path / "unnamed", TENSORS, UserObjects(step=lambda model, batch: 2 * _loss(model, batch)), epochs=1)
     with pytest.raises(ConfigError, match=r"(?s)its step was .*lambda.*--step MODULE:NAME"):
         replay.replay(tmp_path / "unnamed", trust=True)

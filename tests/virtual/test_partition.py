@@ -16,7 +16,7 @@ from torch import nn
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError, DeadlockError
 from mpisgd.config import compatibility
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.models.partition import Partition
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.records.log.reader import Run
@@ -114,7 +114,7 @@ class Mlp(nn.Module):
 
 def trained(path: Path, **changes: Any) -> tuple[Run, torch.Tensor]:
     """A run, and the trained first layer, of its pieces joined."""
-    run = simulated(path, TENSORS, Brought(model=Mlp), **{"alpha0": 0.2, "mu": 8, "epochs": 1, **changes})
+    run = simulated(path, TENSORS, UserObjects(model=Mlp), **{"alpha0": 0.2, "mu": 8, "epochs": 1, **changes})
     found = weights(path)
     return run, torch.cat([each for name, each in found.items() if name.endswith("first")])
 
@@ -128,7 +128,7 @@ def test_pieces_train_as_the_whole_does(parts: int, size: int, tmp_path: Path) -
     assert alone.evaluations["error"][-1] < alone.evaluations["error"][0]
     some = {"group_size": size, "group_form": "partition", "shards": size + 1, "micro_batches": parts}
     run, found = trained(tmp_path / "pieces", protocol="hardsync", **some)
-    assert replay.replay(run.path, Brought(model=Mlp)).holds
+    assert replay.replay(run.path, UserObjects(model=Mlp)).holds
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     first = [each.pushes[each.pushes["shard"] == 0] for each in (run, alone)]
     ours, theirs = (np.sort(each, order=["learner_id", "seq"])["loss"] for each in first)
@@ -163,8 +163,8 @@ class Drawn(nn.Module):
 )
 def test_own_pieces_that_draw_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
     some = {"group_size": 2, "group_form": "partition", "shards": 3, "micro_batches": 2, "mu": 8, "evaluator": True, "epochs": 0.6}
-    simulated(tmp_path / "run", TENSORS, Brought(model=Drawn), **some, **changes)
-    proof = replay.replay(tmp_path / "run", Brought(model=Drawn))
+    simulated(tmp_path / "run", TENSORS, UserObjects(model=Drawn), **some, **changes)
+    proof = replay.replay(tmp_path / "run", UserObjects(model=Drawn))
     assert proof.holds
     assert proof.simulated, "it is the same again"
 

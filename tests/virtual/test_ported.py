@@ -29,7 +29,7 @@ def seeded(idiom: Idiom, seed: int, **fields: Any) -> Idiom:
 
 
 def trained(idiom: Idiom, out: Path) -> dict[str, Any]:
-    simulate(idiom.made(out), idiom.brought)
+    simulate(idiom.made(out), idiom.user_objects)
     found: dict[str, Any] = torch.load(out / schema.WEIGHTS, weights_only=True)["theta"]
     return found
 

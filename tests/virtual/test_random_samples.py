@@ -20,7 +20,7 @@ from mpisgd.base.draws import seeds_of
 from mpisgd.base.streams import Domain
 from mpisgd.config import Part
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.replay.serial import as_in_the_run
 from tests.effort import examples, spread
 from tests.virtual.jobs import TENSORS, config, simulated
@@ -74,8 +74,8 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-BROUGHT = Brought(model=Stochastic, data=lambda: (Crops(60, 1), Crops(20, 2)))
-BATCHED = Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 3)), data=BROUGHT.data)
+BROUGHT = UserObjects(model=Stochastic, data=lambda: (Crops(60, 1), Crops(20, 2)))
+BATCHED = UserObjects(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 3)), data=BROUGHT.data)
 
 PROTOCOLS: list[dict[str, Any]] = [
     {"name": "hardsync"},
@@ -113,11 +113,11 @@ def test_random_schedules_with_random_samples_are_replayed(
     assert all(each.elements == 0 for each in proof.differences)
 
 
-def loop(made: Any, brought: Brought) -> dict[str, Tensor]:
+def loop(made: Any, user_objects: UserObjects) -> dict[str, Tensor]:
     """A plain loop of AdamW over the mini-batches of three learners, each cropped with the seeds of its name."""
-    data = parts.load_data(made, brought)
+    data = parts.load_data(made, user_objects)
     meta = parts.meta_of(data)
-    model = parts.build_model(made, meta, brought).module
+    model = parts.build_model(made, meta, user_objects).module
     optimizer = torch.optim.AdamW(model.parameters(), lr=made.alpha0)
     dealt = parts.make_sampling(made, meta, 3)
     samples = Named(60, 1)
@@ -136,13 +136,13 @@ def loop(made: Any, brought: Brought) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("shards", spread([3, 1, 2], 3))
 def test_hardsync_of_random_crops_is_a_plain_loop_of_those_crops(shards: int, tmp_path: Path) -> None:
-    brought = Brought(model=plain, data=lambda: (Named(60, 1), Named(20, 2)), step=cropping)
+    user_objects = UserObjects(model=plain, data=lambda: (Named(60, 1), Named(20, 2)), step=cropping)
     changes = {"protocol": "hardsync", "virtual": {"learners": 3}, "optimizer": "adamw", "alpha0": 0.01, "epochs": 1}
-    simulated(tmp_path / "run", TENSORS, brought, shards=shards, **changes)
+    simulated(tmp_path / "run", TENSORS, user_objects, shards=shards, **changes)
     found = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)["theta"]
-    for name, value in loop(config(tmp_path / "run", TENSORS, shards=shards, **changes), brought).items():
+    for name, value in loop(config(tmp_path / "run", TENSORS, shards=shards, **changes), user_objects).items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
-    assert replay.replay(tmp_path / "run", brought).holds
+    assert replay.replay(tmp_path / "run", user_objects).holds
 
 
 CASES: dict[str, dict[str, Any]] = {

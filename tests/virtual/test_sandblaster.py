@@ -18,7 +18,7 @@ from mpisgd.cli import plan
 from mpisgd.config import Config, config_file
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Outcome, Verdict, Why
 from mpisgd.report import single
@@ -39,11 +39,11 @@ def job(out: Path, *, learners: int = 3, **changes: Any) -> Config:
     return config_file.from_mapping({"model": "softmax", "data": data, "mu": 20, "threads": 1, **table, **changes})
 
 
-def by_torch(config: Config, brought: Brought = NOTHING_BROUGHT) -> tuple[list[float], Tensor]:
+def by_torch(config: Config, user_objects: UserObjects = NO_OBJECTS) -> tuple[list[float], Tensor]:
     """Losses of all evaluations but those at points that it stands at already, and the last weights, in one process."""
-    data = parts.load_data(config, brought)
+    data = parts.load_data(config, user_objects)
     meta = parts.meta_of(data)
-    model, loss_of = parts.build_model(config, meta, brought), parts.load_loss(config, brought)
+    model, loss_of = parts.build_model(config, meta, user_objects), parts.load_loss(config, user_objects)
     sampling = parts.make_sampling(config, meta, 1)
     assert isinstance(sampling, PortionSampling)
     options: Any = config.protocol
@@ -78,8 +78,8 @@ def by_torch(config: Config, brought: Brought = NOTHING_BROUGHT) -> tuple[list[f
     return list(losses.values()), weights.detach()
 
 
-def weights_of(run: Path, config: Config, brought: Brought = NOTHING_BROUGHT) -> Tensor:
-    model = parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
+def weights_of(run: Path, config: Config, user_objects: UserObjects = NO_OBJECTS) -> Tensor:
+    model = parts.build_model(config, parts.meta_of(parts.load_data(config, user_objects)), user_objects)
     model.module.load_state_dict(torch.load(run / "weights.pt", weights_only=True)["theta"])
     return model.weights
 
@@ -89,30 +89,30 @@ def own_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 9), torch.nn.Tanh(), torch.nn.Linear(9, 10))
 
 
-MODELS: dict[str, tuple[dict[str, Any], Brought]] = {
-    "softmax": ({"data": "digits", "mu": 150}, NOTHING_BROUGHT),
+MODELS: dict[str, tuple[dict[str, Any], UserObjects]] = {
+    "softmax": ({"data": "digits", "mu": 150}, NO_OBJECTS),
     "weight decay, a share": (
         {"data": "digits", "mu": 100, "protocol": {"weight_decay": 0.01, "share": 0.3}},
-        NOTHING_BROUGHT,
+        NO_OBJECTS,
     ),
-    "an own model": ({"data": "digits", "mu": 211}, Brought(model=own_model)),
+    "an own model": ({"data": "digits", "mu": 211}, UserObjects(model=own_model)),
 }
 
 
 @pytest.mark.parametrize("name", spread(MODELS, 3))
 def test_with_one_shard_the_bits_are_those_of_torch_in_one_process(name: str, tmp_path: Path) -> None:
-    changes, brought = MODELS[name]
+    changes, user_objects = MODELS[name]
     options = {"order": "portions", "tolerance_grad": 0.0, **changes.get("protocol", {})}
     config = job(tmp_path / "run", **{**changes, "protocol": options})
-    simulate(config, brought)
-    losses, weights = by_torch(config, brought)
+    simulate(config, user_objects)
+    losses, weights = by_torch(config, user_objects)
     run = Run(tmp_path / "run")
     decay = options.get("weight_decay", 0.0)
     if not decay:
         assert run.updates["mean_loss"].tolist() == losses
     assert set(run.of_coordinator("iterations")["loss"].tolist()) <= set(losses)
     assert len(run.updates) == len(losses)
-    assert torch.equal(weights_of(tmp_path / "run", config, brought), weights)
+    assert torch.equal(weights_of(tmp_path / "run", config, user_objects), weights)
     assert losses[-1] < losses[0] / 2
 
 
@@ -124,7 +124,7 @@ def dropping() -> torch.nn.Module:
 @pytest.mark.slow
 def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> None:
     """Nor what was drawn for a portion: dropout's masks are its own."""
-    brought = Brought(model=dropping)
+    user_objects = UserObjects(model=dropping)
     runs = []
     for name, learners, slow in (("one", 1, {}), ("many", 7, {1: 5.0, 4: 2.5})):
         config = job(
@@ -135,10 +135,10 @@ def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> No
             compute={"name": "lognormal", "sigma": 0.5},
             virtual={"slow_nodes": {node + 2: factor for node, factor in slow.items()}},
         )
-        simulate(config, brought)
+        simulate(config, user_objects)
         runs.append(Run(tmp_path / name))
     assert runs[0].updates["mean_loss"].tolist() == runs[1].updates["mean_loss"].tolist()
-    assert torch.equal(weights_of(tmp_path / "one", config, brought), weights_of(tmp_path / "many", config, brought))
+    assert torch.equal(weights_of(tmp_path / "one", config, user_objects), weights_of(tmp_path / "many", config, user_objects))
     assert len({*runs[1].of_coordinator("portions")["learner_id"].tolist()}) == 7
 
 
@@ -276,7 +276,7 @@ def infinite(output: Tensor, target: Tensor) -> Tensor:
 
 def test_a_loss_that_is_not_finite_is_named_with_the_way_on(tmp_path: Path) -> None:
     with pytest.raises(DivergenceError, match=r"evaluation \d+ \(iteration \d+, step length .*\): loss inf.*--init-from"):
-        simulate(job(tmp_path / "run"), Brought(loss=infinite))
+        simulate(job(tmp_path / "run"), UserObjects(loss=infinite))
 
 
 def noisy(output: Tensor, target: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def noisy(output: Tensor, target: Tensor) -> Tensor:
 
 def test_a_line_search_that_fails_ends_the_run_and_says_the_way_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     noisy.calls = 0  # type: ignore[attr-defined]
-    simulate(job(tmp_path / "run", learners=1, mu=211), Brought(loss=noisy))
+    simulate(job(tmp_path / "run", learners=1, mu=211), UserObjects(loss=noisy))
     assert Run(tmp_path / "run").of_coordinator("iterations")["why"].tolist() == [Why.LINE_SEARCH]
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(r"the line search of iteration 1 found no loss below [\d.]+ in \d+ evaluations.*--init-from", said)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate.job import simulate
 from tests.effort import spread
@@ -18,7 +18,7 @@ from tests.virtual.test_sandblaster import MODELS, by_torch, job, weights_of
 
 IMAGES = {"name": "synthetic", "samples": 24, "test_samples": 2, "shape": [1, 28, 28], "classes": 10}
 MNIST_NETWORK: dict[str, Any] = {"model": "mnist_cnn", "data": IMAGES, "mu": 12, "threads": 1}
-ALL: dict[str, tuple[dict[str, Any], Brought]] = {**MODELS, "the MNIST network": (MNIST_NETWORK, NOTHING_BROUGHT)}
+ALL: dict[str, tuple[dict[str, Any], UserObjects]] = {**MODELS, "the MNIST network": (MNIST_NETWORK, NO_OBJECTS)}
 DECAY = 0.05
 
 
@@ -38,13 +38,13 @@ def test_the_mnist_network_has_the_bits_of_torch_with_one_shard(tmp_path: Path) 
 def test_three_shards_come_to_the_losses_of_one_but_for_rounding(name: str, tmp_path: Path) -> None:
     """One shard's are torch's. Sums over slices are rounded otherwise: the first line search of the MNIST network, along which the
     loss is all but linear, makes 1e-2 of a rounding in its step, in torch alone as well; so it has none here."""
-    changes, brought = ALL[name]
+    changes, user_objects = ALL[name]
     search = "none" if name == "the MNIST network" else "strong_wolfe"
     options = {"order": "portions", **changes.get("protocol", {}), "iterations": 5, "line_search": search}
     found = []
     for shards in (1, 3):
         config = job(tmp_path / str(shards), **{**changes, "shards": shards, "protocol": options, "threads": 1})
-        simulate(config, brought)
+        simulate(config, user_objects)
         found.append(Run(tmp_path / str(shards)).of_coordinator("iterations")["loss"])
     assert len(found[0]) == 5
     assert found[1] == pytest.approx(found[0], rel=1e-6)
@@ -59,8 +59,8 @@ def test_a_convex_problem_comes_to_the_loss_of_scipy(shards: int, tmp_path: Path
     protocol = {"iterations": 100, "history": 10, "weight_decay": DECAY}
     config = job(tmp_path / "run", data="digits", mu=100, shards=shards, protocol=protocol, threads=1)
     simulate(config)
-    data = parts.load_data(config, NOTHING_BROUGHT)
-    size = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT).size
+    data = parts.load_data(config, NO_OBJECTS)
+    size = parts.build_model(config, parts.meta_of(data), NO_OBJECTS).size
     inputs, targets = data.train.batch(np.arange(len(data.train)))
     inputs = inputs.flatten(1).double()
 

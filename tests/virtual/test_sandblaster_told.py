@@ -9,12 +9,12 @@ import pytest
 from mpisgd.records.callbacks import Callbacks, Update
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate.job import Job
-from tests.virtual.test_sandblaster import NOTHING_BROUGHT, job
+from tests.virtual.test_sandblaster import NO_OBJECTS, job
 
 
 def test_on_update_is_told_of_each_evaluation_by_shard_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[Update] = []
-    made = Job(job(tmp_path / "run", shards=2, threads=1, log={"progress": "plain"}, protocol={"iterations": 3}), NOTHING_BROUGHT)
+    made = Job(job(tmp_path / "run", shards=2, threads=1, log={"progress": "plain"}, protocol={"iterations": 3}), NO_OBJECTS)
     made.world.callbacks = Callbacks(on_update=told.append)
     made.run()
     rows = Run(tmp_path / "run").updates

@@ -18,8 +18,8 @@ from mpisgd.comm.virtual.wire import Signal
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
 from mpisgd.job.finish import Outcome
-from mpisgd.job.parts import NOTHING_BROUGHT
-from mpisgd.job.roles import Built, BuiltShard, build
+from mpisgd.job.parts import NO_OBJECTS
+from mpisgd.job.roles import RankRole, ShardRole, build
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
@@ -75,12 +75,12 @@ class Signalled(job.Job):
     """A job whose shards note their checkpoints."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, NOTHING_BROUGHT)
+        super().__init__(config, NO_OBJECTS)
         self.servers: list[Shard] = []
 
-    def build(self, *arguments: Any) -> Built:
+    def build(self, *arguments: Any) -> RankRole:
         built = build(*arguments)
-        if isinstance(built, BuiltShard):
+        if isinstance(built, ShardRole):
             built.server.records.checkpoints = Noted()
             self.servers.append(built.server)
         return built

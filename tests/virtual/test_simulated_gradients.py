@@ -15,7 +15,7 @@ from mpisgd import data, models, replay
 from mpisgd.base.errors import ConfigError, DivergenceError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
@@ -201,5 +201,5 @@ def test_models_that_cannot_be_batched_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"virtual\.batched = True: torch\.func\.vmap refuses this model"):
         simulate(norm)
     with pytest.raises(ConfigError, match=r"virtual\.batched = True: .*random"):
-        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), Brought(Dropping))
-    simulate(config(tmp_path / "run", TENSORS), Brought(Dropping))
+        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), UserObjects(Dropping))
+    simulate(config(tmp_path / "run", TENSORS), UserObjects(Dropping))

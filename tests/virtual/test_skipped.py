@@ -13,7 +13,7 @@ from mpisgd import replay
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
 from mpisgd.config.config_file import from_mapping
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.simulate import simulate
 from tests.effort import spread
@@ -34,8 +34,8 @@ def heads() -> Heads:
     return Heads(rarely=0.3)
 
 
-def brought() -> Brought:
-    return Brought(model=heads, data=vectors, loss=None, step=None)
+def user_objects() -> UserObjects:
+    return UserObjects(model=heads, data=vectors, loss=None, step=None)
 
 
 def made(out: Path, **fields: Any) -> Config:
@@ -43,7 +43,7 @@ def made(out: Path, **fields: Any) -> Config:
 
 
 def trained(config: Config) -> dict[str, Tensor]:
-    simulate(config, brought())
+    simulate(config, user_objects())
     found: dict[str, Tensor] = torch.load(Path(config.out) / schema.WEIGHTS, weights_only=True)["theta"]
     return found
 
@@ -96,7 +96,7 @@ def test_a_head_that_no_batch_uses_stays_and_replay_agrees(way: dict[str, Any], 
     first = trained(made(tmp_path / "first", alpha0=1e-30, optimizer={"name": "sgd"}))
     for name, value in ours.items():
         assert torch.equal(value, first[name]) == (name in NEVER), name
-    assert replay.replay(tmp_path / "run", brought()).holds
+    assert replay.replay(tmp_path / "run", user_objects()).holds
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_it_is_refused_where_shards_cannot_be_told(way: dict[str, Any], tmp_path
 
     config = made(tmp_path / "run", **{"virtual": {"learners": 2}, **way})
     with pytest.raises(ConfigError, match=r"gave no gradient to .*unused.weight"):
-        simulate(config, Brought(model=piped, data=vectors, loss=None, step=None))
+        simulate(config, UserObjects(model=piped, data=vectors, loss=None, step=None))
     config = made(tmp_path / "plain", **{"virtual": {"learners": 2}, "optimizer": {"name": "sgd"}, **way})
-    simulate(config, Brought(model=piped, data=vectors, loss=None, step=None))
+    simulate(config, UserObjects(model=piped, data=vectors, loss=None, step=None))
 
 
 class HalfUsed(nn.Module):

@@ -23,7 +23,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors import chunks
-from mpisgd.vectors.inflow import WINDOW, Inflow, Stream
+from mpisgd.vectors.chunked_receive import WINDOW, ChunkedReceive, Stream
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
@@ -126,14 +126,14 @@ def gradients(count: int, size: int) -> list[np.ndarray]:
 
 
 def test_a_shard_has_a_few_chunks_of_each_gradient(small_chunks: None) -> None:
-    inflow = Inflow(95, lambda size: np.zeros(size, np.float32))
+    chunked_receive = ChunkedReceive(95, lambda size: np.zeros(size, np.float32))
     streams = [Given(each) for each in gradients(3, 95)]
     for stream in streams:
-        inflow.begin(stream)
-        inflow.include()
+        chunked_receive.begin(stream)
+        chunked_receive.include()
         assert stream.asked == WINDOW
-    for number, piece in enumerate(inflow.pieces):
-        found = [each.copy() for each in inflow.chunk()]
+    for number, piece in enumerate(chunked_receive.pieces):
+        found = [each.copy() for each in chunked_receive.chunk()]
         for each, expected in zip(found, gradients(3, 95), strict=True):
             np.testing.assert_array_equal(each, expected[piece])
         assert [stream.asked for stream in streams] == [min(6, number + 1 + WINDOW)] * 3
@@ -142,30 +142,32 @@ def test_a_shard_has_a_few_chunks_of_each_gradient(small_chunks: None) -> None:
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_parked_gradient_waits_for_its_turn(landed: bool, small_chunks: None) -> None:
     """Where its sender can wait no longer it is received whole."""
-    inflow, (first, second) = Inflow(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
+    chunked_receive, (first, second) = ChunkedReceive(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
     early, late = Given(second), Given(first)
-    incoming = inflow.begin(early)
-    inflow.park(1)
+    incoming = chunked_receive.begin(early)
+    chunked_receive.park(1)
     if landed:
-        inflow.land(incoming)
+        chunked_receive.land(incoming)
         assert early.left == 0
-    inflow.begin(late)
-    inflow.include()
-    inflow.unpark(1)
-    inflow.include()
-    summed = np.concatenate([sum(each.copy() for each in inflow.chunk()) for _ in inflow.pieces])
+    chunked_receive.begin(late)
+    chunked_receive.include()
+    chunked_receive.unpark(1)
+    chunked_receive.include()
+    summed = np.concatenate([sum(each.copy() for each in chunked_receive.chunk()) for _ in chunked_receive.pieces])
     np.testing.assert_array_equal(summed, first + second)
 
 
 def test_what_nobody_wants_is_received_for_nothing(small_chunks: None) -> None:
-    inflow, (unwanted, wanted) = Inflow(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
+    chunked_receive, (unwanted, wanted) = ChunkedReceive(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
     stream = Given(unwanted)
-    inflow.begin(stream)
+    chunked_receive.begin(stream)
     assert stream.left > 0
-    inflow.begin(Given(wanted))
+    chunked_receive.begin(Given(wanted))
     assert stream.left == 0, "its sender waits for no one"
-    inflow.include()
-    np.testing.assert_array_equal(np.concatenate([each.copy() for _ in inflow.pieces for each in inflow.chunk()]), wanted)
+    chunked_receive.include()
+    np.testing.assert_array_equal(
+        np.concatenate([each.copy() for _ in chunked_receive.pieces for each in chunked_receive.chunk()]), wanted
+    )
 
 
 @pytest.mark.parametrize("asked", ["step", "chunks"])

@@ -20,7 +20,7 @@ from mpisgd import replay
 from mpisgd.base.errors import DataError
 from mpisgd.config import Config
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from tests.effort import examples
 from tests.virtual.jobs import TENSORS, simulated
 
@@ -52,7 +52,7 @@ class Stream(IterableDataset[Any]):
             yield self.inputs[at] + self.noise * drawn, self.targets[at]
 
 
-BROUGHT = Brought(data=lambda: (Stream(60), Stream(20, noise=0)))
+BROUGHT = UserObjects(data=lambda: (Stream(60), Stream(20, noise=0)))
 
 
 @pytest.mark.slow
@@ -73,11 +73,11 @@ def test_random_schedules_on_streams_are_replayed(protocol: dict[str, Any], lear
 
 def test_hardsync_is_a_plain_loop_over_what_workers_would_read(tmp_path: Path) -> None:
     """Two learners are two workers; the mean of their gradients is that of both batches in one."""
-    brought = Brought(model=lambda: nn.Linear(6, 3), data=lambda: (Stream(48, noise=0), None))
-    simulated(tmp_path / "run", STREAM, brought, virtual={"learners": 2}, epochs=2, protocol="hardsync", alpha0=0.1)
+    user_objects = UserObjects(model=lambda: nn.Linear(6, 3), data=lambda: (Stream(48, noise=0), None))
+    simulated(tmp_path / "run", STREAM, user_objects, virtual={"learners": 2}, epochs=2, protocol="hardsync", alpha0=0.1)
     with_mpisgd = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)["theta"]
     stream = Stream(48, noise=0)
-    model = parts.build_model(Config(), parts.Meta(48, 0, (6,), 3), brought).module
+    model = parts.build_model(Config(), parts.Meta(48, 0, (6,), 3), user_objects).module
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=Config().optimizer.momentum)  # type: ignore[union-attr]
     for update in range(2 * 48 // 8):
         places = [(4 * update + place) % 24 * 2 + learner_id for learner_id in (0, 1) for place in range(4)]
@@ -98,18 +98,18 @@ class Changed(Stream):
 
 def test_a_stream_that_gives_others_is_found_out(tmp_path: Path) -> None:
     simulated(tmp_path / "run", STREAM, BROUGHT, epochs=1, protocol={"name": "softsync", "n": 2})
-    proof = replay.replay(tmp_path / "run", Brought(data=lambda: (Changed(60), Stream(20, noise=0))))
+    proof = replay.replay(tmp_path / "run", UserObjects(data=lambda: (Changed(60), Stream(20, noise=0))))
     assert "loss" in proof.reason
     assert any("does that give learners the same samples again?" in note for note in proof.notes)
     assert proof.gradients > 4, "the first mini-batches were the same"
 
 
 def test_batch_norm_is_measured_and_the_training_loss_on_the_first_samples(tmp_path: Path) -> None:
-    brought = Brought(model=lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), data=BROUGHT.data)
-    run = simulated(tmp_path / "run", STREAM, brought, epochs=1, evaluation={"train": True, "batch": 16})
+    user_objects = UserObjects(model=lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), data=BROUGHT.data)
+    run = simulated(tmp_path / "run", STREAM, user_objects, epochs=1, evaluation={"train": True, "batch": 16})
     assert np.isfinite(run.evaluations["loss"]).all()
     assert set(run.evaluations["train"]) == {0, 1}
-    assert replay.replay(tmp_path / "run", brought).reason == ""
+    assert replay.replay(tmp_path / "run", user_objects).reason == ""
 
 
 def test_a_learner_without_samples_ends_the_job(tmp_path: Path) -> None:
@@ -119,4 +119,4 @@ def test_a_learner_without_samples_ends_the_job(tmp_path: Path) -> None:
             return iter(()) if worker is not None and worker.id == 3 else super().__iter__()
 
     with pytest.raises(DataError, match="the stream Short gives nothing to learner 3 of 4"):
-        simulated(tmp_path / "run", STREAM, Brought(data=lambda: (Short(60), None)), epochs=1)
+        simulated(tmp_path / "run", STREAM, UserObjects(data=lambda: (Short(60), None)), epochs=1)

@@ -34,7 +34,7 @@ def test_it_has_the_bits_of_the_loop(name: str, tmp_path: Path, monkeypatch: pyt
     idiom: Idiom = ZOO[name]
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config)
-    simulate(config, idiom.brought)
+    simulate(config, idiom.user_objects)
     state = {key.removeprefix("optimizer."): value for key, value in made[0].state().items()}
     missed = state.get("missed", 0.0)
     for key, value in loop.optimizer.items():
@@ -55,7 +55,7 @@ def test_two_learners_have_the_bits_of_the_loop_over_their_mean_gradient(name: s
     idiom = Idiom(**{**vars(ZOO[name]), "config": {**ZOO[name].config, "virtual": {"learners": 2}}})
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config, learners=2)
-    simulate(config, idiom.brought)
+    simulate(config, idiom.user_objects)
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert [key for key, value in loop.state.items() if not same(ours[key], value)] == []
 
@@ -64,14 +64,14 @@ def test_two_learners_have_the_bits_of_the_loop_over_their_mean_gradient(name: s
 def test_it_is_refused_by_name(name: str, tmp_path: Path) -> None:
     idiom = ZOO[name]
     with pytest.raises(MpisgdError, match=re.escape(idiom.refused)):
-        simulate(idiom.made(tmp_path / "run"), idiom.brought)
+        simulate(idiom.made(tmp_path / "run"), idiom.user_objects)
 
 
 def test_nested_targets_are_not_batched(tmp_path: Path) -> None:
     """torch.func.vmap is given tensors."""
     idiom = Idiom(**{**vars(ZOO["targets in a tuple"]), "config": {"virtual": {"learners": 2, "batched": True}}})
     with pytest.raises(MpisgdError, match=r"virtual\.batched = True: expected False beside .* no pairs of tensors"):
-        simulate(idiom.made(tmp_path / "run"), idiom.brought)
+        simulate(idiom.made(tmp_path / "run"), idiom.user_objects)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_a_gradient_that_a_hook_replaces_is_the_one_that_leaves(way: dict[str, A
     idiom = Idiom(**{**vars(ZOO["a hook after a gradient"]), "config": way})
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config)
-    simulate(config, idiom.brought)
+    simulate(config, idiom.user_objects)
     ours = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert [key for key, value in loop.state.items() if not same(ours[key], value)] == []

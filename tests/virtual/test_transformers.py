@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from tests.virtual.jobs import TENSORS, simulated
 
 transformers: Any = pytest.importorskip("transformers")
@@ -45,10 +45,10 @@ def step(model: nn.Module, batch: Any) -> Any:
 
 @pytest.mark.parametrize("model", [gpt2, bert])
 def test_a_model_learns_and_its_log_is_a_proof(model: Any, tmp_path: Path) -> None:
-    brought = Brought(model=model, data=(Texts(), Texts()), step=step)
+    user_objects = UserObjects(model=model, data=(Texts(), Texts()), step=step)
     changes: dict[str, Any] = {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "alpha0": 0.1, "epochs": 4}
-    run = simulated(tmp_path / "run", TENSORS, brought, **changes)
+    run = simulated(tmp_path / "run", TENSORS, user_objects, **changes)
     losses = run.evaluations["loss"]
     assert losses[-1] < losses[0]
-    assert replay.check(tmp_path / "run", brought) == ""
+    assert replay.check(tmp_path / "run", user_objects) == ""
     model().load_state_dict(torch.load(tmp_path / "run" / "weights.pt", weights_only=True)["theta"])

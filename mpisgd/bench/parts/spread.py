@@ -18,6 +18,6 @@ def over(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-def told(value: Spread, digits: int = 2, factor: float = 1.0) -> str:
+def show(value: Spread, digits: int = 2, factor: float = 1.0) -> str:
     middle, low, high = (value[key] * factor for key in ("median", "min", "max"))
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

@@ -9,7 +9,7 @@ from typing import Literal
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.transfers import BODY_S, Coming, name_of_tag
+from mpisgd.comm.mpi.transfers import BODY_S, IncomingBodies, name_of_tag
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 
 
@@ -62,7 +62,7 @@ class Arrivals:
         return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
 
     def beside(
-        self, patterns: tuple[Pattern, ...], coming: Sequence[Coming], over: Callable[[], bool]
+        self, patterns: tuple[Pattern, ...], coming: Sequence[IncomingBodies], over: Callable[[], bool]
     ) -> tuple[int, int, int, MPI.Message] | None:
         """Probe as `until`, and receive `coming` bodies once MPI has seen them.
 
@@ -89,7 +89,7 @@ class Arrivals:
                 body.miss(tag)
             return probed
 
-    def _begin_awaited(self, coming: Sequence[Coming]) -> None:
+    def _begin_awaited(self, coming: Sequence[IncomingBodies]) -> None:
         """Begin to receive arrived bodies, whatever `take` looks for."""
         status, looked = self._status, set[int]()
         for each in coming:

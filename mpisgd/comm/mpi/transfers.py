@@ -88,7 +88,7 @@ class Sending(Transfer):
         return f"waits for {name(self.dest)} to take {Tag(self.tag).name}"
 
 
-class Coming:
+class IncomingBodies:
     """Bodies received beside other messages, each once MPI has seen it (`begin`)."""
 
     __slots__ = ("_error", "_requests", "_rooms", "source", "tag", "until_s")
@@ -132,7 +132,7 @@ class Coming:
             raise self._error or PeerError(why, self.source)
 
 
-class Opened:
+class OpenMessage:
     def __init__(self, sending: Sending, add: Callable[[Sending, Any], None]) -> None:
         self._sending = sending
         self._add = add

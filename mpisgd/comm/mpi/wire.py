@@ -25,9 +25,9 @@ from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
+from mpisgd.comm.mpi.collectives import Node, Team
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import BODY_S, Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import BODY_S, IncomingBodies, OpenMessage, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
@@ -92,8 +92,8 @@ class Wire:
         """
         return self._outbox.copy(body) if self._outbox is not None and isinstance(body, np.ndarray) else body
 
-    def open(self, dest: int, tag: int, fields: Fields) -> Opened:
-        return Opened(self.start(dest, tag, fields), self._add)
+    def open(self, dest: int, tag: int, fields: Fields) -> OpenMessage:
+        return OpenMessage(self.start(dest, tag, fields), self._add)
 
     def _add(self, opened: Sending, body: np.ndarray) -> None:
         tag = LAYOUTS[opened.tag].body
@@ -106,7 +106,7 @@ class Wire:
         """Post receives of exactly these sizes; bodies alone are posted by `take`."""
         layout = LAYOUTS.get(tag)
         if layout is None:
-            return Coming(source, tag, bodies)
+            return IncomingBodies(source, tag, bodies)
         buffer = bytearray(layout.nbytes)
         receive = self._comm.Irecv
         requests, rooms = [receive(buffer, source, tag)], []

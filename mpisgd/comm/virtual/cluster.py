@@ -32,7 +32,7 @@ class Event(ABC):
         """Happen now; return a rank that must go on at this very nanosecond, or None."""
 
 
-class Awaited(ABC):
+class Waitable(ABC):
     __slots__ = ()
 
     @abstractmethod
@@ -52,7 +52,7 @@ class VirtualRank(Event, Clock):
         self.order = rank << _ORDER_BITS
         self.now = 0
         self.switch: Callable[[], object]
-        self.waiting: Awaited | None = None
+        self.waiting: Waitable | None = None
         self.dead = False
 
     def happen(self, now_ns: int) -> VirtualRank | None:
@@ -139,7 +139,7 @@ class Cluster:
         """Return whether nothing else can happen before `time_ns`, in time and order."""
         return not self.ready and time_ns < self.heap[0][0]
 
-    def block(self, rank: VirtualRank, waiting: Awaited | None) -> None:
+    def block(self, rank: VirtualRank, waiting: Waitable | None) -> None:
         """Let others run until the running rank can go on. Raises DeadlockError: none can."""
         rank.waiting, ready = waiting, self.ready
         following = ready.pop() if ready else None
@@ -185,7 +185,7 @@ class _Nothing(Event):
         raise DeadlockError(self._cluster.who_waits())
 
 
-class Meeting(Awaited):
+class Meeting(Waitable):
     def __init__(self, cluster: Cluster, ranks: Sequence[int]) -> None:
         self._cluster = cluster
         self._ranks = ranks

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Awaited, Event, VirtualRank
+from mpisgd.comm.virtual.cluster import Event, VirtualRank, Waitable
 
 if TYPE_CHECKING:
     from mpisgd.comm.virtual.wire import Sending, VirtualWire
 
 
-class Receiving(Awaited):
+class Receiving(Waitable):
     __slots__ = ("begun", "bodies", "end", "fields", "posted", "source", "tag", "wire")
 
     def __init__(self, wire: VirtualWire, source: int, tag: int, bodies: tuple[Any, ...]) -> None:
@@ -53,7 +53,7 @@ class Alarm(Event):
         return self._rank
 
 
-class Coming(Awaited):
+class IncomingBodies(Waitable):
     """A body received beside other messages; whole at nanosecond `end`, -1 = not yet known."""
 
     __slots__ = ("_wire", "checked", "end", "source")
@@ -64,7 +64,7 @@ class Coming(Awaited):
         self.end = -1
         self.checked = False
 
-    def __lt__(self, other: Coming) -> bool:
+    def __lt__(self, other: IncomingBodies) -> bool:
         return self.end < other.end
 
     def is_whole(self) -> bool:
@@ -77,7 +77,7 @@ class Coming(Awaited):
         self.checked = True
 
 
-class Opened:
+class OpenMessage:
     __slots__ = ("_bodies", "_dest", "_fields", "_tag", "_wire")
 
     def __init__(self, wire: VirtualWire, dest: int, tag: int, fields: Fields) -> None:

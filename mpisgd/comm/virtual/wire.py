@@ -15,11 +15,11 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.presence import Presence
-from mpisgd.comm.virtual.cluster import NEVER, Awaited, Cluster, Event, Meeting, VirtualRank
+from mpisgd.comm.virtual.cluster import NEVER, Cluster, Event, Meeting, VirtualRank, Waitable
+from mpisgd.comm.virtual.collectives import Memory, VirtualNode, VirtualTeam
+from mpisgd.comm.virtual.fair_links import FairLinks
 from mpisgd.comm.virtual.network import Network
-from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
-from mpisgd.comm.virtual.transfers import Alarm, Beginning, Coming, Opened, Receiving
-from mpisgd.comm.virtual.turns import Turns
+from mpisgd.comm.virtual.transfers import Alarm, Beginning, IncomingBodies, OpenMessage, Receiving
 from mpisgd.vectors.memory import SizedVector, copy_into
 
 _ANYTHING = (None, None)
@@ -27,7 +27,7 @@ _ALL = Presence()
 """No rank hangs or dies here."""
 
 
-class Sending(Event, Awaited):
+class Sending(Event, Waitable):
     """A message under way. As an event, it arrives."""
 
     __slots__ = ("arrival", "bodies", "dest", "end", "fields", "source", "tag")
@@ -92,7 +92,7 @@ class Signal(Event):
         return Sending(wire, wire, Tag.INTERRUPT, (self.number,), (), now_ns).happen(now_ns)
 
 
-class VirtualWire(VirtualRank, Awaited, Communicator):
+class VirtualWire(VirtualRank, Waitable, Communicator):
     __slots__ = (
         "_alarm",
         "_arrived",
@@ -127,7 +127,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = defaultdict(deque)
         self._waiting = 0
-        self._coming: list[Coming] = []
+        self._coming: list[IncomingBodies] = []
         """Heap of bodies with known end, first whole first; may hold checked ones."""
         self._posted: list[Receiving] = []
         """A handful: a search is faster than keys."""
@@ -139,7 +139,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self.presence = _ALL
         self.signal = 0
         self.deaf = False
-        self._turns = Turns(self, self._has_crossed) if network.turn_nbytes else None
+        self._turns = FairLinks(self, self._has_crossed) if network.turn_nbytes else None
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -178,7 +178,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def open(self, dest: int, tag: int, fields: Fields) -> Any:
         """Open a message; its bodies, made in no virtual time, leave at `close`."""
-        return Opened(self, dest, tag, fields)
+        return OpenMessage(self, dest, tag, fields)
 
     def finish(self, transfer: Any) -> bool:
         while transfer.end < 0:  # again, if woken for the header
@@ -192,7 +192,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         if tag in LAYOUTS:
             return self._post(source, tag, bodies)
-        coming = Coming(self, self._taken.source.rank)
+        coming = IncomingBodies(self, self._taken.source.rank)
         coming.end = self._begin_taken(bodies, coming)
         if coming.end >= 0:
             heappush(self._coming, coming)
@@ -287,7 +287,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self.now = self._begin_taken(bodies)
         return True
 
-    def _begin_taken(self, bodies: tuple[Any, ...], coming: Coming | None = None) -> int:
+    def _begin_taken(self, bodies: tuple[Any, ...], coming: IncomingBodies | None = None) -> int:
         """Begin the last message's bodies; return when all is there, -1 = not yet known."""
         if self._ready or self.now >= self._heap[0][0]:
             self.cluster.until_first(self)
@@ -354,23 +354,23 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if end_ns >= 0:
             self._ends(message, receiving, end_ns)
 
-    def _ends(self, message: Sending, incoming: Receiving | Coming, end_ns: int) -> None:
+    def _ends(self, message: Sending, incoming: Receiving | IncomingBodies, end_ns: int) -> None:
         message.end = incoming.end = end_ns
         if message.source.waiting is message:
             self._ready.append(message.source)
         if self.waiting is incoming:
             self._ready.append(self)
 
-    def _has_crossed(self, message: Sending, incoming: Receiving | Coming, now_ns: int) -> VirtualRank | None:
+    def _has_crossed(self, message: Sending, incoming: Receiving | IncomingBodies, now_ns: int) -> VirtualRank | None:
         """End a transfer; return this rank if its `take` waits for a whole body."""
         waits_for_it = self.waiting is incoming
         self._ends(message, incoming, now_ns)
-        if waits_for_it or type(incoming) is not Coming:
+        if waits_for_it or type(incoming) is not IncomingBodies:
             return None
         heappush(self._coming, incoming)
         return None if self._alarm is None else self._alarm.happen(now_ns)
 
-    def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int, incoming: Receiving | Coming | None) -> int:
+    def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int, incoming: Receiving | IncomingBodies | None) -> int:
         """Let a message cross; return when all is there, -1 = in turns, told to `incoming`. Raises PeerError: no room."""
         nbytes, rank = 0, message.source.rank
         for sent, received in zip(message.bodies, bodies):  # noqa: B905 - memory may be left over

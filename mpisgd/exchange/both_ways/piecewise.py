@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpisgd.comm import pieces
-from mpisgd.comm.communicator import Buffer, Opened, is_far
+from mpisgd.comm.communicator import Buffer, OpenMessage, is_far
 from mpisgd.comm.messages import Fields, Push
 from mpisgd.exchange.gathering import GatheringShardChannel
 from mpisgd.exchange.roles import Roles
@@ -25,8 +25,8 @@ def fits(roles: Roles) -> bool:
     return len(roles.learner_ranks) <= MOST_KEPT * len(roles.shard_ranks)
 
 
-class _InPieces(Opened):
-    def __init__(self, opened: Opened) -> None:
+class _InPieces(OpenMessage):
+    def __init__(self, opened: OpenMessage) -> None:
         self._opened = opened
 
     def add(self, body: Any) -> None:
@@ -64,7 +64,7 @@ class PiecewiseShardChannel(ShardChannel):
         self.add_chunk(weights)
         self.close_answers()
 
-    def _open(self, rank: int, fields: Fields) -> Opened:
+    def _open(self, rank: int, fields: Fields) -> OpenMessage:
         opened = super()._open(rank, fields)
         return _InPieces(opened) if self._is_cut(rank) else opened
 

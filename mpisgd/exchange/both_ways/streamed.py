@@ -2,7 +2,7 @@
 
                  learner                                    shard
     pull         posts ANSWER and its PARTs; PULL      ->   keeps the request
-    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/inflow.py`)
+    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/chunked_receive.py`)
                                                             after all wanted headers, chunk by chunk:
                  <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
@@ -26,8 +26,8 @@ from mpisgd.exchange.channel import Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.rules.portions import NO_PORTION
+from mpisgd.vectors.chunked_receive import ChunkedReceive, Incoming, Stream
 from mpisgd.vectors.chunks import cuts
-from mpisgd.vectors.inflow import Incoming, Inflow, Stream
 from mpisgd.vectors.skipped import within
 
 
@@ -95,7 +95,7 @@ class _Parts(Stream):
 
 
 class StreamedShardChannel(ShardChannel):
-    """A shard's end; gradients are received into an `Inflow`.
+    """A shard's end; gradients are received into an `ChunkedReceive`.
 
     `rounded`: weights travel as bfloat16, thus whole.
     """
@@ -104,7 +104,7 @@ class StreamedShardChannel(ShardChannel):
         super().__init__(wire, roles, shard)
         self._rounded = rounded
         self._anybody = _HEADERS
-        self._incoming: dict[int, tuple[Inflow, Incoming]] = {}
+        self._incoming: dict[int, tuple[ChunkedReceive, Incoming]] = {}
         self._stopped = set[int]()
 
     def _take_body(self, push: Push, gradient: Any) -> bool:
@@ -164,8 +164,8 @@ class StreamedShardChannel(ShardChannel):
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         self._stopped.add(learner_id)
         if learner_id in self._incoming:
-            inflow, incoming = self._incoming.pop(learner_id)
-            inflow.land(incoming)
+            chunked_receive, incoming = self._incoming.pop(learner_id)
+            chunked_receive.land(incoming)
         if self._rounded:
             super().stop(learner_id, clock, ending)
             return

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mpisgd.job.roles import batch, sgd
-from mpisgd.job.roles.base import Built
-from mpisgd.job.roles.sgd import BuiltShard
+from mpisgd.job.roles.base import RankRole
+from mpisgd.job.roles.sgd import ShardRole
 from mpisgd.job.world import Setup, World
 
-__all__ = ["Built", "BuiltShard", "build"]
+__all__ = ["RankRole", "ShardRole", "build"]
 
 
-def build(setup: Setup, world: World, rank: int) -> Built:
+def build(setup: Setup, world: World, rank: int) -> RankRole:
     """Build a rank's role. Before the clock starts, only ranks of a node talk, to share memory."""
     kinds = batch.KINDS if setup.config.protocol.batch else sgd.KINDS
     return kinds[setup.roles.of(rank)](setup, world, rank)

@@ -27,7 +27,7 @@ from mpisgd.vectors.computing import Keeps, Travels
 from mpisgd.vectors.kept_state import is_stateful
 
 
-class Built:
+class RankRole:
     """A rank's role: `train`, `end` and `close` after the clock's start; `leave` once all ranks have met.
 
     Attributes:
@@ -123,9 +123,9 @@ class Built:
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
             rows = rows_evaluated(setup.path, before)
-            hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
+            on_evaluation = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
             progress = "off" if follows else self.world.progress
-            self.world.tensors.evaluate(channel, log, (first, rows), progress, hearers, of_piece)
+            self.world.tensors.evaluate(channel, log, (first, rows), progress, on_evaluation, of_piece)
         log.close()
 
     def _open_coordinators(self) -> TableFile:

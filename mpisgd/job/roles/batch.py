@@ -15,8 +15,8 @@ from mpisgd.exchange.channel import Slices
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
-from mpisgd.job.roles.base import Built
-from mpisgd.job.roles.sgd import BuiltEvaluator
+from mpisgd.job.roles.base import RankRole
+from mpisgd.job.roles.sgd import EvaluatorRole
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
@@ -27,7 +27,6 @@ from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
-from mpisgd.sandblaster.attendance import Attendance
 from mpisgd.sandblaster.channels import (
     BatchLearnerChannel,
     BatchShardChannel,
@@ -38,6 +37,7 @@ from mpisgd.sandblaster.channels import (
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
+from mpisgd.sandblaster.membership import Membership
 from mpisgd.sandblaster.noted import Noted
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
@@ -53,7 +53,7 @@ def tensors_of(world: World) -> Tensors:
     return world.tensors
 
 
-class BuiltCoordinator(Built):
+class CoordinatorRole(RankRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         config, options, sampling = setup.config, options_of(setup), cast(PortionSampling, tensors_of(world).sampling)
@@ -88,7 +88,7 @@ class BuiltCoordinator(Built):
             options,
             setup.bounds[-1][1],
             log.iteration,
-            told=self._tell,
+            on_iteration=self._tell,
             warn=warn,
             saves=saves if world.saves else None,
             begun=begun,
@@ -119,7 +119,7 @@ class BuiltCoordinator(Built):
         return f"at clock {self._evaluations.clock} waits for learners"
 
 
-class BuiltBatchShard(Built):
+class BatchShardRole(RankRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         bounds = setup.bounds[self.index]
@@ -129,7 +129,7 @@ class BuiltBatchShard(Built):
         self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, rows)
         progress = Progress("off", 0.0, 0.0)  # the coordinator tells people
         if self.index == 0 and (told := world.callbacks.on_update) is not None:
-            progress.hear = UpdateTeller(told)
+            progress.on_update = UpdateTeller(told)
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
         tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
@@ -140,7 +140,7 @@ class BuiltBatchShard(Built):
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
         if tolerant is not None:
             name = f"shard {self.index} on {setup.hosts[rank]}"
-            Attendance(self.server, tolerant, setup.config.faults.patience_s, name)
+            Membership(self.server, tolerant, setup.config.faults.patience_s, name)
 
     def train(self) -> None:
         self.server.serve(lambda: self._evaluate(self.server))
@@ -164,7 +164,7 @@ class BuiltBatchShard(Built):
         return f"at clock {self.server.rules.clock} waits for the coordinator (rank {rank} on {self.setup.hosts[rank]}) or learners"
 
 
-class BuiltBatchLearner(Built):
+class BatchLearnerRole(RankRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         self._gradient = self._gradient_of()
@@ -195,9 +195,9 @@ class BuiltBatchLearner(Built):
         return self._channel.newest_clock
 
 
-KINDS: dict[Role, Callable[[Setup, World, int], Built]] = {
-    Role.COORDINATOR: BuiltCoordinator,
-    Role.SHARD: BuiltBatchShard,
-    Role.LEARNER: BuiltBatchLearner,
-    Role.EVALUATOR: BuiltEvaluator,
+KINDS: dict[Role, Callable[[Setup, World, int], RankRole]] = {
+    Role.COORDINATOR: CoordinatorRole,
+    Role.SHARD: BatchShardRole,
+    Role.LEARNER: BatchLearnerRole,
+    Role.EVALUATOR: EvaluatorRole,
 }

@@ -18,10 +18,10 @@ from mpisgd.base import durable
 from mpisgd.base.storage import writing
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.messages import LAYOUTS, Tag
-from mpisgd.evaluator import Evaluator, Hearer, WeightsInParts
+from mpisgd.evaluator import Evaluator, OnEvaluation, WeightsInParts
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
-from mpisgd.job.roles.base import Built
+from mpisgd.job.roles.base import RankRole
 from mpisgd.models.partition import Partition
 from mpisgd.pipeline.links import WireLinks
 from mpisgd.pipeline.partitioned import joined, links_of
@@ -48,11 +48,11 @@ class PieceEvaluator(Evaluator):
         self._group = group
         self._links = links
 
-    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
-        """Evaluate; `first` is piece 0's, and hearers get no weights."""
+    def evaluate_all(self, weights_file: Path, first: int = 0, on_evaluation: Sequence[OnEvaluation] = ()) -> None:
+        """Evaluate; `first` is piece 0's, and callbacks get no weights."""
         (first, *_), *_ = self._say(first)
         with joined(self._model.module, self._partition, self._links):
-            super().evaluate_all(weights_file, first, hearers)
+            super().evaluate_all(weights_file, first, on_evaluation)
 
     def _say(self, *words: int) -> list[tuple[Any, ...]]:
         return self._group.tell(Tag.AGREE, (*words, *([0] * (_WORDS - len(words)))))
@@ -108,13 +108,13 @@ class PieceEvaluator(Evaluator):
         return taken
 
 
-def of_piece(built: Built, group: Group) -> Callable[..., Evaluator]:
-    tensors, rank, roles = built.world.tensors, built.rank, built.setup.roles
+def of_piece(role: RankRole, group: Group) -> Callable[..., Evaluator]:
+    tensors, rank, roles = role.world.tensors, role.rank, role.setup.roles
     assert tensors is not None
     return functools.partial(
         PieceEvaluator,
         whole=tensors.model.module,
         partition=tensors.partition(roles.stage(rank)),
         group=group,
-        links=links_of(built.wire, roles.groups[built.index]),
+        links=links_of(role.wire, roles.groups[role.index]),
     )

@@ -20,7 +20,7 @@ from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles import agreement, evaluating
-from mpisgd.job.roles.base import Built
+from mpisgd.job.roles.base import RankRole
 from mpisgd.job.roles.channels import learner_channel, shard_channel, slices_of
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
@@ -39,7 +39,7 @@ from mpisgd.update.groups import within
 from mpisgd.vectors.computing import Computes, Updates
 
 
-class BuiltShard(Built):
+class ShardRole(RankRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
@@ -87,7 +87,7 @@ class BuiltShard(Built):
         self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         if shard == 0 and (told := world.callbacks.on_update) is not None:
-            progress.hear = UpdateTeller(told)
+            progress.on_update = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # its own: it keeps state of this shard
         log, samples = ShardLog(self._file, shard, duplex=config.both_ways), setup.meta.train_samples
         portions = parts.portions_of(config, samples, lambda_, shard)
@@ -112,11 +112,11 @@ class BuiltShard(Built):
         return server
 
 
-class BuiltBoth(BuiltShard):
+class LearnerShardRole(ShardRole):
     """A learner that doubles as a shard."""
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
-        Built.__init__(self, setup, world, rank)
+        RankRole.__init__(self, setup, world, rank)
         in_memory = setup.config.aggregation == "node"
         shared = world.shared(self.wire.node(setup.roles.learner_ranks)) if in_memory else None
         config, bounds, samples = setup.config, setup.bounds, setup.meta.train_samples
@@ -147,7 +147,7 @@ class BuiltBoth(BuiltShard):
         return ""
 
 
-class BuiltLearner(Built):
+class LearnerRole(RankRole):
     """A learner, alone, as leader of a team, or as a stage."""
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
@@ -207,7 +207,7 @@ class BuiltLearner(Built):
         return self._channel.newest_clock
 
 
-class BuiltMember(Built):
+class MemberRole(RankRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         self._member = self._join_team()
@@ -219,17 +219,17 @@ class BuiltMember(Built):
         self._member.disband()
 
 
-class BuiltEvaluator(Built):
+class EvaluatorRole(RankRole):
     def end(self) -> np.ndarray:
         self.expendable = self.setup.roles.tolerant
         self._evaluate()
         return account()
 
 
-KINDS: dict[Role, Callable[[Setup, World, int], Built]] = {
-    Role.SHARD: BuiltShard,
-    Role.BOTH: BuiltBoth,
-    Role.LEARNER: BuiltLearner,
-    Role.MEMBER: BuiltMember,
-    Role.EVALUATOR: BuiltEvaluator,
+KINDS: dict[Role, Callable[[Setup, World, int], RankRole]] = {
+    Role.SHARD: ShardRole,
+    Role.BOTH: LearnerShardRole,
+    Role.LEARNER: LearnerRole,
+    Role.MEMBER: MemberRole,
+    Role.EVALUATOR: EvaluatorRole,
 }

@@ -35,8 +35,8 @@ from mpisgd.job.finish import (
     outcome_of,
     refusals,
 )
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought
-from mpisgd.job.roles import Built, build
+from mpisgd.job.parts import NO_OBJECTS, UserObjects
+from mpisgd.job.roles import RankRole, build
 from mpisgd.job.run import partners
 from mpisgd.job.run.mpi_world import MpiWorld
 from mpisgd.job.run.partners import Partners
@@ -54,7 +54,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.loggers import Loggers
 
 
-def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT, resumed: bool = False) -> Outcome:
+def run(config: Config, comm: MPI.Intracomm, user_objects: UserObjects = NO_OBJECTS, resumed: bool = False) -> Outcome:
     """Run a rank of a job to its end; collective over `comm`.
 
     `resumed`: go on with the run in `config.out`, from its newest checkpoint.
@@ -73,7 +73,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         Heartbeat(comm, config.faults.patience_s, rank.way_on) as rank.heartbeat,
         kept(),
     ):
-        rank.agree(config, brought, resumed)
+        rank.agree(config, user_objects, resumed)
         try:
             return rank.run()
         except RankLost as error:
@@ -96,12 +96,12 @@ class Rank:
         self._join: Callable[[Sequence[int]], Group] | None = None
         """How a group that may lose ranks meets; None = as the wire's team."""
         self._partners: Partners | None = None
-        self.built: Built | None = None
+        self.role: RankRole | None = None
 
-    def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
-        own = agree(self.comm, lambda: given(config.callbacks, brought.callbacks))
-        agreed = agree_on(config, self.comm, brought, self.heartbeat, resumed=resumed)
-        self.claim = Claim(self.comm, agreed, brought, resumed)
+    def agree(self, config: Config, user_objects: UserObjects, resumed: bool) -> None:
+        own = agree(self.comm, lambda: given(config.callbacks, user_objects.callbacks))
+        agreed = agree_on(config, self.comm, user_objects, self.heartbeat, resumed=resumed)
+        self.claim = Claim(self.comm, agreed, user_objects, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
         self.setup = self.claim.setup
@@ -117,10 +117,10 @@ class Rank:
         return self.roles.describe(self.rank) if self._ready else "starting"
 
     def is_expendable(self) -> bool:
-        return self.built is not None and self.built.expendable
+        return self.role is not None and self.role.expendable
 
     def way_on(self) -> str:
-        clock = self.built.newest_clock() if self.built is not None else None
+        clock = self.role.newest_clock() if self.role is not None else None
         return way_on(self.path, clock, self._resuming, near=self._partners is not None) if self._ready else ""
 
     @property
@@ -134,7 +134,7 @@ class Rank:
             self.signals.listen(self._tell_the_terminal)
 
         def waits_for() -> str:
-            return wire.waiting.describe(self._name) or (self.built.waits_for() if self.built is not None else "")
+            return wire.waiting.describe(self._name) or (self.role.waits_for() if self.role is not None else "")
 
         quiet_s = self.setup.config.log.quiet_s
         self.signals.every_second = Watchdog(wire.waiting, quiet_s, self._name(self.rank), waits_for).look
@@ -148,21 +148,21 @@ class Rank:
         self._partners = self._keeps_near()
         world = MpiWorld(self.claim, wire, self._partners)
         world.callbacks, world.join = self.callbacks, self._join
-        self.built = built = build(self.setup, world, self.rank)
+        self.role = role = build(self.setup, world, self.rank)
         try:
             wire.clock.begin(wire.meet, self.setup.begins_s)
-            built.train()
+            role.train()
             world.close()
-            said = built.end()
+            said = role.end()
         finally:
-            built.close()
+            role.close()
             world.close()
         self.loggers.close()
         wire.meet()
         if self._partners is not None:
             self._partners.close()
-        built.leave()
-        built.expendable = False
+        role.leave()
+        role.expendable = False
         return self._end(wire, said)
 
     def _wire(self) -> Wire:

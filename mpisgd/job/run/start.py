@@ -18,12 +18,12 @@ from mpisgd.comm.mpi.node_processes import NodeProcesses
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import DataSet, check_workers
 from mpisgd.exchange.roles import Roles
-from mpisgd.job import naming, parts, placement, resume
-from mpisgd.job.parts import Brought, Meta
+from mpisgd.job import parts, placement, resume, user_code
+from mpisgd.job.parts import Meta, UserObjects
 from mpisgd.job.provenance import environment
 from mpisgd.job.resume import Resumption
-from mpisgd.job.run.alike import INITIAL, Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.job.run.partners import bring_home, near_of
+from mpisgd.job.run.same_inputs import INITIAL, Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.job.tensors import (
     Tensors,
     check_piece,
@@ -50,11 +50,11 @@ from mpisgd.vectors.flat import FlatModel
 
 
 def agree_on(
-    config: Config, comm: MPI.Intracomm, brought: Brought, heartbeat: Heartbeat, *, resumed: bool
+    config: Config, comm: MPI.Intracomm, user_objects: UserObjects, heartbeat: Heartbeat, *, resumed: bool
 ) -> tuple[Ranks, Setup, Tensors]:
     """Agree on the job; each rank makes its own parts. Raises AgreedError."""
     ranks = look_around(comm)
-    config = naming.as_brought(config, brought)
+    config = user_code.with_user_objects(config, user_objects)
     roles, protocol = agree(comm, lambda: place(config, ranks))
     ranks = _bind(config, comm, ranks, roles)
     _make_room(comm, ranks, roles)
@@ -65,20 +65,21 @@ def agree_on(
     torch.set_num_threads(config.threads or ranks.threads)
     learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
     computes = learns or roles.may_evaluate(ranks.rank)
-    data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
+    data: DataSet | None = agree(comm, lambda: _load_data(config, user_objects, computes))
     meta: Meta = comm.bcast(parts.meta_of(data, config) if data is not None and ranks.rank == first else None, root=first)
     if data is not None and ranks.rank == first and data.train.advice:
         speech.warn(data.train.advice)
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
-    loss = agree(comm, lambda: parts.load_loss(config, brought))
+    loss = agree(comm, lambda: parts.load_loss(config, user_objects))
     if balance.measures_stages(config):  # a single rank measures for all
         own = agree(
-            comm, lambda: stages_begin_at(config, meta, brought, data, loss) if data is not None and ranks.rank == first else ()
+            comm,
+            lambda: stages_begin_at(config, meta, user_objects, data, loss) if data is not None and ranks.rank == first else (),
         )
         config = balance.with_stages_at(config, comm.bcast(own, root=first))
     device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
     needed = pieces_needed_by(config, roles, ranks.rank)
-    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed, needed=needed))
+    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, user_objects, device, resumed=resumed, needed=needed))
     agree(comm, lambda: check_pieces(config, model.module))
     bounds = agree(comm, lambda: parts.bounds(config, model))
     sampling = agree(comm, lambda: parts.make_sampling(config, meta, roles.streams))
@@ -139,8 +140,8 @@ def place(config: Config, ranks: Ranks) -> tuple[Roles, Protocol]:
     return roles.made_tolerant() if tolerance.of(config) else roles, protocol
 
 
-def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | None:
-    return parts.load_data(config, brought) if computes else None
+def _load_data(config: Config, user_objects: UserObjects, computes: bool) -> DataSet | None:
+    return parts.load_data(config, user_objects) if computes else None
 
 
 def _group(comm: MPI.Intracomm, roles: Roles, rank: int) -> MPI.Intracomm | None:
@@ -198,10 +199,10 @@ class Claim:
         saved: this shard's tensors from the checkpoint.
     """
 
-    def __init__(self, comm: MPI.Intracomm, agreed: tuple[Ranks, Setup, Tensors], brought: Brought, resumed: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, agreed: tuple[Ranks, Setup, Tensors], user_objects: UserObjects, resumed: bool) -> None:
         self.ranks, self.setup, self.tensors = agreed
         self._comm = comm
-        self._brought = brought
+        self._brought = user_objects
         self._lock: Lock | None = None
         self._ushered = self.setup.roles.tolerant or len(set(self.ranks.hosts)) > 1
         """The end of the job must be brought to ranks and launchers that cannot hear of it."""

@@ -26,7 +26,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpisgd.base import contained, durable
+from mpisgd.base import durable, safe_read
 from mpisgd.base.errors import CheckpointError
 from mpisgd.records.log import schema
 
@@ -205,7 +205,7 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
         with h5py.File(io.BytesIO(content), "r") as file:
             arrays = {}
             for name in file:
-                data = contained.data_set(file, name)
+                data = safe_read.data_set(file, name)
                 if data.dtype != np.float32 or data.size * 4 > len(content):
                     raise CheckpointError(f"{path}: {name} is no data set of float32, or larger than its file")
                 arrays[name] = np.asarray(data[()], np.float32)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from mpisgd.base import contained
+from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import Rows, attempt_of, continued, read_file
@@ -64,7 +64,7 @@ def begins(path: Path) -> Begins:
     first = continued(path)[0].path
 
     def read(file: h5py.File, _: bool) -> Begins:
-        before = contained.attribute(file, "before")
+        before = safe_read.attribute(file, "before")
         if before is None:
             return Begins()
         parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
@@ -72,10 +72,10 @@ def begins(path: Path) -> Begins:
         if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
             raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
         return Begins(
-            int(contained.attribute(file, "continues_clock")),
-            int(contained.attribute(file, "begins_samples")),
-            float(contained.attribute(file, "begins_s")),
-            np.asarray(contained.attribute(file, "begins_seq"), np.int64).tolist(),
+            int(safe_read.attribute(file, "continues_clock")),
+            int(safe_read.attribute(file, "begins_samples")),
+            float(safe_read.attribute(file, "begins_s")),
+            np.asarray(safe_read.attribute(file, "begins_seq"), np.int64).tolist(),
             [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
         )
 

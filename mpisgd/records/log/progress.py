@@ -37,7 +37,7 @@ def terminal() -> TextIO | None:
     return sys.stdout if watched and sys.stdout.isatty() else None
 
 
-class Hearer(Protocol):
+class OnUpdate(Protocol):
     def __call__(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
         """Note an update."""
 
@@ -49,7 +49,7 @@ class Progress:
     """Progress of shard 0: epoch, loss, updates/s, mean staleness, time left; `every_s`: between plain lines."""
 
     def __init__(self, mode: Literal["auto", "bar", "plain", "off"], total_epochs: float, every_s: float) -> None:
-        self.hear: Hearer | None = None
+        self.on_update: OnUpdate | None = None
         stream = terminal()
         if mode == "auto":
             mode = "bar" if stream is not None else "plain"
@@ -71,8 +71,8 @@ class Progress:
         self._pushes += 1
 
     def update(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
-        if self.hear is not None:
-            self.hear(clock, epochs, loss, now_s)
+        if self.on_update is not None:
+            self.on_update(clock, epochs, loss, now_s)
         elapsed_s = now_s - self._told_s
         if self._mode == "off" or (elapsed_s < self._every_s and epochs < self._total):
             return
@@ -92,9 +92,9 @@ class Progress:
 
     def close(self) -> None:
         self._end_bar()
-        hear, self.hear = self.hear, None
-        if hear is not None:
-            hear.close()
+        on_update, self.on_update = self.on_update, None
+        if on_update is not None:
+            on_update.close()
 
     def _end_bar(self) -> None:
         bar, self._bar = self._bar, None

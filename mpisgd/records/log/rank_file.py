@@ -16,7 +16,7 @@ from typing import TypeVar
 import h5py
 import numpy as np
 
-from mpisgd.base import contained
+from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.schema import LogRows
@@ -57,7 +57,7 @@ class Rows:
             return
         open_ = was_left_open(self.path)
         with _open(self.path, open_) as file:
-            found = _Table(self.path, file, table, open_, partial(contained.whole, file))
+            found = _Table(self.path, file, table, open_, partial(safe_read.whole, file))
             left = self._count(table, found.committed)
             for rows in found.chunks():
                 yield rows[:left]
@@ -91,7 +91,7 @@ def _read_head(path: Path, file: h5py.File, open_: bool) -> _Head:
     whole = _reading(file, open_)
     for name in schema.tables_of(path):
         try:
-            data = contained.data_set(file, name)
+            data = safe_read.data_set(file, name)
             dtypes[name], committed[name] = data.dtype, _committed(whole, name, data)
         except _BROKEN as error:
             raise DataError(f"{path}: table {name} cannot be read: {error}") from error
@@ -112,7 +112,7 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     """Read the attempts that a file continues, with rows of each table."""
     tables = schema.tables_of(path)
     none = np.empty((0, 1 + len(tables)), np.int64)
-    found = read_file(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
+    found = read_file(path, "what it continues", lambda file, _: safe_read.attribute(file, "continues"))
     parts = none if found is None else np.asarray(found)
     if parts.ndim != 2 or parts.shape[1] != 1 + len(tables):
         raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(tables)})")
@@ -126,7 +126,7 @@ def appointed_of(path: Path) -> int:
     """Return 1 if shard 0 wrote this file in place of the evaluator, else 0."""
     if not path.is_file():
         return 0
-    found = read_file(path, "who wrote it", lambda file, _: contained.attribute(file, "appointed"))
+    found = read_file(path, "who wrote it", lambda file, _: safe_read.attribute(file, "appointed"))
     return 0 if found is None else int(found)
 
 
@@ -144,7 +144,7 @@ def _open(path: Path, open_: bool) -> h5py.File:
     except _BROKEN as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     try:
-        version, shard, attempt, room = (contained.attribute(file, name) for name in ("schema_version", "shard", "attempt", "room"))
+        version, shard, attempt, room = (safe_read.attribute(file, name) for name in ("schema_version", "shard", "attempt", "room"))
     except (DataError, *_BROKEN) as error:
         file.close()
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
@@ -205,13 +205,13 @@ def read_tables(path: Path, names: Sequence[str]) -> list[LogRows]:
 
 
 def _reading(file: h5py.File, open_: bool) -> Callable[[str], np.ndarray]:
-    """Return `contained.whole`, cached unless the file is being written."""
-    whole = partial(contained.whole, file)
+    """Return `safe_read.whole`, cached unless the file is being written."""
+    whole = partial(safe_read.whole, file)
     return whole if open_ else cache(whole)
 
 
 def _committed(whole: Callable[[str], np.ndarray], name: str, data: h5py.Dataset) -> int:
-    return contained.rows(data, int(whole("committed")[schema.place(name)]))
+    return safe_read.rows(data, int(whole("committed")[schema.place(name)]))
 
 
 class _Table:
@@ -226,7 +226,7 @@ class _Table:
     ) -> None:
         self._what = f"{path}: table {name}"
         try:
-            self._data = contained.data_set(file, name) if data is None else data
+            self._data = safe_read.data_set(file, name) if data is None else data
             self.dtype = self._data.dtype
             if not schema.fits(name, self.dtype):
                 raise DataError(f"{self._what} has another layout than this mpisgd writes")
@@ -248,7 +248,7 @@ class _Table:
         """Yield rows in pieces, as far as checksums go. Raises DataError if changed, at the latest after the last."""
         summing = self._summing
         try:
-            for start in range(0, contained.rows(self._data, summing.count), schema.STEP):
+            for start in range(0, safe_read.rows(self._data, summing.count), schema.STEP):
                 rows = np.asarray(self._data[start : min(start + schema.STEP, summing.count)])
                 summing.add(rows)
                 yield rows
@@ -263,7 +263,7 @@ def read_sums(path: Path) -> int:
     def read(file: h5py.File, _: bool) -> int:
         if not sums.has_sums(file):
             return 0
-        return zlib.crc32(contained.whole(file, "sums").tobytes() + contained.whole(file, "closing").tobytes())
+        return zlib.crc32(safe_read.whole(file, "sums").tobytes() + safe_read.whole(file, "closing").tobytes())
 
     return read_file(path, "the checksums", read)
 
@@ -271,6 +271,6 @@ def read_sums(path: Path) -> int:
 def read_summary(path: Path) -> np.ndarray:
     def read(file: h5py.File, _: bool) -> LogRows:
         sums.check_summary(f"{path}: the summary", file)
-        return contained.whole(file, "summary")
+        return safe_read.whole(file, "summary")
 
     return read_file(path, "the summary", read)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.base import contained
+from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.base.speech import check_visible
 from mpisgd.records.log import schema, sums
@@ -47,7 +47,7 @@ class Books:
 class Directory:
     """A run's directory besides the tables: config.toml, DONE, files of the last attempt.
 
-    Raises DataError if the directory is no run, or something leads out (`contained`).
+    Raises DataError if the directory is no run, or something leads out (`safe_read`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -55,7 +55,7 @@ class Directory:
         config = self.path / schema.CONFIG
         if not config.is_file():
             raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
-        contained.check_directory(self.path)
+        safe_read.check_directory(self.path)
         try:
             text = config.read_text(encoding="utf-8")
             sums.check_text(str(config), text)
@@ -82,7 +82,7 @@ class Directory:
 
     @property
     def lambda_(self) -> int:
-        return int(self.told(self.attempt).get("learners", self.config["environment"]["learners"]))
+        return int(self.entries_of(self.attempt).get("learners", self.config["environment"]["learners"]))
 
     @property
     def teams(self) -> list[list[int]]:
@@ -91,9 +91,9 @@ class Directory:
 
     @cached_property
     def shards(self) -> int:
-        return int(self.told(self.attempt).get("shards", self.config["shards"]))
+        return int(self.entries_of(self.attempt).get("shards", self.config["shards"]))
 
-    def told(self, attempt: int) -> dict[str, Any]:
+    def entries_of(self, attempt: int) -> dict[str, Any]:
         """Return config.toml's entries on an attempt, if any."""
         return self._attempts.get(attempt, {})
 
@@ -108,7 +108,7 @@ class Directory:
         whole = [
             at
             for at, paths in found.items()
-            if sum(path.name.startswith("shard-") for path in paths) == self.told(at).get("shards", own)
+            if sum(path.name.startswith("shard-") for path in paths) == self.entries_of(at).get("shards", own)
         ]
         self.attempt = max(whole, default=0)
         shards = sorted(path for path in found.get(self.attempt, []) if path.name.startswith("shard-"))
@@ -157,7 +157,7 @@ class Tables(Directory):
         while here.before:
             last = max(attempt for _, attempt, _ in here.before)
             before = begins(self.path / schema.shard_file(0, last))
-            learners = int(self.told(last).get("learners", self.lambda_))
+            learners = int(self.entries_of(last).get("learners", self.lambda_))
             found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
             here = before
         return found[::-1]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.base import contained
+from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import LogRows
@@ -41,7 +41,7 @@ class Summing:
     """Check of a file's table, while its rows are read in pieces. Raises DataError.
 
     Args:
-        whole: reads a data set by name (`contained.whole`).
+        whole: reads a data set by name (`safe_read.whole`).
         summed: the writer kept checksums; an earlier mpisgd did not.
         committed: rows written, by the file's own word.
 
@@ -93,10 +93,10 @@ def closing(answers: int, summary: np.ndarray) -> list[int]:
 def check_summary(what: str, file: Any) -> None:
     if not has_sums(file):
         return
-    closed, _, crc32 = _closing(what, contained.whole(file, "closing"))
+    closed, _, crc32 = _closing(what, safe_read.whole(file, "closing"))
     if not closed:  # its writer was killed, failed, or is about to close it
         return
-    if crc32 != closing(0, contained.whole(file, "summary"))[2]:
+    if crc32 != closing(0, safe_read.whole(file, "summary"))[2]:
         raise DataError(f"{what}: it does not have the checksum that it was written with: the file is damaged")
 
 

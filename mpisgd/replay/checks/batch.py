@@ -60,7 +60,7 @@ class Batch:
         size = tensors.model.size
         self._commands = Commands(record) if options.log_commands else None
         here = Noted(self._here, lambda: self.clock, self._commands.compare) if self._commands is not None else self._here
-        self._coordinator = Coordinator(here, self, options, size, self._iteration, told=_nobody, warn=_nobody)
+        self._coordinator = Coordinator(here, self, options, size, self._iteration, on_iteration=_nobody, warn=_nobody)
 
     @property
     def clocks(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpisgd.base import contained
+from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.records import directory
 from mpisgd.records.log import schema
@@ -42,7 +42,7 @@ def _compare(log: h5py.File, run: Run) -> None:
     for name in sorted(found ^ set(tables)):
         refuse(f"{name} {'is no table of a run' if name in found else 'is missing'}", -1, schema.LOG)
     for name, table in tables.items():
-        data = contained.data_set(log, name, virtual=True)
+        data = safe_read.data_set(log, name, virtual=True)
         if data.is_virtual:
             _compare_links(data, table)
         else:
@@ -52,7 +52,7 @@ def _compare(log: h5py.File, run: Run) -> None:
         told |= {f"layouts/{number}/{name}": value for name, value in directory.attributes_of(layout).items()}
     for place, value in told.items():
         group, _, name = place.rpartition("/")
-        if (here := contained.attribute(log[group] if group else log, name)) != value:
+        if (here := safe_read.attribute(log[group] if group else log, name)) != value:
             refuse(f"{place} = {here}, expected {value}", -1, schema.LOG)
 
 

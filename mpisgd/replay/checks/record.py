@@ -230,7 +230,7 @@ class Record:
 
     @property
     def rules(self) -> int:
-        rules = self.run.told(self.attempt).get("rules", self.run.environment.get("rules", 1))
+        rules = self.run.entries_of(self.attempt).get("rules", self.run.environment.get("rules", 1))
         return rules if isinstance(rules, int) else 1
 
     @property
@@ -271,7 +271,7 @@ def _chain(run: Run, attempt: int) -> list[int]:
 
 def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     config = config_file.from_mapping(run.config)
-    told = run.told(attempt)
+    told = run.entries_of(attempt)
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
     cut = dataclasses.replace(config.stages, at=begin)

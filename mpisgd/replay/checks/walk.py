@@ -17,7 +17,7 @@ from mpisgd.job.parts import budget_samples, portions_of
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, TimeOut
-from mpisgd.rules.attendance import Gone
+from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
@@ -271,8 +271,8 @@ class _Walk:
         if rules.finished or row.learner_id not in rules.absent or not self._is_deserted(row.arrival_s):
             return
         for learner_id in sorted(rules.present):
-            rules.attendance.on_departure(learner_id, Gone.STOPPED)
-        rules.attendance.end_if_deserted()
+            rules.membership.on_departure(learner_id, Gone.STOPPED)
+        rules.membership.end_if_deserted()
 
     def _is_deserted(self, now_s: float) -> bool:
         """Return whether all learners left or are missed, the last not LOST."""
@@ -325,12 +325,12 @@ class _Walk:
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
         if left.kind == Event.PASSED:
-            if not self.rules.attendance.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
+            if not self.rules.membership.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
                 self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
         elif left.kind != Event.RETURNED:
-            self.rules.attendance.on_departure(left.learner_id, _GONE[Event(left.kind)])
+            self.rules.membership.on_departure(left.learner_id, _GONE[Event(left.kind)])
         elif left.learner_id not in self.rules.present:
-            self.rules.attendance.on_return(left.learner_id)
+            self.rules.membership.on_return(left.learner_id)
         self._update_while_due()
 
     def _refuse_departure(self, left: Departure, why: str) -> NoReturn:

@@ -23,7 +23,7 @@ from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WAYS, Case, config_of
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of
 from mpisgd.comm.mpi.launch import environment, mpirun
 
@@ -103,7 +103,7 @@ def _lines_of(row: Mapping[str, Any]) -> list[str]:
     """Format one row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}: images/s {rates}"]
-    lines += [f"  {name:<40} {told(ratio)}" for name, ratio in row["ratios"].items()]
+    lines += [f"  {name:<40} {show(ratio)}" for name, ratio in row["ratios"].items()]
     return lines + [f"  not installed: {name}" for name in row["not_installed"]]
 
 

@@ -14,7 +14,7 @@ import tomli_w
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log import schema
-from mpisgd.replay.claims import CLAIMS, Standing
+from mpisgd.replay.trust_table import CLAIMS, Standing
 from tests import forge
 
 REPOSITORY = Path(__file__).parents[3]

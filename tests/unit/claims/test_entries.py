@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
-from mpisgd.replay.claims import CLAIMS, Standing
+from mpisgd.replay.trust_table import CLAIMS, Standing
 from tests.effort import spread
-from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC, Runs
-from tests.unit.claims.hands import change, configuration, environment, named, refused
 from tests.unit.test_replay import Sometimes, believed, simulated
+from tests.unit.trust_table.conftest import EVALUATED, LEARNERS, SOFTSYNC, Runs
+from tests.unit.trust_table.hands import change, configuration, environment, named, refused
 
 # -------------------------------------------------------------------------------------------- DONE, [environment], weights
 
@@ -123,7 +123,7 @@ def test_an_error_of_one_per_cent(real: bool, row: int, run_of: Callable[..., Pa
     assert bool(refused(path, evaluations="last")) == (row == -1)
     proof = replay.replay(path, evaluations="none")
     assert proof.holds
-    assert "loss" in dict((where, trust) for where, _, _, trust in proof.claims)["evaluations"]
+    assert "loss" in dict((where, trust) for where, _, _, trust in proof.trust_table)["evaluations"]
 
 
 def test_evaluations_that_are_missing_or_too_many(run_of: Callable[..., Path]) -> None:
@@ -228,12 +228,12 @@ def test_a_model_with_buffers_of_its_own(tmp_path: Path) -> None:
             output: torch.Tensor = self.layers(inputs) * (1 + 0.01 * self.calls)
             return output if not self.training else self.layers(inputs)
 
-    brought = Brought(model=Counting)
-    path = simulated(tmp_path / "run", brought, protocol=SOFTSYNC, evaluation=EVALUATED)
-    assert replay.check(path, brought) == ""
+    user_objects = UserObjects(model=Counting)
+    path = simulated(tmp_path / "run", user_objects, protocol=SOFTSYNC, evaluation=EVALUATED)
+    assert replay.check(path, user_objects) == ""
     change_all = lambda rows: rows["loss"].__setitem__(-1, 0.1)  # noqa: E731
     change(path, "evaluations", change_all)
-    assert "loss 0.1, evaluated again" in replay.check(path, brought)
+    assert "loss 0.1, evaluated again" in replay.check(path, user_objects)
 
 
 def test_costs_that_are_not_here_any_more(runs: Runs, tmp_path: Path) -> None:
@@ -245,15 +245,15 @@ def test_costs_that_are_not_here_any_more(runs: Runs, tmp_path: Path) -> None:
     assert proof.holds
     assert not proof.simulated
     assert any("which is not here" in line for line in proof.lines())
-    assert proof.claims[0][2], "seconds are only checked, then"
+    assert proof.trust_table[0][2], "seconds are only checked, then"
 
 
 def test_gradients_that_are_not_finite(tmp_path: Path) -> None:
-    brought = Brought(model=Sometimes)
-    path = simulated(tmp_path / "run", brought, protocol=SOFTSYNC, nonfinite="drop", shards=2)
+    user_objects = UserObjects(model=Sometimes)
+    path = simulated(tmp_path / "run", user_objects, protocol=SOFTSYNC, nonfinite="drop", shards=2)
     assert (Run(path).events["kind"] == Event.NONFINITE).any()
-    assert replay.check(path, brought) == ""
+    assert replay.check(path, user_objects) == ""
     environment(path, virtual=False)
-    assert replay.check(path, brought) == ""
+    assert replay.check(path, user_objects) == ""
     change(path, "events", lambda rows: rows[rows["kind"] != Event.NONFINITE])
-    assert "NONFINITE: 0 times, recomputed" in replay.check(path, brought)
+    assert "NONFINITE: 0 times, recomputed" in replay.check(path, user_objects)

@@ -10,11 +10,11 @@ from mpisgd.__main__ import main
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
-from mpisgd.replay import claims
-from mpisgd.replay.claims import CLAIMS
+from mpisgd.replay import trust_table
+from mpisgd.replay.trust_table import CLAIMS
 from tests.effort import spread
-from tests.unit.claims.conftest import RUNS, Runs
-from tests.unit.claims.hands import REPOSITORY, named, refused
+from tests.unit.trust_table.conftest import RUNS, Runs
+from tests.unit.trust_table.hands import REPOSITORY, named, refused
 
 
 def test_the_list_has_everything(runs: Runs) -> None:
@@ -29,7 +29,7 @@ def test_the_list_has_everything(runs: Runs) -> None:
 
 def test_the_documentation_has_the_table() -> None:
     text = (REPOSITORY / "docs" / "explanation" / "log-is-a-proof.md").read_text()
-    rows = [f"| {where} | {' | '.join(', '.join(names) for names in columns)} |" for where, *columns in claims.table()]
+    rows = [f"| {where} | {' | '.join(', '.join(names) for names in columns)} |" for where, *columns in trust_table.table()]
     assert "\n".join(["| | proved | checked | on trust |", "|---|---|---|---|", *rows]) in text
 
 
@@ -41,10 +41,10 @@ def test_an_honest_run_holds(name: str, real: bool, runs: Runs) -> None:
 def test_what_is_printed_is_the_list(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(runs("all", real=True))]) == 0
     words = capsys.readouterr().out.replace(",", " ").split()
-    for where, *columns in claims.table():
+    for where, *columns in trust_table.table():
         assert {where, *(name for names in columns for name in names)} <= set(words)
     assert main(["replay", str(runs("all", real=False)), "--evaluations", "last"]) == 0
     told = capsys.readouterr().out
     assert "simulated again: the whole virtual job" in told
     assert "loss of the others, error of the others" in told
-    assert claims.table(simulated=True)[1][2:] == ([], [])
+    assert trust_table.table(simulated=True)[1][2:] == ([], [])

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from mpisgd.records.log.schema import Event
-from mpisgd.replay import claims
-from mpisgd.replay.claims import CLAIMS, Claim, Standing
+from mpisgd.replay import trust_table
+from mpisgd.replay.trust_table import CLAIMS, Claim, Standing
 from tests.effort import spread
-from tests.unit.claims.hands import a_row, change, little, much, of_tables, refused
+from tests.unit.trust_table.hands import a_row, change, little, much, of_tables, refused
 
 SPENT = ("compute_s", "push_s", "wait_s", "pull_s", "update_s")
 """Seconds that may be fewer than a run says, but not more than there was room for."""
@@ -51,8 +51,8 @@ def test_what_is_checked(table: str, column: str, run_of: Callable[..., Path]) -
 def test_for_waiting_for_neighbours_there_was_room(run_of: Callable[..., Path]) -> None:
     """A column that only runs of groups have."""
     column = "neighbour_s"
-    assert claims.SOME[column].standing is Standing.TRUST
-    assert column in claims.table(columns=(column,))[0][3] and column not in claims.table()[0][3]
+    assert trust_table.SOME[column].standing is Standing.TRUST
+    assert column in trust_table.table(columns=(column,))[0][3] and column not in trust_table.table()[0][3]
     for which in range(2):
         path = run_of("groups", real=True)
 

@@ -25,9 +25,9 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
 from mpisgd.job.finish import accounts_of, all_checked, check_books, end_of, finish, outcome_of, refusals
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.job.provenance import environment
-from mpisgd.job.roles import Built, build
+from mpisgd.job.roles import RankRole, build
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.pipeline.stage import Stage
@@ -99,7 +99,7 @@ class Ranks(World):
             )
         )
         self.wires: dict[int, Any] = {}
-        self.built: dict[int, Built] = {}
+        self.built: dict[int, RankRole] = {}
         self.why: dict[int, str] = {}
         """Per rank that failed, what it said."""
         self.interrupted = ""
@@ -122,7 +122,7 @@ class Ranks(World):
     def _open(self, fingerprint: str, resumed: bool) -> None:
         """What `start.Claim` does."""
         config, path, roles = self.config, self.path, self.roles
-        told = environment(self.setup, NOTHING_BROUGHT, mpi="virtual", commits=False, **self.tensors.facts)
+        told = environment(self.setup, NO_OBJECTS, mpi="virtual", commits=False, **self.tensors.facts)
         self.lock = Lock(path)
         try:
             if resumed:
@@ -162,7 +162,7 @@ class Ranks(World):
     def _stage(self, rank: int, learner_id: int, group: Group) -> Stage:
         """A rank's stage, of a model of its own."""
         config, ranks = self.config, self.roles.groups[learner_id]
-        own = dataclasses.replace(self.tensors, model=parts.build_model(config, self.meta, NOTHING_BROUGHT))
+        own = dataclasses.replace(self.tensors, model=parts.build_model(config, self.meta, NO_OBJECTS))
         seconds = random.Random(f"{self.drawn.seed}:{rank}:{self.setup.attempt}")
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S / config.group_size / config.micro_batches
         passes = Passing(own.passes(learner_id, self.roles.stage(rank)), lambda: pace * seconds.uniform(0.5, 1.5))

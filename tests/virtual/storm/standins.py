@@ -13,7 +13,7 @@ import torch
 from mpisgd.config.config_file import from_mapping
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
-from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.pipeline.pieces import StagePasses
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.progress import Evaluations
@@ -159,6 +159,6 @@ def computing(samples: int, *, in_groups: bool = False) -> tuple[Any, FlatModel,
     """Data, model, loss and initial weights: the same for all jobs."""
     model_options = MODEL_OF_GROUPS if in_groups else MODEL
     config = from_mapping({"out": "nowhere", "data": {**DATA, "samples": samples}, "model": model_options, "seed": 1})
-    data = parts.load_data(config, NOTHING_BROUGHT)
-    model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT)
-    return data, model, parts.load_loss(config, NOTHING_BROUGHT), model.weights.clone()
+    data = parts.load_data(config, NO_OBJECTS)
+    model = parts.build_model(config, parts.meta_of(data), NO_OBJECTS)
+    return data, model, parts.load_loss(config, NO_OBJECTS), model.weights.clone()

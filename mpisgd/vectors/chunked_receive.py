@@ -84,7 +84,7 @@ class Incoming:
             self.release()
 
 
-class Inflow:
+class ChunkedReceive:
     """Incoming gradients of a slice, a channel's memory to receive into.
 
     Args:

@@ -31,7 +31,7 @@ class _Over(Exception):
     """Another piece has failed."""
 
 
-class Together:
+class Interleaved:
     """A run of all pieces.
 
     Attributes:
@@ -103,7 +103,7 @@ class Together:
 class _End:
     """A piece's `Links`."""
 
-    def __init__(self, together: Together, place: int) -> None:
+    def __init__(self, together: Interleaved, place: int) -> None:
         self._together = together
         self._place = place
 

@@ -1,4 +1,4 @@
-"""Attendance at a fault-tolerant shard under a coordinator, which decides on all pushes.
+"""Membership at a fault-tolerant shard under a coordinator, which decides on all pushes.
 
 A learner owes a shard nothing during evaluations, and after the last command a goodbye: without it, the learner is lost. A push
 torn, or missing on another shard, is in no sum.
@@ -17,7 +17,7 @@ _PATIENCES = 2
 """Waits for a goodbye, in `patience_s`: a shard may wait for a hung learner, and all others for that shard."""
 
 
-class Attendance(Faults):
+class Membership(Faults):
     def begin(self) -> None:
         self.look_s = math.inf
 

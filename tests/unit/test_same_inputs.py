@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpisgd.data import as_dataset
-from mpisgd.job.run.alike import SAMPLES, Facts, Rough, of_data, of_loss, of_model, require_alike
+from mpisgd.job.run.same_inputs import SAMPLES, Facts, Rough, of_data, of_loss, of_model, require_alike
 from mpisgd.liveness.guard import AgreedError
 from mpisgd.vectors.flat import FlatModel
 from tests.unit.fakes import Threads

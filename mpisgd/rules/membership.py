@@ -1,4 +1,4 @@
-"""Attendance of learners: after each change the shard obeys the rules until nothing is due (`rules.py`)."""
+"""Membership of learners: after each change the shard obeys the rules until nothing is due (`rules.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Gone(enum.Enum):
 OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
 
 
-class Attendance:
+class Membership:
     """Changes of `present`, `absent` and `waiting` in a shard's rules.
 
     Attributes:
@@ -82,7 +82,7 @@ class Attendance:
         if was_present and gone in OTHERS_GO_ON:
             rules.protocol.on_departure(learner_id)
 
-    def let_go(self) -> list[int]:
+    def release_stopped(self) -> list[int]:
         """Release and return learners stopped by another shard, once all present learners wait.
 
         That shard lacks nothing lost here, and stops the waiting learners as well.

@@ -12,22 +12,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpisgd.comm.virtual.cluster import Event, VirtualRank
-from mpisgd.comm.virtual.transfers import Coming, Receiving
+from mpisgd.comm.virtual.transfers import IncomingBodies, Receiving
 
 if TYPE_CHECKING:
     from mpisgd.comm.virtual.wire import Sending, VirtualWire
 
 
-class Turns:
+class FairLinks:
     """Messages crossing to a rank; `has_crossed` returns the rank that goes on."""
 
-    def __init__(self, wire: VirtualWire, has_crossed: Callable[[Sending, Receiving | Coming, int], VirtualRank | None]) -> None:
+    def __init__(
+        self, wire: VirtualWire, has_crossed: Callable[[Sending, Receiving | IncomingBodies, int], VirtualRank | None]
+    ) -> None:
         self.wire = wire
         self._has_crossed = has_crossed
         self._streams: dict[int, deque[Crossing]] = defaultdict(deque)
         """Messages by source; the first crosses."""
 
-    def add(self, message: Sending, incoming: Receiving | Coming, nbytes: int, now_ns: int) -> None:
+    def add(self, message: Sending, incoming: Receiving | IncomingBodies, nbytes: int, now_ns: int) -> None:
         """Let a message cross after its sender's earlier ones; `incoming`: its receive."""
         stream = self._streams[message.source.rank]
         stream.append(Crossing(self, message, incoming, nbytes))
@@ -48,7 +50,7 @@ class Crossing(Event):
 
     __slots__ = ("_left", "_turns", "incoming", "message")
 
-    def __init__(self, turns: Turns, message: Sending, incoming: Receiving | Coming, nbytes: int) -> None:
+    def __init__(self, turns: FairLinks, message: Sending, incoming: Receiving | IncomingBodies, nbytes: int) -> None:
         self.message = message
         self.incoming = incoming
         self._turns = turns

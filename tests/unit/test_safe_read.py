@@ -14,7 +14,7 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.api import train
-from mpisgd.base import contained
+from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.cli import plan as plan_command
 from mpisgd.cli.reading import compare as compare_command
@@ -223,5 +223,5 @@ def test_what_vanishes_meanwhile_was_not_there(run: Path, monkeypatch: pytest.Mo
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", removing)
-    contained.check_directory(run)
+    safe_read.check_directory(run)
     assert not (run / "gone").exists()

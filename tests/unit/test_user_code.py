@@ -22,10 +22,10 @@ from mpisgd.base import imports
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.git import Commit, commit_of, commit_of_package
 from mpisgd.config import Config, CustomModelOptions, replace
-from mpisgd.job import naming
-from mpisgd.job.parts import Brought
+from mpisgd.job import user_code
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log.reader import Run
-from mpisgd.replay.brought import line
+from mpisgd.replay.user_objects import line
 
 
 def make_model() -> nn.Module:
@@ -72,7 +72,7 @@ HERE = __name__
     ],
 )
 def test_the_name_by_which_an_object_can_be_imported(value: Any, spec: str) -> None:
-    assert naming.spec_of(value) == spec
+    assert user_code.spec_of(value) == spec
     if spec:
         assert imports.load_attribute(spec, "x") == value
 
@@ -84,29 +84,29 @@ def test_a_function_that_another_one_hides_has_no_name(monkeypatch: pytest.Monke
     def wrapped() -> nn.Module:
         return make_model()
 
-    assert naming.spec_of(wrapped) == ""
+    assert user_code.spec_of(wrapped) == ""
 
 
 def test_the_configuration_names_what_was_brought() -> None:
-    named = naming.as_brought(Config(), Brought(make_model, nn.functional.mse_loss, Holder.make))
+    named = user_code.with_user_objects(Config(), UserObjects(make_model, nn.functional.mse_loss, Holder.make))
     assert named.model == CustomModelOptions(factory=f"{HERE}:make_model")
     assert named.data.factory == f"{HERE}:Holder.make"  # type: ignore[union-attr]
     assert named.loss == "mse_loss"
-    unnamed = naming.as_brought(Config(), Brought(lambda: None, nn.CrossEntropyLoss(), ((1, 2), None)))
+    unnamed = user_code.with_user_objects(Config(), UserObjects(lambda: None, nn.CrossEntropyLoss(), ((1, 2), None)))
     assert (unnamed.model, unnamed.data.factory, unnamed.loss) == (CustomModelOptions(), "", "custom")  # type: ignore[union-attr]
-    assert naming.as_brought(Config(), Brought()) == Config()
+    assert user_code.with_user_objects(Config(), UserObjects()) == Config()
 
 
 def test_file_and_checksum() -> None:
     sha256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
     own = {"module": HERE, "file": str(Path(__file__).absolute()), "sha256": sha256}
-    found = naming.described(Config(), Brought(make_model, nn.functional.mse_loss, lambda: None))
+    found = user_code.described(Config(), UserObjects(make_model, nn.functional.mse_loss, lambda: None))
     assert found["model"] == {"object": f"{HERE}:make_model", "qualified_name": "make_model", **own}
     assert found["data"] == {"object": "", "qualified_name": "test_file_and_checksum.<locals>.<lambda>", **own}
     assert "loss" not in found
-    by_name = naming.described(replace(Config(), model=CustomModelOptions(factory=f"{HERE}:make_model")), Brought())
+    by_name = user_code.described(replace(Config(), model=CustomModelOptions(factory=f"{HERE}:make_model")), UserObjects())
     assert by_name == {"model": found["model"]}
-    instance = naming.described(Config(), Brought(loss=nn.CrossEntropyLoss()))["loss"]
+    instance = user_code.described(Config(), UserObjects(loss=nn.CrossEntropyLoss()))["loss"]
     assert (instance["object"], instance["qualified_name"]) == ("", "an instance of CrossEntropyLoss")
 
 

@@ -15,7 +15,7 @@ import torch
 
 from mpisgd.base.imports import file_of
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, replace
-from mpisgd.job.parts import UNNAMED, Brought
+from mpisgd.job.parts import UNNAMED, UserObjects
 
 PARTS = ("model", "data", "loss", "step")
 """Parts that may be objects."""
@@ -23,20 +23,20 @@ NAMED = (*PARTS, "protocol", "schedule")
 """Parts that may be named."""
 
 
-def as_brought(config: Config, brought: Brought) -> Config:
+def with_user_objects(config: Config, user_objects: UserObjects) -> Config:
     changes: dict[str, Any] = {}
-    if brought.model is not None:
-        changes["model"] = CustomModelOptions(factory=spec_of(brought.model))
-    if brought.data is not None:
-        changes["data"] = CustomDataOptions(factory=spec_of(brought.data), validation=config.data.validation)
-    if brought.loss is not None:
-        changes["loss"] = _name_in_torch(brought.loss) or spec_of(brought.loss) or UNNAMED
-    if brought.step is not None:
-        changes["step"] = spec_of(brought.step) or UNNAMED
+    if user_objects.model is not None:
+        changes["model"] = CustomModelOptions(factory=spec_of(user_objects.model))
+    if user_objects.data is not None:
+        changes["data"] = CustomDataOptions(factory=spec_of(user_objects.data), validation=config.data.validation)
+    if user_objects.loss is not None:
+        changes["loss"] = _name_in_torch(user_objects.loss) or spec_of(user_objects.loss) or UNNAMED
+    if user_objects.step is not None:
+        changes["step"] = spec_of(user_objects.step) or UNNAMED
     return replace(config, **changes)
 
 
-def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
+def described(config: Config, user_objects: UserObjects) -> dict[str, dict[str, str]]:
     """Return each part's object (package.module:attribute), module, qualified_name, file and sha256; "" = none."""
     specs = {
         "model": getattr(config.model, "factory", ""),
@@ -48,7 +48,7 @@ def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
     }
     found = {}
     for part in NAMED:
-        value = getattr(brought, part, None)
+        value = getattr(user_objects, part, None)
         if part == "loss" and value is not None and _name_in_torch(value):
             continue
         if value is not None:

@@ -1,4 +1,4 @@
-"""How the user's objects (`naming.NAMED`) get into a replay: by name, from the run's modules."""
+"""How the user's objects (`user_code.NAMED`) get into a replay: by name, from the run's modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, CustomScheduleOptions, trust
-from mpisgd.job.naming import NAMED, PARTS, sha256_of
-from mpisgd.job.parts import UNNAMED, Brought
+from mpisgd.job.parts import UNNAMED, UserObjects
+from mpisgd.job.user_code import NAMED, PARTS, sha256_of
 from mpisgd.protocols import OwnProtocolOptions
 from mpisgd.records import initial
 from mpisgd.records.log.reader import Run
@@ -23,12 +23,12 @@ from mpisgd.replay.proof import Proof
 _PLACEHOLDER = "MODULE:NAME"
 
 
-def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) -> None:
+def check_consent(record: Record, user_objects: UserObjects, named: Mapping[str, str]) -> None:
     """Raise ConfigError if the run names code neither brought nor `named` (part -> package.module:attribute)."""
     names = trust.names_of(record.config)
     parts = {field: field.removesuffix(".factory") for field in names}
     consented = {
-        field: names[field] for field, part in parts.items() if getattr(brought, part, None) is not None or named.get(part)
+        field: names[field] for field, part in parts.items() if getattr(user_objects, part, None) is not None or named.get(part)
     }
     told = {part: entry["object"] for part, entry in _entries(record.run).items()}
     same = {parts[field]: spec for field, spec in names.items()} == told
@@ -73,7 +73,7 @@ def _with_initial(record: Record, path: str) -> Record:
 
 
 @contextmanager
-def saying_how(record: Record, brought: Brought) -> Iterator[None]:
+def saying_how(record: Record, user_objects: UserObjects) -> Iterator[None]:
     """Tell in a ConfigError how to bring the user's missing objects."""
     config, entries = record.config, _entries(record.run)
     unnamed = {
@@ -82,7 +82,7 @@ def saying_how(record: Record, brought: Brought) -> Iterator[None]:
         "loss": config.loss == UNNAMED,
         "step": config.step == UNNAMED,
     }
-    missing = [part for part in PARTS if unnamed[part] and getattr(brought, part) is None]
+    missing = [part for part in PARTS if unnamed[part] and getattr(user_objects, part) is None]
     if missing:
         what = "; ".join(f"its {part} was {entries.get(part, {}).get('qualified_name', 'an object')}" for part in missing)
         raise ConfigError(
@@ -94,7 +94,7 @@ def saying_how(record: Record, brought: Brought) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        mine = [part for part in NAMED if part in entries and getattr(brought, part, None) is None]
+        mine = [part for part in NAMED if part in entries and getattr(user_objects, part, None) is None]
         if not mine:
             raise
         raise ConfigError(f"{error}\nto bring what the run had:\n{line(record.run)}") from error
