@@ -11,7 +11,7 @@ import threading
 from typing import NoReturn
 
 from mpisgd.base.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, RunInterrupted, nearest
-from mpisgd.base.speech import visible
+from mpisgd.base.terminal import visible
 from mpisgd.base.version import __version__
 from mpisgd.comm.mpi import ulfm
 from mpisgd.config import hints

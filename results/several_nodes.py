@@ -27,7 +27,7 @@ import numpy as np
 from virtual_runs import Job, logged, oldest, panels, show
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.exchange.links import GIGABIT
+from mpisgd.exchange.link_load import GIGABIT
 from mpisgd.plan.costs.observe import observe
 from mpisgd.report import style
 

@@ -15,7 +15,7 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from mpisgd.base.speech import visible
+from mpisgd.base.terminal import visible
 
 #: Content of a cell; None is an en dash, and empty in CSV.
 Cell = str | int | float | bool | None

@@ -10,7 +10,7 @@ from mpisgd.cli import train
 from mpisgd.command_line.beside import resumed, taken_out
 from mpisgd.command_line.options import parse
 from mpisgd.config import config_file
-from mpisgd.launching.job import Attempts, Job
+from mpisgd.launching.restarts import Attempts, Job
 from mpisgd.launching.under_way import refuse_among_ranks
 from mpisgd.site import launchers
 

@@ -11,7 +11,7 @@ import tyro
 from mpisgd.base.errors import EXIT_OK
 from mpisgd.config import Config, hints
 from mpisgd.site.scripts import sites
-from mpisgd.site.scripts.options import Request
+from mpisgd.site.scripts.job_options import Request
 from mpisgd.site.scripts.submission import make, submit
 
 

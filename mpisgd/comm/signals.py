@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from mpisgd.base.errors import RunInterrupted
-from mpisgd.base.speech import last_words
+from mpisgd.base.terminal import last_words
 
 #: TERM is sent by all; USR1 and USR2 are warnings of SLURM and LSF on request, passed on by mpirun; INT is Ctrl-C, passed on by
 #: MPICH's launcher.

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from mpisgd.base.speech import say
+from mpisgd.base.terminal import say
 from mpisgd.comm.messages import Tag
 
 

@@ -16,7 +16,7 @@ import msgspec
 import tomli_w
 
 from mpisgd.base.errors import ConfigError, nearest
-from mpisgd.base.speech import all_visible
+from mpisgd.base.terminal import all_visible
 from mpisgd.config import KINDS, Config, StagesOptions, kind_of, make_options, replace
 from mpisgd.config.hints import does_nothing, option
 

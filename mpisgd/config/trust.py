@@ -15,7 +15,7 @@ from pathlib import Path
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of, is_spec
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, config_file
-from mpisgd.rules.options import names_a_rule
+from mpisgd.rules.protocol_options import names_a_rule
 
 #: Field that may name code -> option of `train`.
 OPTIONS: Mapping[str, str] = {

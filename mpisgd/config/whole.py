@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mpisgd.base.checks import at_least, expanded, require
 from mpisgd.base.errors import ConfigError
-from mpisgd.base.speech import visible
+from mpisgd.base.terminal import visible
 from mpisgd.config import hints
 from mpisgd.config.config_virtual import (
     COMPUTE,

@@ -26,8 +26,8 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm import pieces
 from mpisgd.comm.communicator import Communicator, is_far
 from mpisgd.comm.messages import Ending, PushFields, Tag
-from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.learner_channel import Answers, Interrupted, Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind

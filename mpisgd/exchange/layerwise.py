@@ -21,8 +21,8 @@ from typing import Any
 
 from mpisgd.comm.communicator import STILL_NBYTES, Communicator
 from mpisgd.comm.messages import Ending, Tag
-from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel, Slices, bodies_of
+from mpisgd.exchange.learner_channel import Answers, Interrupted, Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Exchanges

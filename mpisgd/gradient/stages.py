@@ -1,7 +1,7 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ranks and replay.
 
 compute    forward and backward pass, clipped (`gradient.py`); by slices or buckets (`by_layers`); in micro-batches, by the stages
-           of a cut model (`pipeline/pieces.py`)
+           of a cut model (`pipeline/micro_batches.py`)
 accumulate mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with the learner's optimiser (`inner_steps.py`)
 node sum   over a team's ranks (`aggregate.py`), after their straggler delays

@@ -7,7 +7,8 @@
 
 As many bytes travel as in MPI_Reduce_scatter, (lambda - 1)/lambda of the vector from every rank, but the order of the sum, hence
 the bits, are hardsync's (law 5). On a single node nothing moves (`shared.py`). With exchange = "layerwise" slices travel in parts,
-behind the backward pass (`exchange/collectives/buckets.py`). `shard.Shard` keeps the books of a slice. Nobody can leave alone.
+behind the backward pass (`exchange/collectives/bucket_channel.py`). `shard.Shard` keeps the books of a slice. Nobody can leave
+alone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Interrupt, Pull
-from mpisgd.exchange.base import Answers, Exchange, Report
 from mpisgd.exchange.collectives.channel import TeamChannel
+from mpisgd.exchange.learner_channel import Answers, Exchange, Report
 from mpisgd.shard import Shard
 
 

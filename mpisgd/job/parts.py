@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import models
-from mpisgd.base import speech
+from mpisgd.base import terminal
 from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError, in_words
 from mpisgd.base.imports import load_attribute
@@ -185,7 +185,7 @@ def _staying(what: str) -> Iterator[None]:
     finally:
         if (now := Path.cwd()) != before:
             os.chdir(before)
-            speech.warn(
+            terminal.warn(
                 f"mpisgd: warning: {what}: its factory changed the current directory to {now}; it is {before} again, where out and"
                 " other paths of the job lie: expected absolute paths in what the factory makes"
             )
@@ -323,7 +323,7 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
             state.put_back()
             again = compute().item()
             if again != loss:
-                speech.warn(_NOT_KEPT.format(loss, again, _by_what(hidden.changed)))
+                terminal.warn(_NOT_KEPT.format(loss, again, _by_what(hidden.changed)))
     model.take_gradients_back()
     return loss
 

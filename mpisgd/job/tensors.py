@@ -32,11 +32,11 @@ from mpisgd.models.in_pieces import InPieces, Needed
 from mpisgd.models.interleaved import Dealt
 from mpisgd.models.partition import Partition
 from mpisgd.models.partitioned import Partitioned
-from mpisgd.pipeline import balance, partitioned
-from mpisgd.pipeline.links import WireLinks
-from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, joined, kind_of_gradient
-from mpisgd.pipeline.pieces import Pieces, StagePasses, make_passes, output_shapes
+from mpisgd.pipeline import balance, partitioned_gradient
+from mpisgd.pipeline.micro_batches import Pieces, StagePasses, make_passes, output_shapes
+from mpisgd.pipeline.partitioned_gradient import PartitionedGradient, PartitionGradient, joined, kind_of_gradient
 from mpisgd.pipeline.rounds import Rounds
+from mpisgd.pipeline.stage_messages import WireLinks
 from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.buffers import Given
 from mpisgd.records.checkpoint.snapshots import Snapshots
@@ -135,7 +135,7 @@ class Tensors:
     def of_piece(self, number: int, place: int, links: WireLinks | Rounds, group: Group | None = None) -> PartitionGradient:
         assert self.data is not None
         model, others = self._own(place), (self.loss, self.data.train, self.sampling)
-        return partitioned.make_gradient(self.config, model, self.partition(place), links, group, *others, number=number)
+        return partitioned_gradient.make_gradient(self.config, model, self.partition(place), links, group, *others, number=number)
 
     def partition(self, place: int) -> Partition:
         assert isinstance(self.model.module, Partitioned)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import EXIT_FAILED
-from mpisgd.base.speech import last_words
+from mpisgd.base.terminal import last_words
 from mpisgd.comm.mpi import ulfm
 
 if TYPE_CHECKING:

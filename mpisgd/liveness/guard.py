@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
 from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted, in_words
-from mpisgd.base.speech import last_words
+from mpisgd.base.terminal import last_words
 from mpisgd.comm.mpi import ulfm
 
 if TYPE_CHECKING:

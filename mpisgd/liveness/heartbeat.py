@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpisgd.base.errors import EXIT_FAILED
-from mpisgd.base.speech import last_words
+from mpisgd.base.terminal import last_words
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, within
 from mpisgd.comm.presence import Presence

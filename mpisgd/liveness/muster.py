@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.liveness import absent
 from mpisgd.liveness.guard import ranges
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.exchange.roles import Roles
 from mpisgd.shard import Shard
 

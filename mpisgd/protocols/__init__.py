@@ -17,8 +17,8 @@ from mpisgd.protocols.softsync import SoftsyncOptions
 from mpisgd.protocols.ssp import SspOptions
 from mpisgd.protocols.timeout import TimeoutOptions
 from mpisgd.protocols.versioned import VersionedOptions
-from mpisgd.rules.options import ProtocolOptions
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions
 from mpisgd.rules.verdict import Verdict
 
 __all__ = [

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from mpisgd.base.checks import at_least
 from mpisgd.rules.admission import Admission
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.options import ProtocolOptions, check_modulation
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions, check_modulation
 from mpisgd.rules.verdict import DROP_STALE, Verdict
 
 

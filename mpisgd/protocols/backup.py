@@ -19,8 +19,8 @@ from typing import Literal
 from mpisgd.base.checks import at_least, require
 from mpisgd.base.errors import ConfigError
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.options import ProtocolOptions, check_at_most, check_modulation
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions, check_at_most, check_modulation
 from mpisgd.rules.verdict import APPLY, DROP_STALE, Verdict
 
 

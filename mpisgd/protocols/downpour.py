@@ -16,7 +16,7 @@ from mpisgd.base.checks import at_least, require
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.rules.admission import Admission
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.options import ProtocolOptions, check_modulation
+from mpisgd.rules.protocol_options import ProtocolOptions, check_modulation
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.rules.options import ProtocolOptions
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions
 from mpisgd.rules.verdict import APPLY, Verdict
 
 

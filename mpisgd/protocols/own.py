@@ -9,8 +9,8 @@ from typing import Any
 from mpisgd.base.checks import at_least
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
-from mpisgd.rules.options import ProtocolOptions
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions
 
 
 @dataclass(frozen=True)

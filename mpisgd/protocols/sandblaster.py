@@ -14,8 +14,8 @@ from typing import Literal, NoReturn
 
 from mpisgd.base.checks import at_least, require
 from mpisgd.base.errors import ProtocolError
-from mpisgd.rules.options import ProtocolOptions
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions
 from mpisgd.rules.verdict import APPLY, Verdict
 
 

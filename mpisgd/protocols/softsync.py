@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from mpisgd.base.checks import at_least
 from mpisgd.base.errors import ConfigError
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.options import ProtocolOptions, check_modulation
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions, check_modulation
 from mpisgd.rules.verdict import Verdict
 
 

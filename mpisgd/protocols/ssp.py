@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mpisgd.base.checks import at_least
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.options import ProtocolOptions, check_modulation
+from mpisgd.rules.protocol_options import ProtocolOptions, check_modulation
 from mpisgd.rules.verdict import Verdict
 
 

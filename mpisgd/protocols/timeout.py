@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mpisgd.base.checks import at_least, require
 from mpisgd.protocols.backup import Backup
-from mpisgd.rules.options import ProtocolOptions, check_at_most
+from mpisgd.rules.protocol_options import ProtocolOptions, check_at_most
 
 
 @dataclass(frozen=True)

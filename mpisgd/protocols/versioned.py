@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from mpisgd.base.checks import at_least
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.options import ProtocolOptions, check_at_most, check_modulation
 from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.protocol_options import ProtocolOptions, check_at_most, check_modulation
 from mpisgd.rules.verdict import REJECT, Verdict
 
 

@@ -88,8 +88,8 @@ def saying_how(record: Record, user_objects: UserObjects) -> Iterator[None]:
         raise ConfigError(
             f"{record.path}: {what}, which cannot be imported by a name: give what made it a name in a module, and\n"
             f"{line(record.run)}\n"
-            "or, from Python: from mpisgd.replay import Brought, replay;"
-            f" print(*replay({str(record.path)!r}, Brought({', '.join(f'{part}=...' for part in missing)})).lines(), sep='\\n')"
+            "or, from Python: from mpisgd.replay import UserObjects, replay;"
+            f" print(*replay({str(record.path)!r}, UserObjects({', '.join(f'{part}=...' for part in missing)})).lines(), sep='\\n')"
         )
     try:
         yield

@@ -12,7 +12,7 @@ from mpisgd.analysis import about, arrivals, books, faults, noise_scale, stalene
 from mpisgd.analysis.tables import Table
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.records.log.reader import Run
-from mpisgd.report import links
+from mpisgd.report import link_speed
 from mpisgd.report.writing import Drawing, say, tell, terminal, write
 
 
@@ -63,14 +63,14 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
     if run.is_batch:
         return _tables_of_batch(run, state)
-    nodes = links.links(run)
+    nodes = link_speed.links(run)
     return (
         about.header(run, state, training.final_text(run)),
         training.summary_table(run),
         training.evaluation_table(run),
         throughput.rate_table(run),
         throughput.time_table(run),
-        *([links.table(run, nodes)] if nodes else []),
+        *([link_speed.table(run, nodes)] if nodes else []),
         *([throughput.bubble_table(run)] if throughput.tells_neighbours(run) else []),
         staleness.shard_table(run),
         *([staleness.layer_table(run)] if run.environment.get("layers") else []),

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mpisgd.analysis.tables import Table, escaped
 from mpisgd.base.errors import ConfigError
-from mpisgd.base.speech import visible
+from mpisgd.base.terminal import visible
 from mpisgd.report.look import present
 
 if TYPE_CHECKING:

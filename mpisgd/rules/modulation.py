@@ -18,7 +18,7 @@ from typing import Any
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
-from mpisgd.rules.options import names_a_rule
+from mpisgd.rules.protocol_options import names_a_rule
 from mpisgd.rules.verdict import APPLY, Kind, Verdict
 
 Rule = Callable[[int, int], Any]

@@ -54,7 +54,7 @@ class Saves(Protocol):
 
 
 class Evaluates(Protocol):
-    """Evaluations by learners (`evaluations.py`), or a replay (`again.py`)."""
+    """Evaluations by learners (`evaluations.py`), or a replay (`replayed_slots.py`)."""
 
     clock: int
     seconds: float

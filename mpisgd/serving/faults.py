@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from mpisgd.base.errors import PeerError
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,

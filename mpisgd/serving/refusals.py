@@ -7,7 +7,7 @@ its own refused push would wait for ever: this ends the job at once (law 9).
 from __future__ import annotations
 
 from mpisgd.base.errors import PeerError
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.comm.messages import Push, Refused
 
 TOLD_PER_RANK = 5

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from mpisgd.base.draws import kept
-from mpisgd.base.speech import say
+from mpisgd.base.terminal import say
 from mpisgd.base.version import __version__
 from mpisgd.base.without_gc import without_gc
 from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
-from mpisgd.exchange import links
+from mpisgd.exchange import link_load
 from mpisgd.job import placement, user_code
 from mpisgd.job.finish import Outcome, check_books, farewell, finish, headline, outcome_of
 from mpisgd.job.parts import NO_OBJECTS, UserObjects
@@ -73,7 +73,7 @@ class Job:
         config, setup, world = self.config, self.setup, self.world
         directory.write_config(self.path, config_file.dumps(config, self.environment()))
         lambda_, ranks = self.roles.lambda_, self.roles.streams
-        carried, wasted = links.said(config, self.roles, setup.hosts, setup.bounds)
+        carried, wasted = link_load.said(config, self.roles, setup.hosts, setup.bounds)
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"

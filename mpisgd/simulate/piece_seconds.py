@@ -15,7 +15,7 @@ from mpisgd.comm.messages import MOST_DIMENSIONS, Tag
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
 from mpisgd.models.interleaved import Dealt
-from mpisgd.pipeline.links import WireLinks
+from mpisgd.pipeline.stage_messages import WireLinks
 from mpisgd.vectors.computing import Travels, Waited
 from mpisgd.vectors.memory import Memory, SizedVector
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mpisgd.base import speech
+from mpisgd.base import terminal
 from mpisgd.base.errors import ConfigError, PeerError
 from mpisgd.comm.communicator import Group, Node
 from mpisgd.comm.messages import Ending
@@ -179,7 +179,7 @@ class TensorWorld(VirtualWorld):
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, user_objects)
         if data.train.advice:
-            speech.warn(data.train.advice)
+            terminal.warn(data.train.advice)
         device = _device(config)
         self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, device=device)
         self._device = device if stages.stays_on_gpu(config) else "cpu"

@@ -19,7 +19,7 @@ from mpisgd.bench.parts.spread import spread
 from mpisgd.bench.train import run_of, scratch
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.config import LogOptions
-from mpisgd.job.roles import base
+from mpisgd.job.roles import role
 from mpisgd.records.log.writer import TableFile
 
 WINDOW = 6
@@ -114,7 +114,7 @@ def _windows(comm: MPI.Intracomm, directory: Path, case: Case) -> list[float]:
 @contextmanager
 def _opening_logs_by(open_log: Callable[..., TableFile]) -> Iterator[None]:
     """A run opens its logs so, for a while."""
-    known = vars(base)
+    known = vars(role)
     usual, known["TableFile"] = known["TableFile"], open_log
     try:
         yield

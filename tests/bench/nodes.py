@@ -4,7 +4,7 @@ As root. The nodes are namespaces of this machine with shaped links (`tests/node
 wait politely: what is compared is the use of the links, not of the cores. Or, with `--hosts`, they are hosts that mpirun reaches,
 whose links have the rate that `--gbit` says, and which see the current directory. There is a learner on each node, and a round is a
 mini-batch of each; a shard that is apart has one more node. The limit is what the busiest link carries in a round, in its busier
-direction, at the link's rate (`exchange/links.py`). Predictions (`predicted.py`) know what raw MPI moves here at 10 and at 1
+direction, at the link's rate (`exchange/link_load.py`). Predictions (`predicted.py`) know what raw MPI moves here at 10 and at 1
 Gbit/s, or, between hosts, as the links are, in turn with the jobs, and what mini-batches and updates take of a first job, an
 allreduce of whole vectors.
 """
@@ -26,7 +26,7 @@ from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
 from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.bench.train import rate_of
 from mpisgd.config import Config, CustomModelOptions, config_file
-from mpisgd.exchange import links
+from mpisgd.exchange import link_load
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
 from tests.bench import predicted
@@ -182,7 +182,7 @@ def _row(
                 jobs[name] = predicted.virtual(log, costs[WAYS[name].costs])
         else:
             seconds[name].append(_ddp(site, places, key, case, "fp16" if name == DDP_HALF else ""))
-    limits = {name: nbytes / (gbit * links.GIGABIT) for name, nbytes in carried.items()}
+    limits = {name: nbytes / (gbit * link_load.GIGABIT) for name, nbytes in carried.items()}
     medians = {name: statistics.median(values) for name, values in raw.items()}
     share = predicted.share_of(_SLOW, medians[_BROUGHT]) if _BROUGHT in medians else 1.0
     rates = predicted.Rates(gbit, share, medians[_MOVED], medians[_COPIED])
@@ -211,8 +211,8 @@ def trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> t
     log = Run(config.out)
     learners, held = ([f"node{number % places}" for number in range(count)] for count in (places, shards or places))
     held = ["apart"] if way.apart else held
-    whole = links.nbytes_each_way(config, float(log.environment["parameters"]))
-    return log, links.busiest(learners, held, [1 / len(held)] * len(held), *whole)[1]
+    whole = link_load.nbytes_each_way(config, float(log.environment["parameters"]))
+    return log, link_load.busiest(learners, held, [1 / len(held)] * len(held), *whole)[1]
 
 
 def _config(directory: Path, case: Case, way: Way, learners: int, shards: int) -> Config:

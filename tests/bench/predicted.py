@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from mpisgd.config import Config, config_file, replace
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, NetworkOptions, ServiceOptions
-from mpisgd.exchange.links import GIGABIT
+from mpisgd.exchange.link_load import GIGABIT
+from mpisgd.plan.costs.messages import TURN_NBYTES
 from mpisgd.plan.costs.predict import predict
-from mpisgd.plan.costs.wire import TURN_NBYTES
 from mpisgd.records.log.reader import Run
 
 PAYLOAD = 1448 / 1514

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
-from mpisgd.pipeline.pieces import StagePasses
+from mpisgd.pipeline.micro_batches import StagePasses
 from mpisgd.pipeline.travelling import Rooms
 from mpisgd.records.log.reader import Run
 from mpisgd.vectors.memory import Memory

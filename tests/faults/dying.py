@@ -55,9 +55,9 @@ LATER = {
 POINTS = (*BEFORE_MPI, TORCH, *START, *LATER)
 #: A rank of a group, besides.
 GROUPED = {
-    "forward": ("mpisgd.pipeline.pieces", "StagePasses.pass_on", 21, False),
-    "backward": ("mpisgd.pipeline.pieces", "StagePasses.pass_back", 21, False),
-    "in a call": ("mpisgd.pipeline.links", "WireLinks.deal", 21, False),
+    "forward": ("mpisgd.pipeline.micro_batches", "StagePasses.pass_on", 21, False),
+    "backward": ("mpisgd.pipeline.micro_batches", "StagePasses.pass_back", 21, False),
+    "in a call": ("mpisgd.pipeline.stage_messages", "WireLinks.deal", 21, False),
     "pushing": ("mpisgd.exchange.channel", "LearnerChannel._send", 6, True),
     "agreeing": ("mpisgd.comm.mpi.grouped", "Told.tell", 9, False),
     "agreed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, False),

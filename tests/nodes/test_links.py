@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd.records.log.reader import Run
-from mpisgd.report import links
+from mpisgd.report import link_speed
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
 
@@ -63,11 +63,11 @@ def test_the_report_names_the_link_that_is_slow(open_mpi: None, tmp_path: Path) 
             cluster.shape(node, rate)
         job = Job(cluster, (2, 1, 1), [*words, "--out", str(out)])
         assert job.end(120) == 0, job.text
-    found = links.links(Run(out))
-    table = links.table(Run(out), found)
+    found = link_speed.links(Run(out))
+    table = link_speed.table(Run(out), found)
     assert table.cells("node") == ["node0", "node1", "node2"]
     assert table.cells("rate")[0] is None
-    assert list(links.slow(found)) == ["node2"], table.markdown()
+    assert list(link_speed.slow(found)) == ["node2"], table.markdown()
     rate = table.cells("rate")[2]
     assert isinstance(rate, float) and 0.5 * 12.5 < rate < 1.1 * 12.5, table.markdown()
     assert table.note.startswith("The link of node2 is slow: ")

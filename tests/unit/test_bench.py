@@ -23,7 +23,7 @@ from mpisgd.bench import scale, train, wire
 from mpisgd.bench.checkpoint import lines_of
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
-from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.parts.spread import over, show, spread
 from mpisgd.cli.bench import BENCHES, Options
 from mpisgd.comm.mpi.launch import version
 from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, compatibility, replace
@@ -74,7 +74,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, int, dict[st
 def test_median_and_range_and_ratios_of_neighbours() -> None:
     assert spread([3.0, 1.0, 2.0, 10.0]) == {"median": 2.5, "min": 1.0, "max": 10.0}
     assert over([2.0, 9.0], [1.0, 3.0]) == {"median": 2.5, "min": 2.0, "max": 3.0}
-    assert told({"median": 0.0123, "min": 0.01, "max": 0.02}, 1, 1e3) == "12.3 (10.0 to 20.0)"
+    assert show({"median": 0.0123, "min": 0.01, "max": 0.02}, 1, 1e3) == "12.3 (10.0 to 20.0)"
     with pytest.raises(ValueError, match="shorter"):
         over([1.0, 2.0], [1.0])
 

@@ -141,7 +141,7 @@ def without_test_data() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("brought", "changes", "said"),
+    ("user_objects", "changes", "said"),
     [
         (
             NO_OBJECTS,

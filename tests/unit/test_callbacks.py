@@ -135,7 +135,7 @@ def test_a_class_that_is_named_is_told(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "brought", "message"),
+    ("name", "user_objects", "message"),
     [
         ("Told", Callbacks(on_end=print), r"'named_callbacks:Told': expected none beside on_end of mpisgd\.train"),
         ("Misspelt", NO_CALLBACKS, "its methods are on_updates, expected some of on_update, on_evaluation, on_end"),

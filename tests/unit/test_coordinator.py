@@ -10,9 +10,9 @@ import torch
 from mpisgd.comm.messages import Ending
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.log.schema import Why
-from mpisgd.sandblaster.again import Here
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.remote import Slot
+from mpisgd.sandblaster.replayed_slots import Here
 from mpisgd.vectors.flat import slice_bounds
 from tests.unit.test_remote import HISTORY, optimiser
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from mpisgd.comm.messages import FINAL
 from mpisgd.config import Part
 from mpisgd.evaluator import Evaluator
-from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
+from mpisgd.exchange.learner_channel import Interrupted
 from mpisgd.gradient.measure import Measured
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.rank_file import read_table

@@ -17,7 +17,7 @@ import tomli_w
 from mpisgd.__main__ import main
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.base.errors import ConfigError, DataError
-from mpisgd.base.speech import all_visible, check_visible, visible
+from mpisgd.base.terminal import all_visible, check_visible, visible
 from mpisgd.config import Config, GroupOptions
 from mpisgd.config.config_file import dumps
 from mpisgd.records.log.reader import Run

@@ -199,7 +199,7 @@ def evaluated(path: Path, staged: bool, vectors: int, lost: int = -9) -> tuple[l
     channel, log = Channel(given[:vectors], stages.slices, lost), Rows()
     pulled = [torch.zeros(model.size) for _ in range(vectors)]
     channel.whole = [each.numpy() for each in pulled]  # type: ignore[attr-defined]
-    named: dict[str, Any] = {"evaluated": (Part.TEST, Part.TRAINING), "train_samples": 40, "told": Rows()}
+    named: dict[str, Any] = {"evaluated": (Part.TEST, Part.TRAINING), "train_samples": 40, "progress": Rows()}
     measure = parts.make_measure(config, model, tensors.loss, tensors.data)
     if staged:
         pieces = tensors.in_pieces

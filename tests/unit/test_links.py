@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpisgd.config import Config, replace
-from mpisgd.exchange.links import STREAMED_NBYTES, busiest, said
+from mpisgd.exchange.link_load import STREAMED_NBYTES, busiest, said
 from mpisgd.exchange.roles import of_job
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.vectors.chunks import CHUNK_NBYTES

@@ -19,7 +19,7 @@ from mpisgd.exchange.roles import Role, of_job, world_size
 from mpisgd.job import parts
 from mpisgd.job.parts import UserObjects
 from mpisgd.job.tensors import Tensors, crossing_nbytes
-from mpisgd.pipeline.pieces import StagePasses, crossing
+from mpisgd.pipeline.micro_batches import StagePasses, crossing
 from mpisgd.vectors.cut import cut_into_stages
 from mpisgd.vectors.flat import FlatModel
 from tests.effort import examples

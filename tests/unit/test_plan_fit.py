@@ -16,10 +16,10 @@ from mpisgd.config.config_virtual import LognormalComputeOptions, NetworkOptions
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.gradient.straggler import Delays
 from mpisgd.plan.costs.fit import fit, fitted, with_rest
+from mpisgd.plan.costs.messages import measured
 from mpisgd.plan.costs.observe import Lag, distance, observe
 from mpisgd.plan.costs.predict import predict
 from mpisgd.plan.costs.waits import without_waits
-from mpisgd.plan.costs.wire import measured
 from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions, SspOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate

@@ -14,7 +14,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.cli import submit
 from mpisgd.site import launchers
 from mpisgd.site.scripts import render, submission
-from mpisgd.site.scripts.options import Request
+from mpisgd.site.scripts.job_options import Request
 from mpisgd.site.scripts.systems import SYSTEMS, SystemName
 
 PROGRAMS = ("sbatch", "bsub", "qsub", "flux")

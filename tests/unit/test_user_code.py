@@ -158,7 +158,7 @@ SCRIPT = """
 import torch
 from torch import nn
 from mpisgd.config.config_file import from_mapping
-from mpisgd.job.parts import Brought
+from mpisgd.job.parts import UserObjects
 from mpisgd.simulate import simulate
 
 def make_model():
@@ -180,8 +180,9 @@ def my_loss(output, target):
 
 COMMON = {"mu": 4, "epochs": 1, "seed": 5, "virtual": {"learners": 2}, "threads": 1, "log": {"progress": "off"}}
 if __name__ == "__main__":
-    simulate(from_mapping({"out": "named", **COMMON}), Brought(make_model, my_loss, make_data))
-    simulate(from_mapping({"out": "unnamed", **COMMON}), Brought(lambda: nn.Linear(5, 3), nn.CrossEntropyLoss(), (Noisy(), None)))
+    simulate(from_mapping({"out": "named", **COMMON}), UserObjects(make_model, my_loss, make_data))
+    objects = UserObjects(lambda: nn.Linear(5, 3), nn.CrossEntropyLoss(), (Noisy(), None))
+    simulate(from_mapping({"out": "unnamed", **COMMON}), objects)
 """
 ROOT = Path(__file__).parents[2]
 

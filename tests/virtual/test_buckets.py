@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
 from mpisgd.config.config_file import from_mapping
-from mpisgd.exchange.collectives.buckets import BucketChannel
+from mpisgd.exchange.collectives.bucket_channel import BucketChannel
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate

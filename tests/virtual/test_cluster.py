@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mpisgd.base.errors import DeadlockError
 from mpisgd.comm.messages import Ending, Goodbye, Pull, Tag
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.exchange.base import Report
 from mpisgd.exchange.channel import LearnerChannel, Slices
+from mpisgd.exchange.learner_channel import Report
 from mpisgd.exchange.shard_channel import ShardChannel
 from tests.virtual.scene import Scene, WatchedWire, packed
 

@@ -15,10 +15,10 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import ProtocolError
-from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.channel import Slices
+from mpisgd.exchange.learner_channel import Report
 from mpisgd.vectors.memory import Memory
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated

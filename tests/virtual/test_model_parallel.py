@@ -24,7 +24,7 @@ from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.job.parts import UserObjects
 from mpisgd.pipeline import stage
 from mpisgd.pipeline.group_channel import GroupChannel
-from mpisgd.pipeline.pieces import Pieces
+from mpisgd.pipeline.micro_batches import Pieces
 from mpisgd.plan.costs import fit
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run

@@ -18,7 +18,7 @@ from mpisgd.base.errors import ConfigError, DeadlockError
 from mpisgd.config import compatibility
 from mpisgd.job.parts import UserObjects
 from mpisgd.models.partition import Partition
-from mpisgd.pipeline.links import WireLinks
+from mpisgd.pipeline.stage_messages import WireLinks
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.effort import REST, examples, spread

@@ -12,10 +12,10 @@ import pytest
 
 from mpisgd.analysis import about
 from mpisgd.analysis.tables import Table
-from mpisgd.exchange.links import Carried
+from mpisgd.exchange.link_load import Carried
 from mpisgd.plan.costs.observe import observe
 from mpisgd.records.log.reader import Run
-from mpisgd.report import links, single
+from mpisgd.report import link_speed, single
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, simulated
 
@@ -31,7 +31,7 @@ def scene(out: Path, slow: dict[int, float], learners: int = 5, **changes: Any) 
 
 
 def table(run: Run) -> Table:
-    return links.table(run, links.links(run))
+    return link_speed.table(run, link_speed.links(run))
 
 
 def test_the_report_names_a_slow_link(tmp_path: Path) -> None:
@@ -56,20 +56,20 @@ def test_the_report_names_a_slow_link(tmp_path: Path) -> None:
     ],
 )
 def test_nobody_is_named_where_links_are_alike(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert links.slow(links.links(scene(tmp_path / "run", {}, **changes))) == {}
+    assert link_speed.slow(link_speed.links(scene(tmp_path / "run", {}, **changes))) == {}
 
 
 def test_where_shards_are_spread_only_the_slowest_is_named(tmp_path: Path) -> None:
     """Everybody's pulls cross the slow link, and who has shard 0 beside itself waits longest for the others."""
     spread = {"shards": 6, "placement": "spread", "virtual": {"ranks_per_node": 2}}
     run = scene(tmp_path / "run", {5: 10.0}, learners=6, protocol={"name": "softsync", "n": 6}, **spread)
-    assert list(links.slow(links.links(run))) == ["node-5"]
+    assert list(link_speed.slow(link_speed.links(run))) == ["node-5"]
 
 
 def test_there_is_no_table_where_there_is_nothing_to_tell(tmp_path: Path) -> None:
     one_node = scene(tmp_path / "one", {}, virtual={"ranks_per_node": 6})
     doubled = scene(tmp_path / "doubled", {}, protocol={"name": "allreduce"})
-    assert links.links(one_node) == links.links(doubled) == []
+    assert link_speed.links(one_node) == link_speed.links(doubled) == []
     small = scene(tmp_path / "small", {3: 10.0}, virtual={"parameters": 1000})
     assert table(small).cells("rate") == [None] * 6, "handling a message takes longer than its bytes"
 
@@ -77,11 +77,11 @@ def test_there_is_no_table_where_there_is_nothing_to_tell(tmp_path: Path) -> Non
 def test_nodes_may_have_different_numbers_of_learners() -> None:
     """Four learners who share a link each get a quarter of it; one alone that gets a quarter has a slow link."""
 
-    def link(host: str, learners: int, rate: float) -> links.Link:
-        return links.Link(host, learners, Carried(learners, 0, 1.0, 1.0, 1.0, 1.0), 1.0, 1.0, rate, rate)
+    def link(host: str, learners: int, rate: float) -> link_speed.Link:
+        return link_speed.Link(host, learners, Carried(learners, 0, 1.0, 1.0, 1.0, 1.0), 1.0, 1.0, rate, rate)
 
-    assert links.slow([link("a", 1, 100.0), link("b", 1, 100.0), link("c", 4, 25.0)]) == {}
-    assert links.slow([link("a", 1, 100.0), link("b", 1, 100.0), link("c", 1, 25.0)]) == {"c": 100.0}
+    assert link_speed.slow([link("a", 1, 100.0), link("b", 1, 100.0), link("c", 4, 25.0)]) == {}
+    assert link_speed.slow([link("a", 1, 100.0), link("b", 1, 100.0), link("c", 1, 25.0)]) == {"c": 100.0}
 
 
 def rate(out: Path, slow: dict[int, float], parameters: int = 100_000, **changes: Any) -> float:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpisgd.base.errors import EXIT_FAILED, ConfigError
-from mpisgd.base.speech import last_words
+from mpisgd.base.terminal import last_words
 
 LOOK_S = 0.2
 STARTED_S = 2.0

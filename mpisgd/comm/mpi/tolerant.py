@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.comm.mpi import ulfm

@@ -23,10 +23,10 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.collectives import Node, Team
 from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.message_queue import Arrivals, never
 from mpisgd.comm.mpi.transfers import BODY_S, IncomingBodies, OpenMessage, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.exchange.base import Answers, Report
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.learner_channel import Answers, Report
 
 
 class DuplexChannel(LearnerChannel):

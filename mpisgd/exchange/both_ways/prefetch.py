@@ -17,9 +17,9 @@ from typing import Any
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import PushFields, Tag
-from mpisgd.exchange.base import Answers, Report
 from mpisgd.exchange.channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.learner_channel import Answers, Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.vectors.memory import Memory, copy_into
 from mpisgd.vectors.skipped import within

@@ -20,9 +20,9 @@ from typing import Any
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Pattern
 from mpisgd.comm.messages import Message, Push, Refused, Tag
-from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.channel import Slices, bodies_of
+from mpisgd.exchange.learner_channel import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.rules.portions import NO_PORTION

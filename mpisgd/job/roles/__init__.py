@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpisgd.job.roles import batch, sgd
-from mpisgd.job.roles.base import RankRole
+from mpisgd.job.roles.role import RankRole
 from mpisgd.job.roles.sgd import ShardRole
 from mpisgd.job.world import Setup, World
 

@@ -26,10 +26,10 @@ from typing import Any
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import Ending, Message, NormPull, NormTold, Refused, Tag
 from mpisgd.config import Config
-from mpisgd.exchange.base import Answers
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.exchange.layerwise import PipelinedChannel
+from mpisgd.exchange.learner_channel import Answers
 from mpisgd.rules.rules import Rules
 from mpisgd.shard import Shard
 from mpisgd.vectors.flat import norm_of_parts

@@ -9,13 +9,13 @@ from typing import cast
 
 import numpy as np
 
-from mpisgd.base.speech import say, warn
+from mpisgd.base.terminal import say, warn
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.exchange.channel import Slices
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
-from mpisgd.job.roles.base import RankRole
+from mpisgd.job.roles.role import RankRole
 from mpisgd.job.roles.sgd import EvaluatorRole
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World

@@ -19,12 +19,12 @@ from mpisgd.base.storage import writing
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.messages import LAYOUTS, Tag
 from mpisgd.evaluator import Evaluator, OnEvaluation, WeightsInParts
-from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
-from mpisgd.job.roles.base import RankRole
+from mpisgd.exchange.learner_channel import Interrupted
+from mpisgd.job.roles.role import RankRole
 from mpisgd.models.partition import Partition
-from mpisgd.pipeline.links import WireLinks
-from mpisgd.pipeline.partitioned import joined, links_of
+from mpisgd.pipeline.partitioned_gradient import joined, links_of
+from mpisgd.pipeline.stage_messages import WireLinks
 
 _OF_WEIGHTS = -2
 """In place of a call's number, when weights are gathered."""

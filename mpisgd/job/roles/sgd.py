@@ -20,8 +20,8 @@ from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles import agreement, evaluating
-from mpisgd.job.roles.base import RankRole
 from mpisgd.job.roles.channels import learner_channel, shard_channel, slices_of
+from mpisgd.job.roles.role import RankRole
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi.library import takes_gpu_memory
 from mpisgd.comm.mpi.wire import Wire
@@ -21,7 +21,7 @@ from mpisgd.job.run.partners import Partners
 from mpisgd.job.run.start import Claim
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import World
-from mpisgd.pipeline import partitioned
+from mpisgd.pipeline import partitioned_gradient
 from mpisgd.pipeline.stage import Stage
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -69,7 +69,7 @@ class MpiWorld(World):
         names = roles.stream(rank), roles.stage(rank)
         evaluates = roles.may_evaluate(rank)
         if self._config.partitioned:
-            links = partitioned.links_of(self._wire, roles.groups[roles.index(rank)])
+            links = partitioned_gradient.links_of(self._wire, roles.groups[roles.index(rank)])
             self._gradient = gradient = self.tensors.of_piece(*names, links, team)
             gradient.read_ahead()
             evaluates = evaluates or (self._setup.jointly and roles.index(rank) == 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.base.speech import warn
+from mpisgd.base.terminal import warn
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.job import interruption
 from mpisgd.job.run.courier import Courier

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
-from mpisgd.base.speech import say, warn
+from mpisgd.base.terminal import say, warn
 from mpisgd.base.version import __version__
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
@@ -20,7 +20,7 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
-from mpisgd.exchange import links
+from mpisgd.exchange import link_load
 from mpisgd.job import interruption
 from mpisgd.job.finish import (
     Outcome,
@@ -139,7 +139,7 @@ class Rank:
         quiet_s = self.setup.config.log.quiet_s
         self.signals.every_second = Watchdog(wire.waiting, quiet_s, self._name(self.rank), waits_for).look
         if self.rank == 0:
-            carried, wasted = links.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
+            carried, wasted = link_load.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
             self._say(f"mpisgd {__version__}: {self._headline(carried)}")
             if wasted:
                 self._say(f"mpisgd: warning: {wasted}")

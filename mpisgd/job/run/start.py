@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from mpisgd.base import speech
+from mpisgd.base import terminal
 from mpisgd.base.errors import CheckpointError, ConfigError, MpisgdError
 from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI
@@ -68,7 +68,7 @@ def agree_on(
     data: DataSet | None = agree(comm, lambda: _load_data(config, user_objects, computes))
     meta: Meta = comm.bcast(parts.meta_of(data, config) if data is not None and ranks.rank == first else None, root=first)
     if data is not None and ranks.rank == first and data.train.advice:
-        speech.warn(data.train.advice)
+        terminal.warn(data.train.advice)
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, user_objects))
     if balance.measures_stages(config):  # a single rank measures for all
@@ -105,7 +105,7 @@ def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ra
     if config.binding == "roles":
         ranks, told = cores.bind(comm, ranks, roles)
     if told and ranks.rank == 0:
-        speech.warn(told)
+        terminal.warn(told)
     return ranks
 
 
@@ -115,7 +115,7 @@ def _make_room(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> None:
     short = [rank for rank, lack in enumerate(lacks) if lack]
     if short and ranks.rank == 0:
         text = f"rank {ranges(short)} {lacks[short[0]]}: over TCP, connections would fail"
-        speech.warn(f"{text}; raise the hard limit, `ulimit -Hn`, on all nodes, before the ranks are started")
+        terminal.warn(f"{text}; raise the hard limit, `ulimit -Hn`, on all nodes, before the ranks are started")
 
 
 def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:

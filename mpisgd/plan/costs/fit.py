@@ -1,7 +1,7 @@
 """Costs of a run, as the configuration of an equally fast and stale virtual run.
 
 - Compute: mini-batches drawn anew from the log, without injected delays: the learner's loop injects the same again.
-- Wire and service: from the log's columns (`wire.py`), without waits (`waits.py`).
+- Wire and service: from the log's columns (`messages.py`), without waits (`waits.py`).
 - The rest of a real cycle: loading data, oversleeping, Python between columns, waits for shared cores. Measured by a virtual run,
   added as an injected delay (`with_rest`), the only cost of a learner that no shard pays for.
 
@@ -21,10 +21,10 @@ from mpisgd.analysis import about
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.config import Config, StragglerOptions, config_file, replace, trust
 from mpisgd.config.config_virtual import EmpiricalComputeOptions, FailureOptions, NetworkOptions
+from mpisgd.plan.costs.messages import HANDLING_S, Cost, measured
 from mpisgd.plan.costs.observe import Lag, Observed, distance, observe
 from mpisgd.plan.costs.predict import PUSHES, predict
 from mpisgd.plan.costs.waits import missing_s, without_waits
-from mpisgd.plan.costs.wire import HANDLING_S, Cost, measured
 from mpisgd.records.log.reader import Run
 
 #: The rest of a cycle is found once it changes by less than this share of the log's lag, or after this many steps.

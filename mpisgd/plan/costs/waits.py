@@ -1,7 +1,7 @@
 """Removal of waits from costs if the virtual run is slower than the log.
 
 If shards never rest, all pushes wait, and none tells the latency; if links are always shared, no transfer tells their rate. So the
-columns (`wire.py`) give a largest latency and a least rate: try the default latency, then faster links.
+columns (`messages.py`) give a largest latency and a least rate: try the default latency, then faster links.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from mpisgd.config import Config, replace
 from mpisgd.config.config_virtual import NetworkOptions
+from mpisgd.plan.costs.messages import TELLING_NBYTES, Cost
 from mpisgd.plan.costs.observe import Observed
 from mpisgd.plan.costs.predict import predict
 from mpisgd.plan.costs.scale import layout
-from mpisgd.plan.costs.wire import TELLING_NBYTES, Cost
 
 _NEAR = 1.02
 """Ratio of cycles that counts as no longer."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
-from mpisgd.base.speech import say
+from mpisgd.base.terminal import say
 from mpisgd.records.log.schema import EVALUATIONS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
-from mpisgd.base.speech import check_visible
+from mpisgd.base.terminal import check_visible
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins

@@ -17,11 +17,11 @@ from mpisgd.records.checkpoint import snapshots
 from mpisgd.replay.checks.claimed import Claimed
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Record
-from mpisgd.sandblaster.again import Here
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.learner import Sum
 from mpisgd.sandblaster.noted import NONE, Noted
 from mpisgd.sandblaster.remote import Slot
+from mpisgd.sandblaster.replayed_slots import Here
 from mpisgd.vectors.memory import Memory
 
 _NORM_TOLERANCE = 1e-3

@@ -18,7 +18,7 @@ from mpisgd.site import launchers
 from mpisgd.site.launchers import Binding, LauncherName
 from mpisgd.site.layout import Layout
 from mpisgd.site.scripts import durations
-from mpisgd.site.scripts.options import Request, one_line
+from mpisgd.site.scripts.job_options import Request, one_line
 from mpisgd.site.scripts.systems import SYSTEMS, WARNING_S, System
 
 _SUBMIT = {"slurm": "sbatch", "lsf": "bsub <", "jsrun": "bsub <", "pbs": "qsub", "flux": "flux batch"}

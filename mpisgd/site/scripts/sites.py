@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mpisgd.base.errors import ConfigError, nearest
-from mpisgd.site.scripts.options import Request
+from mpisgd.site.scripts.job_options import Request
 
 
 def folder() -> Path:

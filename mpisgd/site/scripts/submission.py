@@ -13,7 +13,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, kind_of, replace
 from mpisgd.site import launchers
 from mpisgd.site.layout import Layout, Wishes, fit
-from mpisgd.site.scripts.options import Request
+from mpisgd.site.scripts.job_options import Request
 from mpisgd.site.scripts.render import Script
 
 Read = Callable[[Sequence[str]], Config]

@@ -12,8 +12,8 @@ import pytest
 
 from mpisgd.replay.checks.record import read
 from mpisgd.replay.prove import check_log
+from tests.unit.claims.hands import environment
 from tests.unit.test_replay import simulated
-from tests.unit.trust_table.hands import environment
 
 LEARNERS = 4
 SOFTSYNC = {"name": "softsync", "n": 2}

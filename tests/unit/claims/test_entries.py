@@ -20,9 +20,9 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay.trust_table import CLAIMS, Standing
 from tests.effort import spread
+from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC, Runs
+from tests.unit.claims.hands import change, configuration, environment, named, refused
 from tests.unit.test_replay import Sometimes, believed, simulated
-from tests.unit.trust_table.conftest import EVALUATED, LEARNERS, SOFTSYNC, Runs
-from tests.unit.trust_table.hands import change, configuration, environment, named, refused
 
 # -------------------------------------------------------------------------------------------- DONE, [environment], weights
 
@@ -123,7 +123,7 @@ def test_an_error_of_one_per_cent(real: bool, row: int, run_of: Callable[..., Pa
     assert bool(refused(path, evaluations="last")) == (row == -1)
     proof = replay.replay(path, evaluations="none")
     assert proof.holds
-    assert "loss" in dict((where, trust) for where, _, _, trust in proof.trust_table)["evaluations"]
+    assert "loss" in dict((where, trust) for where, _, _, trust in proof.claims)["evaluations"]
 
 
 def test_evaluations_that_are_missing_or_too_many(run_of: Callable[..., Path]) -> None:
@@ -245,7 +245,7 @@ def test_costs_that_are_not_here_any_more(runs: Runs, tmp_path: Path) -> None:
     assert proof.holds
     assert not proof.simulated
     assert any("which is not here" in line for line in proof.lines())
-    assert proof.trust_table[0][2], "seconds are only checked, then"
+    assert proof.claims[0][2], "seconds are only checked, then"
 
 
 def test_gradients_that_are_not_finite(tmp_path: Path) -> None:

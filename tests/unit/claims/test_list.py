@@ -13,8 +13,8 @@ from mpisgd.records.log.schema import Event
 from mpisgd.replay import trust_table
 from mpisgd.replay.trust_table import CLAIMS
 from tests.effort import spread
-from tests.unit.trust_table.conftest import RUNS, Runs
-from tests.unit.trust_table.hands import REPOSITORY, named, refused
+from tests.unit.claims.conftest import RUNS, Runs
+from tests.unit.claims.hands import REPOSITORY, named, refused
 
 
 def test_the_list_has_everything(runs: Runs) -> None:

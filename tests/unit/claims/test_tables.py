@@ -14,7 +14,7 @@ from mpisgd.records.log.schema import Event
 from mpisgd.replay import trust_table
 from mpisgd.replay.trust_table import CLAIMS, Claim, Standing
 from tests.effort import spread
-from tests.unit.trust_table.hands import a_row, change, little, much, of_tables, refused
+from tests.unit.claims.hands import a_row, change, little, much, of_tables, refused
 
 SPENT = ("compute_s", "push_s", "wait_s", "pull_s", "update_s")
 """Seconds that may be fewer than a run says, but not more than there was room for."""

@@ -66,7 +66,7 @@ class Job(Ranks):
         with (
             package.on(machine),
             package.dated(machine, self.begun),
-            mock.patch.object(roles.base, "TableFile", self.open_file),
+            mock.patch.object(roles.role, "TableFile", self.open_file),
             mock.patch.object(tensors, "Evaluations", Takes),
             contextlib.redirect_stderr(said),
             disk.watched() if disk else contextlib.nullcontext(),

@@ -14,7 +14,7 @@ from mpisgd.config.config_file import from_mapping
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
 from mpisgd.job.parts import NO_OBJECTS
-from mpisgd.pipeline.pieces import StagePasses
+from mpisgd.pipeline.micro_batches import StagePasses
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.vectors.computing import Travels

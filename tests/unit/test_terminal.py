@@ -10,7 +10,7 @@ from logging.handlers import MemoryHandler
 
 import pytest
 
-from mpisgd.base.speech import LOGGER, last_words, say, warn
+from mpisgd.base.terminal import LOGGER, last_words, say, warn
 from mpisgd.records.log.progress import Progress
 
 
@@ -77,7 +77,7 @@ def test_last_words_are_not_kept_back() -> None:
 @pytest.mark.parametrize("leave", ["os._exit(3)", "sys.exit(3)", "raise SystemExit(3)"])
 def test_last_words_come_out_as_the_interpreter_dies(leave: str) -> None:
     """Also from what runs after logging has shut down, and over a pipe."""
-    code = "import atexit, logging, os, sys\nfrom mpisgd.base.speech import last_words\n"
+    code = "import atexit, logging, os, sys\nfrom mpisgd.base.terminal import last_words\n"
     code += f"atexit.register(lambda: (logging.shutdown(), last_words('at exit')))\nlast_words('before')\n{leave}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (3, "")

@@ -23,10 +23,10 @@ from mpisgd.gradient.gradient import Gradient
 from mpisgd.models.interleaved import Dealt, Interleaved
 from mpisgd.models.partition import Links, Partition
 from mpisgd.models.partitioned import Partitioned
-from mpisgd.pipeline import pieces, travelling
-from mpisgd.pipeline.links import WireLinks
-from mpisgd.pipeline.pieces import InMicroBatches
+from mpisgd.pipeline import micro_batches, travelling
+from mpisgd.pipeline.micro_batches import InMicroBatches
 from mpisgd.pipeline.rounds import Rounds
+from mpisgd.pipeline.stage_messages import WireLinks
 from mpisgd.pipeline.travelling import Rooms
 from mpisgd.vectors.computing import Waited
 from mpisgd.vectors.cut import Stages
@@ -149,7 +149,7 @@ def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) ->
     if isinstance(model.module, Partitioned):
         bounds = () if stages is None else stages.bounds
         return functools.partial(PartitionedGradient, module=model.module, bounds=bounds, micro_batches=config.micro_batches)
-    return pieces.kind_of_gradient(config, model, stages)
+    return micro_batches.kind_of_gradient(config, model, stages)
 
 
 def links_of(wire: Communicator, ranks: tuple[int, ...]) -> WireLinks:

@@ -15,7 +15,7 @@ from mpisgd.analysis import about, arrivals
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config import footprint
-from mpisgd.exchange.links import Carried, carried
+from mpisgd.exchange.link_load import Carried, carried
 from mpisgd.records.log.reader import Run
 
 #: Smaller slices tell no rate: handling takes longer than their bytes.

@@ -25,7 +25,7 @@ from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Verdict
-from mpisgd.report import links
+from mpisgd.report import link_speed
 
 #: Quantile of a column free of waits; an odd row would decide the minimum.
 LOW = 0.05
@@ -122,7 +122,7 @@ def _slow_nodes(run: Run) -> dict[str, int]:
     each = -(-len(hosts) // max(1, len(order)))
     if hosts != [order[rank // each] for rank in range(len(hosts))]:
         return {}
-    return {host: order.index(host) for host in links.slow(links.links(run))}
+    return {host: order.index(host) for host in link_speed.slow(link_speed.links(run))}
 
 
 def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -> tuple[NetworkOptions, list[Cost]]:
@@ -132,7 +132,7 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
     exchange = run.config.get("exchange", "whole")
-    for link in links.links(run):
+    for link in link_speed.links(run):
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
         pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
