@@ -25,7 +25,7 @@ from mpisgd.comm.messages import FINAL
 from mpisgd.config import EvaluationOptions, Part
 from mpisgd.data import DataSet
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
-from mpisgd.exchange.learner_channel import Interrupted
+from mpisgd.exchange.exchange import Interrupted
 from mpisgd.gradient.gradient import pair
 from mpisgd.gradient.measure import Measure, Measured, Unmeasured, batches_of, drawn_for, is_summed, mean_of, sums_of
 from mpisgd.gradient.objective import Loss

@@ -13,7 +13,7 @@ import math
 
 from mpisgd.comm.communicator import Broken
 from mpisgd.comm.messages import Ending
-from mpisgd.exchange.learner_channel import Answers, Exchange, Interrupted, Left, Report
+from mpisgd.exchange.exchange import Answers, Exchange, Interrupted, Left, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Computes, Keeps

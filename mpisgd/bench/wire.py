@@ -36,8 +36,8 @@ from mpisgd.config import (
     RmspropOptions,
     SgdOptions,
 )
-from mpisgd.exchange.channel import LearnerChannel, Slices
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.liveness.ranks import look_around

@@ -10,7 +10,7 @@ import numpy as np
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import NOTHING_MORE, Tag
-from mpisgd.exchange.learner_channel import Interrupted
+from mpisgd.exchange.exchange import Interrupted
 from mpisgd.exchange.roles import Roles
 from mpisgd.records.checkpoint.snapshots import Taken
 

@@ -1,93 +1,421 @@
-"""Interface of a learner's loop to every way of exchange."""
+"""Push, pull and stop: the learner's end, by any way of `ways.py`. The shard's end is `shard_channel.py`.
+
+                 learner                                    shard
+    push         PUSH header, GRADIENT slice          ->    takes pushes in turn
+    pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
+                 <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending, without weights
+                                                            (rounded weights travel whole: `deltas.py`)
+    interrupt    INTERRUPT header                      ->   ends the run, whichever rank heard the signal
+    notice       may post NOTICE                      <-    tells a computing learner of an update
+    goodbye      GOODBYE header                       ->    forgets the learner; drains after all goodbyes
+
+No deadlock (law 1, `no-deadlock.md`): a learner finishes its pushes, to all shards at once, before a pull. A shard sends only
+answers, to receives posted before the question, and so always returns to its probe.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from mpisgd.vectors.skipped import NOTHING, Runs
+import numpy as np
 
+from mpisgd.base.errors import PeerError, ProtocolError
+from mpisgd.comm import pieces
+from mpisgd.comm.communicator import STILL_NBYTES, Communicator, is_far
+from mpisgd.comm.messages import Ending, PushFields, Tag
+from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.exchange import Answers, Interrupted, Report
+from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.ways import WHOLE, At, LayerTimes, Way
+from mpisgd.rules.portions import NO_PORTION
+from mpisgd.rules.verdict import Kind
+from mpisgd.vectors.chunks import chunks_of
+from mpisgd.vectors.computing import Exchanges
+from mpisgd.vectors.memory import copy_into
+from mpisgd.vectors.skipped import NOTHING, Runs, within
 
-@dataclass(slots=True)
-class Report:
-    """A learner's report on a push."""
-
-    seq: int
-    samples: int
-    loss: float
-    compute_ns: int
-    delay_ns: int
-    """Deliberate delay."""
-    rounded: float = 0.0
-    """Rounding error (`rounding.py`)."""
-    neighbour_ns: int = 0
-    """Wait for ranks of its group, outside `compute_ns`."""
-    scale: float = 1.0
-    """Factor of the loss (`scaling.py`)."""
-    skipped: Runs = field(default_factory=lambda: NOTHING)
-    """Elements without a gradient (`vectors/skipped.py`)."""
-
-
-@dataclass(slots=True)
-class Answers:
-    """Answers of all shards to a pull."""
-
-    clocks: tuple[int, ...]
-    stop: int
-    """An `Ending`; weights come only with NONE."""
-    rejected: bool
-    """Any shard rejected the last push: compute its mini-batch again."""
-    snapshots: int = 0
-    """Snapshots of shard 0, taken or due at its clock."""
+# Plain integers for every gradient: a look into the enumeration costs time.
+_PUSH: int = Tag.PUSH
+_PULL: int = Tag.PULL
+_ANSWER: int = Tag.ANSWER
+_GOES_ON: int = Ending.NONE
+_LAST_ENDING: int = Ending.INTERRUPTED
+_REJECT: int = Kind.REJECT
 
 
-class Interrupted(Exception):
-    """Unwanted computation: an update was made without this gradient, or the run is over."""
+def bodies_of(runs: Runs) -> tuple[Any, ...]:
+    """Return the skipped runs as bodies of a push; usually none."""
+    return (runs.ravel(),) if len(runs) else ()
 
 
-class Left(Exception):
-    """Departure of a learner after the loss of a rank in its group."""
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A learner's memory, divided among its shards.
+
+    Attributes:
+        weights: (parameters,) float32 host memory for pulled slices.
+        gradients: (parameters,) float32 host memory of pushed slices; or words of `push_format.py`.
+        cuts: bounds in `gradients`, where different.
+        held: h of `weights`, where pulls are rounded (`deltas.py`).
+        computed_from: (parameters,) memory to copy pulled slices to, where `weights` is only memory of arrival.
+        in_pieces: whether both reach other nodes in pieces (`comm/pieces.py`); rounded weights do not.
+    """
+
+    weights: np.ndarray
+    gradients: np.ndarray
+    bounds: list[tuple[int, int]]
+    cuts: Sequence[tuple[int, int]] = ()
+    held: Held | None = None
+    computed_from: np.ndarray | None = None
+    in_pieces: bool = False
 
 
-class Exchange(Protocol):
-    """Whole vectors (`channel.py`, `both_ways/`), layers (`layerwise.py`), or collectives (`allreduce.py`)."""
+class LearnerChannel(Exchanges):
+    """A learner's end; `interruptible` by notices of late gradients."""
+
+    exchanging_ns = 0
+    push_ns = 0
+    _wait_ns = _pull_ns = 0
+    """Wait for the first answer, then transfer until all weights are in place; 0 after a push."""
+    _pushes = 0
+    _rejected = False
+    _snapshots = 0
+    _portion = _offered = NO_PORTION
+    _signal_told = False
+    _noted: Report | None = None
+    """Gradient to send during the next pull."""
+    _min_clock = 0
+    """Least clock of weights needed in this mini-batch."""
+    _stopped: int = _GOES_ON
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        slices: Slices,
+        *,
+        consistent: bool,
+        interruptible: bool = False,
+        way: Way = WHOLE,
+    ) -> None:
+        weights, gradients, bounds = slices.weights, slices.gradients, slices.bounds
+        self._wire = wire
+        self.now_ns = wire.clock.now_ns
+        self.sleep = wire.clock.sleep
+        self._ranks = list(roles.shard_ranks)
+        self._interruptible = interruptible
+        self._notices: list[deque[Any]] = [deque() for _ in bounds] if interruptible else []
+        self._noticed = [0] * len(bounds)
+        self._learner_id = learner_id
+        self._team = len(roles.teams[learner_id])
+        self._held = held = slices.held
+        rooms = [chunks_of(weights[start:end]) for start, end in bounds] if held is None else [[room] for room in held.rooms]
+        self._weights = [tuple(each) for each in rooms]
+        self._gradients = [gradients[start:end] for start, end in slices.cuts or bounds]
+        self._pushed: list[tuple[Any, ...]] = [(each,) for each in self._gradients]
+        """Bodies of a push to each shard."""
+        if slices.in_pieces:
+            self._cut_for(shard for shard, rank in enumerate(self._ranks) if is_far(wire, rank))
+        self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
+        self._bounds = bounds
+        self._consistent = consistent and len(bounds) > 1
+        self._shards = list(range(len(bounds)))
+        self._numbers = list(range(roles.first_shard, roles.first_shard + len(bounds)))
+        """Shard numbers stated in answers."""
+        self._clocks = [-1] * len(bounds)
+        self.draw: Callable[[int], None] | None = None
+        """Listener to the next portion."""
+        self.duplex = way.send is At.PULL
+        self.pulls_within = way.ask is At.NEED
+        """Weights come during the computation, after `pull`."""
+        self._times = None if way.send is not At.LEAVE else LayerTimes(wire.clock, way.delays, len(bounds))
+        self._moves = gradients.nbytes > STILL_NBYTES
+        self._sent: list[Any] = []
+        """Transfers begun during the backward pass."""
+        self._next_clock = way.next_clock
+        self._early: dict[int, Any] = {}
+        """Requests ahead of the next pull, by shard."""
+        self._copied: list[tuple[Any, Any]] = []
+        """Slices to compute from, and of arrival."""
+        if slices.computed_from is not None:
+            self._copied = [(slices.computed_from[start:end], weights[start:end]) for start, end in bounds]
+
+    def _cut_for(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._pushed[shard] = pieces.bodies(self._pushed[shard])
+            if self._held is None:
+                self._weights[shard] = pieces.bodies(self._weights[shard])
 
     @property
-    def duplex(self) -> bool:
-        """The next pull sends the gradient, and calls `meanwhile` once its memory is free."""
-        return False
+    def pushed(self) -> list[int]:
+        return [self._pushes for _ in self._shards]
 
     @property
-    def exchanging_ns(self) -> int:
-        """Nanoseconds of exchange during the computation, not counted in it."""
-        return 0
-
-    def now_ns(self) -> int:
-        """Return nanoseconds since the run's start."""
-
-    def sleep(self, seconds: float) -> None:
-        """Delay this learner on purpose."""
-
-    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Wait for weights at clock `min_clock` or later; call `meanwhile` after the request."""
+    def newest_clock(self) -> int:
+        """Newest clock received; -1 before the first."""
+        return max(self._clocks)
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Send the gradient of the last pulled weights; call `meanwhile` during the send."""
+        """Send each slice with the clock of its weights, or wait until all have left; duplex: note the gradient.
 
-    def goodbye(self, *, ending: int) -> None:
-        """Tell the end of all messages, and why."""
+        The header reports the durations of the previous pull and push. A noted gradient must not change until the next pull
+        returns. Raises ProtocolError: a second push without a pull.
+        """
+        if self.duplex:
+            if self._noted is not None or meanwhile is not None:
+                raise ProtocolError("exchange = 'duplex': two pushes without a pull between them")
+            self._noted = report
+            return
+        if self._times is not None:
+            self._wire.clock.hold()
+        start_ns = self.now_ns()
+        transfers = self._send(report)
+        if meanwhile is not None:
+            meanwhile()
+        self.push_ns = self._see_out(transfers, start_ns)
+        self._wait_ns = self._pull_ns = 0
 
-    # Defaults for protocols without notices of late gradients:
+    def _send(self, report: Report) -> list[Any]:
+        """Begin to send what has not left; return the transfers."""
+        self._pushes += 1
+        if self._times is not None:
+            sent, self._sent = self._sent, []
+            return sent
+        transfers = []
+        for shard in self._shards:  # no comprehension, here and below: it would cost a call
+            transfers.append(self._send_slice(shard, report))
+        return transfers
 
-    def interrupt_by_notices(self) -> None:
-        """Let a notice end the current mini-batch: `check` then raises Interrupted."""
-        return
+    def _send_slice(self, shard: int, report: Report) -> Any:
+        bodies, runs = self._pushed[shard], NOTHING
+        if len(report.skipped):
+            runs = within(report.skipped, *self._bounds[shard])
+            bodies = (*bodies_of(runs), *bodies)
+        return self._wire.start(self._ranks[shard], _PUSH, self._told(shard, report, runs), *bodies)
+
+    def _see_out(self, transfers: list[Any], start_ns: int) -> int:
+        """Wait for transfers; return nanoseconds of pushing."""
+        for transfer in transfers:
+            self._wire.finish(transfer)
+        ns = self.now_ns() - start_ns
+        if self._times is None:
+            return ns
+        self._times.pushed_for(ns)
+        return self._times.pushing_ns
+
+    def need(self, shard: int) -> None:
+        """Wait for a slice's weights, whatever other slices' clocks, unless all are in place. Raises Interrupted: stop."""
+        if not self.pulls_within or self._times is None:
+            return
+        start_ns = self.now_ns()
+        self._times.note_need(shard)
+        self._stopped, began_ns = self._take_answers([shard], self._ask([shard], self._min_clock), self._min_clock)
+        if self._stopped:
+            raise Interrupted
+        end_ns = self.now_ns()
+        self._times.pulled_for(end_ns - start_ns)
+        self._wait_ns += began_ns - start_ns
+        self._pull_ns += end_ns - began_ns
+
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
+        times, clock = self._times, self._wire.clock
+        assert times is not None
+        clock.hold()
+        compute_ns, delay_ns = times.of_push(shard, seq)
+        start_ns = self.now_ns()
+        report = Report(seq, samples, loss, compute_ns, delay_ns, rounded=rounded, scale=scale, skipped=skipped)
+        self._sent.append(self._send_slice(shard, report))
+        if self._next_clock is not None:
+            (self._early[shard],) = self._ask([shard], self._next_clock(self._clocks[shard]))
+        times.pushed_for(self.now_ns() - start_ns)
+        if self._moves:
+            clock.let_move()
+
+    def _told(self, shard: int, report: Report, runs: Runs = NOTHING) -> PushFields:
+        """Return a push header, valid until newer weights arrive."""
+        return (
+            self._learner_id,
+            self._clocks[shard],
+            report.seq,
+            report.samples,
+            self._team,
+            report.compute_ns,
+            report.delay_ns,
+            self.push_ns,
+            self._wait_ns,
+            self._pull_ns,
+            report.neighbour_ns,
+            self._gradients[shard].nbytes,
+            self._portion,
+            len(runs),
+            report.rounded,
+            report.scale,
+            report.loss,
+        )
+
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
+        """Receive all weights; a consistent protocol asks lagging shards again, and no shard waits for another (law 2).
+
+        Duplex: send the noted gradient meanwhile, and call `meanwhile` once the gradient has left; `push_ns` is the excess over
+        the pull. Layerwise: return the last known clocks, -1 for none, and a shard's stop.
+        """
+        if self._wire.signal > 0:
+            self._tell_of_signal()
+        if self.pulls_within:
+            answers = self._begin_within(min_clock, meanwhile)
+        elif self._noted is None:
+            answers = self._pull_all(min_clock, meanwhile)
+        else:
+            report, self._noted, transfers = self._noted, None, list[Any]()
+            answers = self._pull_all(min_clock, lambda: transfers.extend(self._send(report)))
+            self.push_ns = self._see_out(transfers, self.now_ns())
+            if meanwhile is not None:
+                meanwhile()
+        if self._times is not None:
+            self._times.begin()
+        return answers
+
+    def _begin_within(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
+        """Begin a mini-batch without weights."""
+        self._min_clock = min_clock
+        if meanwhile is not None:
+            meanwhile()
+        self._wait_ns = self._pull_ns = 0
+        return Answers(tuple(self._clocks), self._stopped, False, self._snapshots)
+
+    def _pull_all(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
+        shards = self._shards
+        start_ns = self.now_ns()
+        self._rejected = False
+        if self._early:
+            asked, self._early = [self._early[shard] for shard in shards], {}
+        else:
+            asked = self._ask(shards, min_clock)
+        if meanwhile is not None:
+            meanwhile()
+        stop, began_ns = self._take_answers(shards, asked, min_clock)
+        while self._consistent and not stop and len(set(self._clocks)) > 1:
+            newest = max(self._clocks)
+            lagging = [shard for shard in shards if self._clocks[shard] < newest]
+            stop, _ = self._take_answers(lagging, self._ask(lagging, newest), newest)
+        for computed_from, arrived in () if stop else self._copied:
+            copy_into(computed_from, arrived)
+        self._wait_ns, self._pull_ns = began_ns - start_ns, self.now_ns() - began_ns
+        if self._offered != NO_PORTION and not (stop or self._rejected):  # a repeated mini-batch keeps its portion
+            self._portion = self._offered
+            if self.draw is not None:
+                self.draw(self._portion)
+        return Answers(tuple(self._clocks), stop, self._rejected, self._snapshots)
+
+    def _tell_of_signal(self) -> None:
+        if self._signal_told:
+            return
+        self._signal_told = True
+        wire = self._wire
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.INTERRUPT, (wire.signal,)))
+
+    def _ask(self, shards: list[int], min_clock: int) -> list[Any]:
+        """Post receives, then ask; return the pending answers."""
+        wire, ranks, weights = self._wire, self._ranks, self._weights
+        question = (self._learner_id, min_clock)
+        if self._interruptible:
+            self._post_notices(shards)
+        asked = []
+        for shard in shards:
+            asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]))
+        return asked
+
+    def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
+        """Return the answers' ending, and the nanosecond of the first."""
+        wire, held = self._wire, self._held
+        stop, began_ns = _GOES_ON, 0
+        for shard, answer in zip(shards, asked):  # noqa: B905 - half the cost of strict
+            sender, clock, stopped, verdict, notices, portion, snapshots, nbytes = wire.header(answer)
+            began_ns = began_ns or self.now_ns()
+            if sender != self._numbers[shard] or stopped or clock < min_clock or nbytes != self._weights_nbytes[shard]:
+                self._check(shard, sender, clock, stopped, nbytes, min_clock)
+            wire.finish(answer)
+            while self._noticed[shard] < notices:  # sent before the answer, for a finished mini-batch
+                self._take_notice(shard)
+            if stopped:  # shards may differ: the run is over, and the others will say so, too
+                stop = min(stop, stopped) if stop else stopped
+            else:
+                self._clocks[shard] = clock
+                if sender == 0:
+                    self._snapshots = snapshots
+                if held is not None:
+                    held.take(shard, nbytes)
+                if verdict == _REJECT:
+                    self._rejected = True
+                if portion != NO_PORTION:  # the shard deals
+                    self._offered = portion
+        return stop, began_ns
+
+    def _check(self, shard: int, sender: int, clock: int, stopped: int, nbytes: int, min_clock: int) -> None:
+        """Raise PeerError for an impossible answer; an ending is possible, and a delta after the first weights."""
+        expected = 0 if stopped else self._weights_nbytes[shard]
+        if self._held is not None and self._clocks[shard] >= 0 and not stopped and self._held.takes(shard, nbytes):
+            expected = nbytes
+        number = self._numbers[shard]
+        if sender != number or nbytes != expected or (clock < min_clock and not stopped) or stopped > _LAST_ENDING:
+            raise PeerError(
+                f"ANSWER of rank {self._ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock}, ending {stopped};"
+                f" expected shard {number}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
+            )
+
+    def _post_notices(self, shards: list[int]) -> None:
+        """Keep two receives per shard posted: an answer allows a single notice, and the previous may be under way."""
+        for shard in shards:
+            while len(self._notices[shard]) < 2:
+                self._notices[shard].append(self._wire.post(self._ranks[shard], Tag.NOTICE))
+
+    def _take_notice(self, shard: int) -> int:
+        """Return the clock of a shard's next notice."""
+        if not self._notices or not self._notices[shard]:
+            raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than it can have sent")
+        posted = self._notices[shard].popleft()
+        fields: tuple[int, int] = self._wire.header(posted)
+        self._wire.finish(posted)
+        self._noticed[shard] += 1
+        return fields[1]
 
     def check(self) -> None:
-        """Raise Interrupted where the current gradient is unwanted."""
-        return
+        """Raise Interrupted after a notice of an update without the current gradient.
+
+        Do nothing after the goodbye: evaluation uses the model, and a shard behind the stop may yet send a notice.
+        """
+        if not self._interruptible:
+            return
+        for shard, notices in enumerate(self._notices):
+            while notices and notices[0].arrived():
+                if self._take_notice(shard) > self._clocks[shard]:
+                    raise Interrupted
+
+    def interrupt_by_notices(self) -> None:
+        """Look for notices during sleep (and, in virtual time, computing)."""
+        self._wire.clock.interrupt_by(self.check)
 
     def gave_up(self, seq: int) -> None:
-        """Tell of a given-up mini-batch."""
-        return
+        """Tell of a given-up mini-batch; layerwise, shards have said so."""
+        if self.pulls_within:
+            return
+        wire = self._wire
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.GAVE_UP, (self._learner_id, seq)))
+
+    def withdraw(self) -> None:
+        """Withdraw receives of unsent notices, once all ranks have met at the end."""
+        for notices in self._notices:
+            while notices:
+                notices.popleft().withdraw()
+
+    def goodbye(self, *, ending: int) -> None:
+        wire, fields = self._wire, (self._learner_id, self._pushes, ending)
+        self._interruptible = False
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.GOODBYE, fields))

@@ -1,4 +1,4 @@
-"""The shard's end of push and pull (`channel.py`)."""
+"""The shard's end of push and pull (`learner_channel.py`)."""
 
 from __future__ import annotations
 

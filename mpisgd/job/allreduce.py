@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Interrupt, Pull
-from mpisgd.exchange.collectives.channel import TeamChannel
-from mpisgd.exchange.learner_channel import Answers, Exchange, Report
+from mpisgd.exchange.collectives.team_channel import TeamChannel
+from mpisgd.exchange.exchange import Answers, Exchange, Report
 from mpisgd.shard import Shard
 
 

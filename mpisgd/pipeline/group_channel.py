@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import Ending, Tag
-from mpisgd.exchange.channel import LearnerChannel, Slices
-from mpisgd.exchange.learner_channel import Answers, Interrupted, Left, Report
+from mpisgd.exchange.exchange import Answers, Interrupted, Left, Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 
 

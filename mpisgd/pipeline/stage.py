@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.comm.messages import MOST_DIMENSIONS, Tag
-from mpisgd.exchange.learner_channel import Interrupted
+from mpisgd.exchange.exchange import Interrupted
 from mpisgd.vectors.computing import Travels, Waited
 from mpisgd.vectors.flat import norm_of_parts
 from mpisgd.vectors.memory import Memory

@@ -25,8 +25,8 @@ from typing import Any
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import NOBODY, Command, Ending, Fields, Goodbye, Interrupt, Lost, Message, Next, Op, Tag
-from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel

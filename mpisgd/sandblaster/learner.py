@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, Ending
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.sandblaster.channels import BatchLearnerChannel, PortionChannel
 from mpisgd.vectors.computing import Travels

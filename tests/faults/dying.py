@@ -42,11 +42,11 @@ START = {
 LATER = {
     "ready": ("mpisgd.job.run.rank", "Rank.agree", 1, True),
     "clock": ("mpisgd.comm.mpi.clock", "Clock.begin", 1, False),
-    "first pull": ("mpisgd.exchange.channel", "LearnerChannel.pull", 1, False),
+    "first pull": ("mpisgd.exchange.learner_channel", "LearnerChannel.pull", 1, False),
     "first gradient": ("mpisgd.gradient.gradient", "Gradient.forward", 1, False),
     "training": ("mpisgd.gradient.gradient", "Gradient.forward", 20, False),
     "serving": ("mpisgd.shard", "Shard.handle", 40, False),
-    "last update": ("mpisgd.exchange.channel", "LearnerChannel.goodbye", 1, False),
+    "last update": ("mpisgd.exchange.learner_channel", "LearnerChannel.goodbye", 1, False),
     "evaluation": ("mpisgd.evaluator", "Evaluator.evaluate_all", 1, False),
     "end": ("mpisgd.job.run.rank", "Rank._end", 1, False),
     "books": ("mpisgd.job.run.rank", "check_books", 1, False),
@@ -58,10 +58,10 @@ GROUPED = {
     "forward": ("mpisgd.pipeline.micro_batches", "StagePasses.pass_on", 21, False),
     "backward": ("mpisgd.pipeline.micro_batches", "StagePasses.pass_back", 21, False),
     "in a call": ("mpisgd.pipeline.stage_messages", "WireLinks.deal", 21, False),
-    "pushing": ("mpisgd.exchange.channel", "LearnerChannel._send", 6, True),
+    "pushing": ("mpisgd.exchange.learner_channel", "LearnerChannel._send", 6, True),
     "agreeing": ("mpisgd.comm.mpi.grouped", "Told.tell", 9, False),
-    "agreed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, False),
-    "pushed": ("mpisgd.exchange.channel", "LearnerChannel.push", 6, True),
+    "agreed": ("mpisgd.exchange.learner_channel", "LearnerChannel.push", 6, False),
+    "pushed": ("mpisgd.exchange.learner_channel", "LearnerChannel.push", 6, True),
 }
 #: In a fault-tolerant run: the fifth time that all meet, when rank 0 has said DONE, and who is given up.
 LAST = {"last meeting": ("mpisgd.comm.mpi.tolerant", "TolerantWire.settle", 5, False)}

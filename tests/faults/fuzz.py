@@ -48,8 +48,8 @@ SLOWER = 50.0
 PARAMETERS = 650
 #: Role -> (what it calls again and again, in how many of these calls all messages are fired).
 CALLS = {
-    "learner": ("mpisgd.exchange.channel", "LearnerChannel.push", 20),
-    "leader": ("mpisgd.exchange.channel", "LearnerChannel.push", 20),
+    "learner": ("mpisgd.exchange.learner_channel", "LearnerChannel.push", 20),
+    "leader": ("mpisgd.exchange.learner_channel", "LearnerChannel.push", 20),
     "member": ("mpisgd.gradient.gradient", "Gradient.compute", 20),
     "shard": ("mpisgd.shard", "Shard.serve_one", 60),
     "evaluator": ("mpisgd.exchange.evaluator_channel", "EvaluatorChannel.pull", 4),

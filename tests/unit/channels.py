@@ -14,8 +14,8 @@ from mpisgd.comm.messages import (
     Tag,
 )
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.exchange.channel import LearnerChannel, Slices
-from mpisgd.exchange.learner_channel import Answers, Report
+from mpisgd.exchange.exchange import Answers, Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.vectors.flat import slice_bounds
 from tests.unit.fakes import Comm, Envelope, wire_without_mpi

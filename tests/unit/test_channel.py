@@ -22,8 +22,8 @@ from mpisgd.comm.messages import (
     Tag,
 )
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.learner_channel import Answers, Interrupted, Report
+from mpisgd.exchange.exchange import Answers, Interrupted, Report
+from mpisgd.exchange.learner_channel import LearnerChannel
 from tests.unit.channels import SIZE, SLICE, Job
 from tests.unit.fakes import told
 from tests.virtual.scene import FREE

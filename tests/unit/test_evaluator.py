@@ -14,7 +14,7 @@ from mpisgd.comm.messages import FINAL
 from mpisgd.config import Part
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import Snapshot
-from mpisgd.exchange.learner_channel import Interrupted
+from mpisgd.exchange.exchange import Interrupted
 from mpisgd.gradient.measure import Measured
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.rank_file import read_table

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpisgd.config import StragglerOptions
-from mpisgd.exchange.learner_channel import Answers, Report
+from mpisgd.exchange.exchange import Answers, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.learner import learn
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions

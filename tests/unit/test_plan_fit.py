@@ -13,7 +13,7 @@ import pytest
 from mpisgd.base.errors import DataError
 from mpisgd.config import Config, LogOptions, StragglerOptions, replace
 from mpisgd.config.config_virtual import LognormalComputeOptions, NetworkOptions, VirtualOptions
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.gradient.straggler import Delays
 from mpisgd.plan.costs.fit import fit, fitted, with_rest
 from mpisgd.plan.costs.messages import measured

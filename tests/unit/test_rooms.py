@@ -91,7 +91,11 @@ def test_no_arrow_runs_upward() -> None:
 
 
 PLANTED = [
-    ("vectors/flat.py", "from mpisgd.exchange.channel import LearnerChannel", "vectors.flat:.* imports .*LearnerChannel, upward"),
+    (
+        "vectors/flat.py",
+        "from mpisgd.exchange.learner_channel import LearnerChannel",
+        "vectors.flat:.* imports .*LearnerChannel, upward",
+    ),
     ("update/slice_update.py", "from mpisgd import shard", "update.slice_update:.* imports mpisgd.shard, upward"),
     ("records/log/reader.py", "def f():\n    import mpisgd.job.run", "records.log.reader:.* imports mpisgd.job.run, upward"),
     ("exchange/roles.py", "if TYPE_CHECKING:\n    from mpisgd import train", "exchange.roles:.* imports mpisgd.train, upward"),

@@ -16,8 +16,8 @@ from mpisgd.analysis.timeline import look
 from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.config import config_file
-from mpisgd.exchange.collectives.channel import TeamChannel
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.collectives.team_channel import TeamChannel
+from mpisgd.exchange.exchange import Report
 from mpisgd.job.parts import UserObjects
 from mpisgd.plan import fit
 from mpisgd.records.log import schema

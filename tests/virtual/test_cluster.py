@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mpisgd.base.errors import DeadlockError
 from mpisgd.comm.messages import Ending, Goodbye, Pull, Tag
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.exchange.channel import LearnerChannel, Slices
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.shard_channel import ShardChannel
 from tests.virtual.scene import Scene, WatchedWire, packed
 
@@ -235,7 +235,7 @@ def push_implies_reply(schedule: Schedule) -> None:
 
 
 def the_projects_channel(schedule: Schedule) -> None:
-    """The same pattern as `channel.py` does it, law 1 watched: push to all, then ask, receives posted before."""
+    """The same pattern as `learner_channel.py` does it, law 1 watched: push to all, then ask, receives posted before."""
     scene, roles, bounds = schedule.scene, schedule.roles, [(0, 10), (0, 10)]
 
     def shard(rank: int) -> None:

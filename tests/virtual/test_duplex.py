@@ -15,10 +15,10 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import ProtocolError
-from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
-from mpisgd.exchange.channel import Slices
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
+from mpisgd.exchange.ways import DUPLEX
 from mpisgd.vectors.memory import Memory
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
@@ -122,7 +122,7 @@ def test_where_shards_gather_links_are_the_limit(tmp_path: Path) -> None:
 def test_there_is_a_pull_after_each_push(exchange: str) -> None:
     scene, roles, vector = Scene(2), packed(learners=1), np.zeros(3, np.float32)
     channel = {
-        "duplex": DuplexChannel(scene.wires[1], roles, 0, Slices(vector, vector, [(0, 3)]), consistent=False),
+        "duplex": LearnerChannel(scene.wires[1], roles, 0, Slices(vector, vector, [(0, 3)]), consistent=False, way=DUPLEX),
         "prefetch": PrefetchChannel(scene.wires[1], roles, 0, Memory(vector, vector), [(0, 3)]),
     }[exchange]
     with pytest.raises(ProtocolError, match="two pushes without a pull"):

@@ -13,7 +13,7 @@ from mpisgd import data, models, replay
 from mpisgd.base.errors import DeadlockError, PeerError
 from mpisgd.config import Config, DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.pipeline.group_channel import GroupChannel
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.records.log.schema import Event, Verdict

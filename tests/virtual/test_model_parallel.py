@@ -20,7 +20,7 @@ from mpisgd.analysis.cycles import DELAY, NEIGHBOUR
 from mpisgd.base.errors import ConfigError, DataError, DeadlockError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import DigitsOptions, MlpOptions
-from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.job.parts import UserObjects
 from mpisgd.pipeline import stage
 from mpisgd.pipeline.group_channel import GroupChannel

@@ -16,8 +16,8 @@ import pytest
 
 import mpisgd
 from mpisgd.evaluator import Evaluator
-from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.collectives.channel import TeamChannel
+from mpisgd.exchange.collectives.team_channel import TeamChannel
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job.roles import sgd
@@ -40,13 +40,13 @@ LOOPS = [
             "serving/finiteness",
             "serving/snapshot_server",
             "job/allreduce",
-            "exchange/channel",
-            "exchange/base",
+            "exchange/learner_channel",
+            "exchange/exchange",
             "exchange/shard_channel",
-            "exchange/collectives/channel",
-            "exchange/collectives/buckets",
+            "exchange/collectives/team_channel",
+            "exchange/collectives/bucket_channel",
             "exchange/evaluator_channel",
-            "exchange/layerwise",
+            "exchange/ways",
             "pipeline/group_channel",
             "pipeline/stage",
             "evaluator",

@@ -18,7 +18,7 @@ from mpisgd import replay
 from mpisgd.base.errors import PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange.both_ways.streamed import StreamedChannel
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
 from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate

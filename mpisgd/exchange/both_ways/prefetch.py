@@ -17,9 +17,9 @@ from typing import Any
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import PushFields, Tag
-from mpisgd.exchange.channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.deltas import Held
-from mpisgd.exchange.learner_channel import Answers, Report
+from mpisgd.exchange.exchange import Answers, Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.vectors.memory import Memory, copy_into
 from mpisgd.vectors.skipped import within
@@ -27,8 +27,6 @@ from mpisgd.vectors.skipped import within
 
 class PrefetchChannel(LearnerChannel):
     """A learner's end computing in `memory`; pulls must not wait for its own push."""
-
-    duplex = True
 
     def __init__(
         self,
@@ -43,12 +41,13 @@ class PrefetchChannel(LearnerChannel):
     ) -> None:
         self._memory, self._travels = memory, memory.another()
         held = Held(self._travels.weights, bounds, apart=False) if rounded else None
-        slices = Slices(self._travels.weights, self._travels.gradients, bounds, memory.cuts, held, in_pieces)
+        slices = Slices(self._travels.weights, self._travels.gradients, bounds, memory.cuts, held, in_pieces=in_pieces)
         super().__init__(wire, roles, learner_id, slices, consistent=False)
+        self.duplex = True
         self._asked: list[Any] = []
         self._least = 0
         """Least clock of the requested weights."""
-        self._noted: list[tuple[PushFields, tuple[Any, ...]]] = []
+        self._copies: list[tuple[PushFields, tuple[Any, ...]]] = []
         """Headers and skipped runs of the next gradient to leave."""
         self._leaving: list[Any] = []
 
@@ -62,10 +61,10 @@ class PrefetchChannel(LearnerChannel):
         wire = self._wire
         wire.clock.hold()
         start_ns = self.now_ns()
-        self._see_out()
+        self._see_out_leaving()
         copy_into(self._travels.gradients, self._memory.gradients)
         runs = [within(report.skipped, *bounds) for bounds in self._bounds]
-        self._noted = [(self._told(shard, report, runs[shard]), bodies_of(runs[shard])) for shard in self._shards]
+        self._copies = [(self._told(shard, report, runs[shard]), bodies_of(runs[shard])) for shard in self._shards]
         self._wait_ns = self._pull_ns = 0
         self.push_ns = self.now_ns() - start_ns
 
@@ -84,9 +83,9 @@ class PrefetchChannel(LearnerChannel):
         self._asked = []
         if not answers.stop:
             copy_into(self._memory.weights, self._travels.weights)
-            self._asked, self._least = self._begin_ask(self._shards, min_clock), min_clock
-        if self._noted:
-            self._leaving, self._noted = self._send_noted(self._noted), []
+            self._asked, self._least = self._ask(self._shards, min_clock), min_clock
+        if self._copies:
+            self._leaving, self._copies = self._send_noted(self._copies), []
         if meanwhile is not None:
             meanwhile()
         wire.clock.let_move()
@@ -101,10 +100,10 @@ class PrefetchChannel(LearnerChannel):
         self._wire.clock.hold()
         if self._asked:
             self._take_answers(self._shards, self._asked, self._least)
-        self._see_out()
+        self._see_out_leaving()
         super().goodbye(ending=ending)
 
-    def _see_out(self) -> None:
+    def _see_out_leaving(self) -> None:
         for transfer in self._leaving:
             self._wire.finish(transfer)
         self._leaving = []

@@ -20,20 +20,20 @@ from typing import Any
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Pattern
 from mpisgd.comm.messages import Message, Push, Refused, Tag
-from mpisgd.exchange.both_ways.duplex import DuplexChannel
-from mpisgd.exchange.channel import Slices, bodies_of
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
+from mpisgd.exchange.ways import DUPLEX
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.chunked_receive import ChunkedReceive, Incoming, Stream
 from mpisgd.vectors.chunks import cuts
 from mpisgd.vectors.skipped import within
 
 
-class StreamedChannel(DuplexChannel):
+class StreamedChannel(LearnerChannel):
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
-        super().__init__(wire, roles, learner_id, slices, consistent=consistent)
+        super().__init__(wire, roles, learner_id, slices, consistent=consistent, way=DUPLEX)
         self._pieces = [list(cuts(nbytes)) for nbytes in self._weights_nbytes]
         whole = [slices.weights[start:end] for start, end in slices.bounds]
         self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
@@ -53,9 +53,9 @@ class StreamedChannel(DuplexChannel):
                     sent.append(start(ranks[shard], Tag.PART, (part.nbytes,), part))
         return sent
 
-    def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
+    def _ask(self, shards: list[int], min_clock: int) -> list[Any]:
         if self._held is not None:
-            return super()._begin_ask(shards, min_clock)
+            return super()._ask(shards, min_clock)
         wire, question = self._wire, (self._learner_id, min_clock)
         asked = []
         for shard in shards:

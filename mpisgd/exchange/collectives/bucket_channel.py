@@ -17,8 +17,8 @@ from typing import Any
 
 from mpisgd.comm.communicator import STILL_NBYTES, Buffer, Part
 from mpisgd.comm.messages import Goodbye, Push
-from mpisgd.exchange.collectives.channel import TeamChannel
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.collectives.team_channel import TeamChannel
+from mpisgd.exchange.exchange import Report
 from mpisgd.vectors.computing import Exchanges
 from mpisgd.vectors.skipped import Runs
 

@@ -12,9 +12,9 @@ other. Every learner tells: none knows of the others. Updates of all shards have
 all sums become whole. Norms are added in the order of shards, in double precision: all clip by the same factor, and replay finds
 the bits again.
 
-No deadlock, as in `channel.py`: a learner asks after its push, with receives of answers posted (law 1). An answer waits for pushes
-of other learners, after their pulls of the clock before; a learner that waits for shards alone has told of that update. When a
-signal ends the run, and all present wait for an incomplete sum, shards tell them.
+No deadlock, as in `learner_channel.py`: a learner asks after its push, with receives of answers posted (law 1). An answer waits for
+pushes of other learners, after their pulls of the clock before; a learner that waits for shards alone has told of that update. When
+a signal ends the run, and all present wait for an incomplete sum, shards tell them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from typing import Any
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import Ending, Message, NormPull, NormTold, Refused, Tag
 from mpisgd.config import Config
-from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.collectives.channel import TeamChannel
-from mpisgd.exchange.layerwise import PipelinedChannel
-from mpisgd.exchange.learner_channel import Answers
+from mpisgd.exchange.collectives.team_channel import TeamChannel
+from mpisgd.exchange.exchange import Answers
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.rules.rules import Rules
 from mpisgd.shard import Shard
 from mpisgd.vectors.flat import norm_of_parts
@@ -75,10 +74,6 @@ class AgreeingChannel(LearnerChannel):
             norms.append(norm)
         told = (self._learner_id, clock, norm_of_parts(norms))
         return [wire.start(rank, Tag.NORM_TOLD, told) for rank in ranks] if goes_on else []
-
-
-class AgreeingPipelinedChannel(AgreeingChannel, PipelinedChannel):
-    """A learner's end, layer by layer."""
 
 
 class AgreeingRules(Rules):

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpisgd.base.terminal import say, warn
 from mpisgd.data.sampling import PortionSampling
-from mpisgd.exchange.channel import Slices
+from mpisgd.exchange.learner_channel import Slices
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account

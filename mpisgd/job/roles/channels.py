@@ -5,26 +5,31 @@ from __future__ import annotations
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
 from mpisgd.exchange.both_ways import piecewise
-from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
-from mpisgd.exchange.channel import LearnerChannel, Slices
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.gathering import GatheringShardChannel
-from mpisgd.exchange.layerwise import AheadChannel, LayerwiseChannel, PipelinedChannel
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
-from mpisgd.job.roles.agreement import AgreeingChannel, AgreeingPipelinedChannel
+from mpisgd.job.roles.agreement import AgreeingChannel
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.memory import Memory
 
 
-def slices_of(config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False) -> Slices:
-    held = Held(memory.weights, bounds, apart=stages.moves_weights(config)) if config.pull_format == "bfloat16" else None
-    return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held, in_pieces)
+def slices_of(
+    config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False, ahead: bool = False
+) -> Slices:
+    """Return a learner's slices; `ahead`: weights arrive before the gradient's last use of older weights."""
+    if config.pull_format == "bfloat16":
+        held = Held(memory.weights, bounds, apart=stages.moves_weights(config))
+        return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held, in_pieces=in_pieces)
+    weights, computed_from = (memory.another().weights, memory.weights) if ahead else (memory.weights, None)
+    return Slices(weights, memory.gradients, bounds, memory.cuts, computed_from=computed_from, in_pieces=in_pieces)
 
 
 def learner_channel(
@@ -46,22 +51,21 @@ def learner_channel(
         rounded = config.pull_format == "bfloat16"
         return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=rounded, in_pieces=piecewise.fits(roles))
     in_pieces = config.exchange == "duplex" and piecewise.fits(roles)
-    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=in_pieces)
+    ahead = config.exchange == "layerwise" and config.protocol.alike and not (config.agrees or tolerant)
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=in_pieces, ahead=ahead)
     consistent = protocol.consistent
     if config.exchange == "duplex":
-        return DuplexChannel(*ends, consistent=False)
+        return LearnerChannel(*ends, consistent=False, way=DUPLEX)
     if config.exchange == "streamed":
         return StreamedChannel(*ends, consistent=consistent)
+    kind = AgreeingChannel if config.agrees else LearnerChannel
     if config.exchange == "whole":
-        whole = AgreeingChannel if config.agrees else LearnerChannel
-        return whole(*ends, consistent=consistent, interruptible=protocol.aborts)
+        return kind(*ends, consistent=consistent, interruptible=protocol.aborts)
     delays = Delays(config.straggler, config.seed, learner_id)
-    if config.protocol.alike and not (config.agrees or tolerant):
-        return AheadChannel(*ends, delays, protocol.next_clock, memory, consistent=consistent)
-    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
-    if config.agrees:
-        kind = AgreeingPipelinedChannel
-    return kind(*ends, delays, consistent=consistent)
+    if ahead:
+        return kind(*ends, consistent=consistent, way=AHEAD._replace(delays=delays, next_clock=protocol.next_clock))
+    way = PIPELINED if consistent or config.protocol.rejects else LAYERWISE
+    return kind(*ends, consistent=consistent, way=way._replace(delays=delays))
 
 
 def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates) -> ShardChannel:

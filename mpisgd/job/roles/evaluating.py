@@ -20,7 +20,7 @@ from mpisgd.comm.communicator import Group
 from mpisgd.comm.messages import LAYOUTS, Tag
 from mpisgd.evaluator import Evaluator, OnEvaluation, WeightsInParts
 from mpisgd.exchange.evaluator_channel import Snapshot
-from mpisgd.exchange.learner_channel import Interrupted
+from mpisgd.exchange.exchange import Interrupted
 from mpisgd.job.roles.role import RankRole
 from mpisgd.models.partition import Partition
 from mpisgd.pipeline.partitioned_gradient import joined, links_of

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.exchange import deltas
-from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.collectives.shared import team_channel
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel

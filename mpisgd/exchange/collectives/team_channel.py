@@ -11,7 +11,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Team
 from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
 from mpisgd.exchange.collectives.held import Gathered
-from mpisgd.exchange.learner_channel import Report
+from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.rules.portions import NO_PORTION

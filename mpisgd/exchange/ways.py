@@ -1,0 +1,102 @@
+"""Ways of exchange: when a slice's gradient is sent, and when its next weights are asked for.
+
+    way          send   ask
+    whole        PUSH   PULL    push the whole gradient, then pull all weights
+    duplex       PULL   PULL    gradients and weights use both directions of a link: the push is only noted, and sent after the next
+                                pull's requests. A shard changes its weights once its answers have left. Staleness is higher by 1
+    pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it
+                                [Chen16 A.3]
+    ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave: the top layers are
+                                updated during the backward pass of lower layers. For hardsync, where any pull waits for the update
+                                with the learner's own push
+    layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
+                                top layers, read last and pushed first, are the least stale [Chen16 2, Table 1]
+
+Where gradients may be rejected, weights are pulled whole, even at different clocks: the next mini-batch must be known before its
+first layer. Weights requested ahead arrive in separate memory: a backward pass may still read finished weights, if used again
+behind `detach`.
+
+No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
+`no-deadlock.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from mpisgd.comm.communicator import Clock
+from mpisgd.gradient.straggler import NO_DELAYS, Delays
+
+
+class At(Enum):
+    """Points of a learner's round."""
+
+    PULL = "pull"
+    NEED = "need"
+    """The forward pass reaches a slice's layers."""
+    LEAVE = "leave"
+    """The backward pass leaves them."""
+    PUSH = "push"
+
+
+class Way(NamedTuple):
+    """A way; `delays` by layers, `next_clock`: the protocol's, where weights are requested before the next pull."""
+
+    send: At
+    ask: At
+    delays: Delays = NO_DELAYS
+    next_clock: Callable[[int], int] | None = None
+
+
+WHOLE = Way(At.PUSH, At.PULL)
+DUPLEX = Way(At.PULL, At.PULL)
+PIPELINED = Way(At.LEAVE, At.PULL)
+AHEAD = Way(At.LEAVE, At.LEAVE)
+LAYERWISE = Way(At.LEAVE, At.NEED)
+
+
+class LayerTimes:
+    """Times of a mini-batch whose slices leave one by one.
+
+    A push reports seconds of its own slice: computing from its weights to its gradient, and delay until then. Seconds of pushing
+    exclude the time hidden behind the backward pass.
+    """
+
+    def __init__(self, clock: Clock, delays: Delays, slices: int) -> None:
+        self._clock = clock
+        self._delays = delays
+        self._began_ns = self._idle_ns = 0
+        self._needed_ns = [0] * slices
+        """Computing in this mini-batch before each slice's weights were needed."""
+        self._delay_s = 0.0
+        self.pushing_ns = 0
+
+    def begin(self) -> None:
+        self._began_ns = self._clock.now_ns()
+        self._idle_ns = self.pushing_ns = 0
+        self._delay_s = 0.0
+
+    def computed_ns(self) -> int:
+        return self._clock.now_ns() - self._began_ns - self._idle_ns
+
+    def note_need(self, shard: int) -> None:
+        self._needed_ns[shard] = self.computed_ns()
+
+    def pulled_for(self, ns: int) -> None:
+        self._idle_ns += ns
+
+    def pushed_for(self, ns: int) -> None:
+        self._idle_ns += ns
+        self.pushing_ns += ns
+
+    def of_push(self, shard: int, seq: int) -> tuple[int, int]:
+        """Delay this mini-batch as due; return nanoseconds of computing a slice's gradient, and of delay."""
+        delay_s = self._delays.of(seq, self.computed_ns() * 1e-9)
+        if delay_s > self._delay_s:
+            start_ns = self._clock.now_ns()
+            self._clock.sleep(delay_s - self._delay_s)
+            self._idle_ns += self._clock.now_ns() - start_ns
+            self._delay_s = delay_s
+        return self.computed_ns() - self._needed_ns[shard], int(self._delay_s * 1e9)
