@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mpisgd.comm.communicator import OpenMessage
+
 NBYTES = 60 * 2**10
 """Below Open MPI's `btl_tcp_eager_limit`, 64 KiB with its own header."""
 
@@ -32,3 +34,17 @@ def bodies(vectors: Any) -> tuple[Any, ...]:
     for vector in vectors:
         found += of(vector, 0, len(vector)) if hasattr(vector, "itemsize") else (vector,)
     return tuple(found)
+
+
+class InPieces(OpenMessage):
+    """An open message whose bodies leave in pieces."""
+
+    def __init__(self, opened: OpenMessage) -> None:
+        self._opened = opened
+
+    def add(self, body: Any) -> None:
+        for piece in bodies([body]):
+            self._opened.add(piece)
+
+    def close(self) -> Any:
+        return self._opened.close()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Communicator, IncomingBodies, OpenMessage, Pattern
+from mpisgd.comm import pieces
+from mpisgd.comm.communicator import Buffer, Communicator, IncomingBodies, OpenMessage, Pattern, is_far
 from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,
@@ -29,8 +30,11 @@ from mpisgd.comm.messages import (
     Torn,
 )
 from mpisgd.comm.signals import HEARD, name_of
+from mpisgd.exchange.gathering import Gathering
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.portions import NO_PORTION
+from mpisgd.vectors.chunks import chunks_of
+from mpisgd.vectors.computing import Rooms
 
 EMPTY: np.ndarray = np.zeros(0, np.float32)
 _PULLS = ((None, Tag.PULL),)
@@ -46,16 +50,33 @@ _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 class ShardChannel:
     """A shard's end: receives all messages, answers pulls allowed by the protocol.
 
-    `duplex`: answers may leave during the next receive, until the weights change (`both_ways/`).
+    Args:
+        duplex: answers may leave during the next receive, until the weights change (`ways.py`).
+        rooms: lends memory for gradients received at once (`gathering.py`); None: in turn.
+        in_pieces: bodies of other nodes are in pieces (`comm/pieces.py`); call `cut` before the first answer.
     """
 
     rounds_in_chunks = False
     """Rounded weights leave while being made; all learners must hold the same."""
 
-    def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
+    _pieces_count = 0
+    """Pieces of an answer to another node; 0: uncut."""
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        shard: int,
+        *,
+        duplex: bool = False,
+        rooms: Rooms | None = None,
+        in_pieces: bool = False,
+    ) -> None:
         self._wire = wire
         self._now_ns = wire.clock.now_ns
-        self.duplex = duplex
+        self.duplex = duplex or rooms is not None
+        self._in_pieces = in_pieces
+        self._gathering = None if rooms is None else Gathering(wire, rooms)
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
         self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
@@ -68,8 +89,7 @@ class ShardChannel:
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
-        self._coming: list[IncomingBodies] = []
-        """Gradients under way while other messages are taken (`gathering.py`)."""
+        self._coming: list[IncomingBodies] = [] if self._gathering is None else self._gathering.coming
         self.last_ending = Ending.INTERRUPTED
         """Highest valid ending of a goodbye."""
         self.chunks_count = 1
@@ -109,6 +129,13 @@ class ShardChannel:
 
         An impossible message is received apart, and Refused returned. Raises PeerError: a vital rank is lost (`tolerant.py`).
         """
+        if self._gathering is None:
+            return self._take(gradient, learner_id, until_s, patterns)
+        return self._gathering.receive(lambda: self._take(gradient, learner_id, until_s, patterns), self._whose, until_s)
+
+    def _take(
+        self, gradient: Buffer, learner_id: int | None, until_s: float, patterns: tuple[Pattern, ...] | None
+    ) -> Message | None:
         wire, push = self._wire, None
         if patterns is None:
             patterns = self._anybody if learner_id is None else self._only(learner_id)
@@ -145,13 +172,28 @@ class ShardChannel:
 
     def _take_body(self, push: Push, gradient: Any) -> bool:
         """Receive the gradient of the last header; return False where only a part came, and no more will."""
+        gathering = self._gathering
+        if gathering is not None and (room := gathering.room_for(push)) is not None:
+            gathering.begin(self.rank_of(push.learner_id), self._bodies(push, room))
+            return True
         return self._wire.take_body(*self._bodies(push, gradient))
 
     def _bodies(self, push: Push, vector: Any) -> tuple[Any, ...]:
-        return (push.runs.reshape(-1), vector) if push.skipped else (vector,)
+        whole = not (self._in_pieces and is_far(self._wire, self.rank_of(push.learner_id)))
+        vectors = (vector,) if whole else pieces.bodies([vector])
+        return (push.runs.reshape(-1), *vectors) if push.skipped else vectors
+
+    def _whose(self, message: Message) -> int:
+        """Return the learner whose begun pushes a message stands behind; -1: none's."""
+        if isinstance(message, SnapshotPull):
+            return self.learner_of(self._evaluator_rank)
+        return message.learner_id if isinstance(message, Pull | Goodbye | GaveUp) else -1
 
     def receive_pull(self) -> Message | None:
-        return ShardChannel.receive(self, EMPTY, until_s=0.0, patterns=_PULLS)
+        message, gathering = self._take(EMPTY, None, 0.0, _PULLS), self._gathering
+        while message is not None and gathering is not None and gathering.put_behind(message, self._whose(message)):
+            message = self._take(EMPTY, None, 0.0, _PULLS)
+        return message
 
     def _news(self, source: int, tag: int, fields: Fields) -> Message:
         """Take a message without leading learner_id: the evaluator's, a signal, or the communicator's news. Raises PeerError."""
@@ -198,11 +240,18 @@ class ShardChannel:
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to send weights, not to be changed until `finish_answers`."""
-        wire, nbytes = self._wire, weights.nbytes
-        body = wire.aside(weights)
+        wire, nbytes, far = self._wire, weights.nbytes, list[int]()
+        if self._pieces_count:
+            far = [each for each in learner_ids if self._is_cut(self.rank_of(each))]
+            learner_ids = [each for each in learner_ids if each not in far]
+        body = wire.aside(weights) if learner_ids else weights
         for learner_id in learner_ids:
             fields = self._answer(learner_id, clock, verdicts, nbytes)
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, body))
+        if far:
+            self.open_answers(far, weights, clock, verdicts)
+            self.add_chunk(weights)
+            self.close_answers()
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin answers with weights still being made; a call between two chunks adds learners."""
@@ -214,11 +263,19 @@ class ShardChannel:
             self._opened.append(opened)
 
     def _open(self, rank: int, fields: Fields) -> OpenMessage:
-        return self._wire.open(rank, _ANSWER, fields)
+        opened: OpenMessage = self._wire.open(rank, _ANSWER, fields)
+        return pieces.InPieces(opened) if self._is_cut(rank) else opened
+
+    def cut(self, weights: Buffer) -> None:
+        """Answer other nodes in pieces of weights like these."""
+        self._pieces_count = len(pieces.bodies(chunks_of(weights)))
+
+    def _is_cut(self, rank: int) -> bool:
+        return self._pieces_count > 0 and is_far(self._wire, rank)
 
     def _empty_count(self, rank: int) -> int:
         """Return the number of receives posted by a rank for an answer."""
-        return self.chunks_count
+        return self._pieces_count if self._is_cut(rank) else self.chunks_count
 
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
         portion = NO_PORTION if self.portion_of is None else self.portion_of(learner_id)
@@ -244,7 +301,13 @@ class ShardChannel:
         self._chunks.clear()
 
     def finish_answers(self) -> bool:
-        """Wait until the answers have left; return False after giving up any: the weights must never change."""
+        """Wait until the answers have left; return False after giving up any: the weights must never change.
+
+        Gathering waits for no answers: False then means that some go on, from weights not to be changed.
+        """
+        if self._gathering is not None:
+            under_way, self._under_way = self._under_way, []
+            return self._gathering.set_aside(under_way)
         all_left = True
         for answer in self._under_way:
             if not self._wire.finish(answer):
@@ -254,7 +317,13 @@ class ShardChannel:
 
     def see_out_answers(self) -> bool:
         """Wait at the end; return as `finish_answers`."""
-        return self.finish_answers()
+        if self._gathering is None:
+            return self.finish_answers()
+        self._gathering.see_out()
+        for answer in self._under_way:
+            self._wire.finish(answer)
+        self._under_way.clear()
+        return True
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull with an ending; empty chunks end the posted receives."""

@@ -17,7 +17,7 @@ from mpisgd import replay
 from mpisgd.comm.messages import LAYOUTS, Goodbye, Message, Pull, Push, Refused, Tag
 from mpisgd.config import SgdOptions
 from mpisgd.exchange import gathering
-from mpisgd.exchange.gathering import GatheringShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.update import reception
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import SizedVector
@@ -65,7 +65,7 @@ def served(mains: dict[int, Callable[[Exchange], None]], count: int, rooms: Lend
     scene, heard = Exchange(3), list[tuple[int, Any]]()
 
     def shard() -> None:
-        channel = GatheringShardChannel(scene.w[0], packed(), 0, rooms)
+        channel = ShardChannel(scene.w[0], packed(), 0, rooms=rooms)
         for _ in range(count):
             message = channel.receive(SLICE, until_s=until_s)
             heard.append((scene.w[0].now, message))
@@ -110,7 +110,7 @@ def test_pulls_of_others_are_answered_while_chunks_are_made() -> None:
     scene, heard = Exchange(3), list[Any]()
 
     def shard() -> None:
-        channel = GatheringShardChannel(scene.w[0], packed(), 0, Lender())
+        channel = ShardChannel(scene.w[0], packed(), 0, rooms=Lender())
         assert channel.receive(SLICE, until_s=500e-9) is None, "the gradient is on its way"
         scene.w[0].work(400)
         heard.extend((channel.receive_pull(), channel.receive_pull()))
@@ -141,7 +141,7 @@ def test_without_memory_a_gradient_is_taken_at_once() -> None:
 
 def test_a_gradient_that_never_comes_is_refused_and_books_balance() -> None:
     scene = Exchange(2)
-    channel = GatheringShardChannel(scene.w[0], packed(learners=1), 0, rooms := Lender())
+    channel = ShardChannel(scene.w[0], packed(learners=1), 0, rooms=(rooms := Lender()))
 
     class Never:
         def is_whole(self) -> bool:
@@ -173,7 +173,7 @@ class Answer:
 def test_weights_may_change_while_a_few_answers_leave() -> None:
     """More than that are waited for, the oldest first."""
     scene = Exchange(2)
-    channel, waited = GatheringShardChannel(scene.w[0], packed(learners=1), 0, Lender()), list[Answer]()
+    channel, waited = ShardChannel(scene.w[0], packed(learners=1), 0, rooms=Lender()), list[Answer]()
     begun = [Answer() for _ in range(gathering.COPIES + 2)]
     scene.w[0].start = lambda *arguments: begun[len(given)]  # type: ignore[method-assign]
     scene.w[0].finish = lambda answer: waited.append(answer) or True  # type: ignore[method-assign, func-returns-value]

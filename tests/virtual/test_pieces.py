@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mpisgd.comm import pieces
-from mpisgd.exchange.both_ways import piecewise
 from mpisgd.exchange.roles import Roles
+from mpisgd.job.roles.channels import in_pieces
 from mpisgd.records.log import schema
 from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
@@ -61,4 +61,4 @@ def test_a_run_is_the_same(changes: dict[str, Any], ranks_per_node: int, tmp_pat
 @pytest.mark.parametrize(("learners", "shards", "fits"), [(4, 1, True), (5, 1, False), (8, 2, True), (9, 2, False)])
 def test_what_mpi_would_keep_is_bounded(learners: int, shards: int, fits: bool) -> None:
     ranks = range(shards, shards + learners)
-    assert piecewise.fits(Roles(tuple(range(shards)), tuple(ranks), shards)) == fits
+    assert in_pieces(Roles(tuple(range(shards)), tuple(ranks), shards)) == fits

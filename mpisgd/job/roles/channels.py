@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
-from mpisgd.exchange.both_ways import piecewise
 from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.deltas import Held
-from mpisgd.exchange.gathering import GatheringShardChannel
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
@@ -19,6 +17,18 @@ from mpisgd.job.roles.agreement import AgreeingChannel
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.memory import Memory
+
+MOST_KEPT = 4
+"""Limit on pieces kept by MPI, in vectors of the model's size; beyond, bodies travel whole."""
+
+
+def in_pieces(roles: Roles) -> bool:
+    """Return whether bodies travel in pieces between nodes, where links carry both ways (`comm/pieces.py`).
+
+    MPI's question for a whole gradient's receive waits behind weights on the same connection: 0.45 s between two nodes at
+    1 Gbit/s both ways, in pieces 0.38. MPI keeps early pieces, at most a slice per learner.
+    """
+    return len(roles.learner_ranks) <= MOST_KEPT * len(roles.shard_ranks)
 
 
 def slices_of(
@@ -49,10 +59,10 @@ def learner_channel(
     """
     if config.exchange == "prefetch":
         rounded = config.pull_format == "bfloat16"
-        return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=rounded, in_pieces=piecewise.fits(roles))
-    in_pieces = config.exchange == "duplex" and piecewise.fits(roles)
+        return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=rounded, in_pieces=in_pieces(roles))
     ahead = config.exchange == "layerwise" and config.protocol.alike and not (config.agrees or tolerant)
-    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=in_pieces, ahead=ahead)
+    cut = config.exchange == "duplex" and in_pieces(roles)
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, ahead=ahead)
     consistent = protocol.consistent
     if config.exchange == "duplex":
         return LearnerChannel(*ends, consistent=False, way=DUPLEX)
@@ -72,14 +82,8 @@ def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, 
     rounded, gathered = config.pull_format == "bfloat16", config.receive == "gathered"
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)
-    ends = wire, roles, shard
-    if not (config.both_ways and piecewise.fits(roles)):
-        return GatheringShardChannel(*ends, update.rooms) if gathered else ShardChannel(*ends, duplex=config.both_ways)
-    channel = (
-        piecewise.PiecewiseGatheringShardChannel(*ends, update.rooms)
-        if gathered
-        else piecewise.PiecewiseShardChannel(*ends, duplex=True)
-    )
-    if not rounded:
+    rooms, cut = update.rooms if gathered else None, config.both_ways and in_pieces(roles)
+    channel = ShardChannel(wire, roles, shard, duplex=config.both_ways, rooms=rooms, in_pieces=cut)
+    if cut and not rounded:  # rounded weights, of unknown size, travel whole
         channel.cut(update.weights)
     return channel
