@@ -27,7 +27,7 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
 from mpisgd.update import schedule
 from mpisgd.vectors.buckets import Bucket
-from mpisgd.vectors.computing import Computes, Travels, Updates
+from mpisgd.vectors.computing import FREE, Charges, Computes, Travels, Updates
 from mpisgd.vectors.cut import Stages
 
 
@@ -138,9 +138,9 @@ class World(ABC):
         """Return a shard's tensors from the checkpoint; once."""
         raise ProtocolError(f"rank {rank}: nothing is saved here")
 
-    def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return calls that let virtual time pass, before a sum and before the end of an evaluation."""
-        return _nothing, _nothing
+    def charges(self, rank: int) -> Charges:
+        """Return what pays a shard's virtual seconds."""
+        return FREE
 
     def shared(self, node: Node) -> SharedMemory:
         """Return memory of a node's ranks for weights and gradients; collective."""

@@ -40,6 +40,7 @@ from mpisgd.serving.faults import Faults
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_server import SnapshotServer
 from mpisgd.update.slice_update import Step
+from mpisgd.vectors.computing import Charges
 from mpisgd.vectors.memory import host_view
 
 _GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}
@@ -50,7 +51,7 @@ class BatchShard:
 
     Args:
         rules: for clock and membership; they decide nothing.
-        costs: called before each sum and each end of an evaluation, to let virtual time pass.
+        charges: pays each sum, and each end of an evaluation as an update.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class BatchShard:
         slots: Slots,
         records: ShardRecords,
         train_samples: int,
-        costs: tuple[Callable[[], None], Callable[[], None]],
+        charges: Charges,
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
@@ -75,7 +76,7 @@ class BatchShard:
         self.received, self.pushed = [0] * lambda_, [0] * lambda_
         self.snapshot_server = SnapshotServer(channel, rules, slots, records.snapshots)
         self._train_samples = train_samples
-        self._summing, self._ending = costs
+        self._summing, self._ending = charges.gradient, charges.update
         self._parked: dict[tuple[int, int], Push] = {}
         self._discarded = [-1] * lambda_
         """Last discarded push, by learner."""

@@ -1,37 +1,28 @@
-"""Gradients and updates with tensors, in virtual time."""
+"""Gradients with tensors, and the service of shards, in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.simulate.batch import Batch
-from mpisgd.update.slice_update import SliceUpdate, Step
-from mpisgd.update.streamed_update import StreamedUpdate
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.computing import Charges, Travels
 from mpisgd.vectors.memory import Memory
 
 
-class TimedUpdate(SliceUpdate):
-    """A virtual shard's update; `service_ns`: cost of a gradient, and of an update."""
+class Service(Charges):
+    """Service of a virtual shard."""
 
-    def __init__(self, wire: VirtualWire, service_ns: tuple[int, int], *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, wire: VirtualWire, gradient_ns: int, update_ns: int) -> None:
         self._wire = wire
-        self._gradient_ns, self._update_ns = service_ns
+        self._gradient_ns = gradient_ns
+        self._update_ns = update_ns
 
-    def accumulate(self, *arguments: Any, **named: Any) -> None:
+    def gradient(self) -> None:
         self._wire.work(self._gradient_ns)
-        super().accumulate(*arguments, **named)
 
-    def begin_step(self) -> Step:
+    def update(self) -> None:
         self._wire.work(self._update_ns)
-        return super().begin_step()
-
-
-class TimedStreamedUpdate(TimedUpdate, StreamedUpdate):
-    """A `TimedUpdate` in chunks; its time passes before the first chunk."""
 
 
 class BatchedGradient(Travels):

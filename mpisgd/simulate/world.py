@@ -34,12 +34,13 @@ from mpisgd.simulate.passes import Passes, Shares
 from mpisgd.simulate.piece_seconds import PieceSeconds, WholeGroup, program_of
 from mpisgd.simulate.sized import SizedGradient, SizedUpdate, StreamedSizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
-from mpisgd.simulate.timed import BatchedGradient, Timed, TimedStreamedUpdate, TimedUpdate
+from mpisgd.simulate.timed import BatchedGradient, Service, Timed
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.buckets import Bucket
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.computing import Charges, Travels
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, first_layers, slice_bounds
 from mpisgd.vectors.kept_state import Turns
@@ -112,10 +113,8 @@ class VirtualWorld(World):
         gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
         return round(gradient_s * _NS), round((service.update_s + service.update_s_per_byte * nbytes) * _NS)
 
-    def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        wire = self.wires[rank]
-        gradient_ns, update_ns = self._service_ns(self.roles.index(rank))
-        return lambda: wire.work(gradient_ns), lambda: wire.work(update_ns)
+    def charges(self, rank: int) -> Charges:
+        return Service(self.wires[rank], *self._service_ns(self.roles.index(rank)))
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """Return `_next_ns`, or None where time passes by layers."""
@@ -214,9 +213,9 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        timed = TimedStreamedUpdate if self.config.exchange == "streamed" else TimedUpdate
-        kind = functools.partial(timed, self.wires[rank], self._service_ns(shard))
-        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind)
+        kind = StreamedUpdate if self.config.exchange == "streamed" else SliceUpdate
+        charged = functools.partial(kind, charges=self.charges(rank))
+        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=charged)
 
 
 def _device(config: Config) -> str:

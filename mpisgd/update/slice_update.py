@@ -24,6 +24,7 @@ from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.chunks import chunks_of, cuts
+from mpisgd.vectors.computing import FREE, Charges
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts, squared_norm
 from mpisgd.vectors.memory import vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
@@ -75,8 +76,10 @@ class SliceUpdate(Reception):
         clip_average: float = 0.0,
         measured: bool = True,
         fused: bool = False,
+        charges: Charges = FREE,
     ) -> None:
         super().__init__(weights, push_format, measured=measured)
+        self._charges = charges
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
         self._average = average
@@ -148,6 +151,7 @@ class SliceUpdate(Reception):
 
         Chunks of the `last` gradient are added just before their step, in the cache: the update must come next.
         """
+        self._charges.gradient()
         if self.gradients == 0 or len(self._skipped):
             self._note_skipped(skipped)
         if self.compensation is not None:
@@ -197,6 +201,7 @@ class SliceUpdate(Reception):
 
     def begin_step(self) -> Step:
         """Begin a `step`; `chunks` makes the weights."""
+        self._charges.update()
         clips = self._clip_average > 0 and self.gradients > 0
         if (self._norms.due or clips) and self._added < self._size:
             self._add(self._size)

@@ -50,6 +50,7 @@ class StreamedUpdate(SliceUpdate):
         self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False, skipped: Runs = NOTHING
     ) -> None:
         """Include the last gradient; the update adds its chunks."""
+        self._charges.gradient()
         if self.gradients == 0:
             self._weights, self._pieces, self._added = [], iter(self._inflow.pieces), 0
         self._inflow.include()

@@ -118,6 +118,19 @@ class Travels(Computes):
         """Stop computing, and leave shared memory, which goes."""
 
 
+class Charges:
+    """Payer of a shard's virtual seconds; real ones pass by themselves."""
+
+    def gradient(self) -> None:
+        """Let the time of adding a gradient pass."""
+
+    def update(self) -> None:
+        """Let the time of an update pass."""
+
+
+FREE = Charges()
+
+
 class Copied(Protocol):
     weights: Any
     averaged: Any

@@ -135,7 +135,7 @@ class BatchShardRole(RankRole):
         tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
         channel = tolerant or BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
-        self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
+        self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.charges(rank))
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
         if tolerant is not None:
