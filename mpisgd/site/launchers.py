@@ -55,8 +55,8 @@ class Launcher:
 
 _SRUN = "srun --mpi={} --kill-on-bad-exit=1 --ntasks={{ranks}} --cpus-per-task={{threads}}"
 _SRUN_BINDS: Mapping[Binding, str] = {"none": "--cpu-bind=none", "cores": "--cpu-bind=cores"}
-_PMIX_ALONE = "it speaks no PMIx: it believes that it is alone"
-_HYDRA = "it speaks PMI-1 and PMI-2, which is not understood there: each rank believes that it is alone"
+_PMIX_ALONE = "this MPI speaks no PMIx: each rank would find no other"
+_HYDRA = "mpiexec.hydra speaks PMI-1 and PMI-2, unknown to this MPI: each rank would find no other"
 LAUNCHERS: Mapping[LauncherName, Launcher] = {
     "mpirun": Launcher(
         "mpirun -n {ranks} -x OMP_NUM_THREADS",
@@ -79,7 +79,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         _SRUN.format("pmix"),
         {"slurm": ""},
         frozenset({"Open MPI", "MPICH", "Intel MPI"}),
-        {"Cray MPICH": _PMIX_ALONE, "Spectrum MPI": "it is started by jsrun"},
+        {"Cray MPICH": _PMIX_ALONE, "Spectrum MPI": "jsrun starts this MPI"},
         binds=_SRUN_BINDS,
     ),
     "srun-pmi2": Launcher(
@@ -88,7 +88,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         frozenset({"MPICH", "MVAPICH", "Intel MPI"}),
         {
             "Open MPI": "Open MPI 5 speaks PMIx alone: srun would start N jobs of one rank, and say 0",
-            "Spectrum MPI": "it is started by jsrun",
+            "Spectrum MPI": "jsrun starts this MPI",
         },
         binds=_SRUN_BINDS,
     ),
@@ -96,7 +96,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         _SRUN.format("cray_shasta"),
         {"slurm": ""},
         frozenset({"Cray MPICH"}),
-        {"Open MPI": "it speaks PMIx alone: srun-pmix", "Spectrum MPI": "it is started by jsrun"},
+        {"Open MPI": "Open MPI speaks PMIx alone: srun-pmix", "Spectrum MPI": "jsrun starts this MPI"},
         binds=_SRUN_BINDS,
     ),
     "jsrun": Launcher(
@@ -106,7 +106,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         {"MPICH": _PMIX_ALONE, "Cray MPICH": _PMIX_ALONE, "Intel MPI": _PMIX_ALONE},
         binds={"none": "--bind none", "cores": "--bind packed:{threads}"},
         unasked="cores",
-        not_by_run="its resource sets are a batch script's: mpisgd submit --system jsrun",
+        not_by_run="resource sets belong in a batch script: mpisgd submit --system jsrun",
     ),
     "aprun": Launcher(
         "aprun -n {ranks} -d {threads} -e MPISGD_RANKS={ranks} -e OMP_NUM_THREADS={threads}",
@@ -120,9 +120,9 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         "flux run --ntasks={ranks} --cores-per-task={threads}",
         {"flux": "--nodes={nodes}"},
         frozenset({"Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH"}),
-        {"Spectrum MPI": "it is started by jsrun"},
+        {"Spectrum MPI": "jsrun starts this MPI"},
         binds={"none": "-o cpu-affinity=off", "cores": "-o cpu-affinity=per-task"},
-        not_by_run="it does not pass signals on, so that Ctrl-C would not save: mpisgd submit --system flux",
+        not_by_run="flux passes no signals on, and Ctrl-C would not save: mpisgd submit --system flux",
     ),
     "mpiexec.hydra": Launcher(
         "mpiexec.hydra -n {ranks}",
@@ -132,7 +132,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
             "pbs": "-ppn {per_node} -rmk pbs -bootstrap rsh -bootstrap-exec pbs_tmrsh",
         },
         frozenset({"Intel MPI", "MPICH", "MVAPICH"}),
-        {"Open MPI": _HYDRA, "Cray MPICH": "it is started by srun-cray, aprun or flux", "Spectrum MPI": _HYDRA},
+        {"Open MPI": _HYDRA, "Cray MPICH": "srun-cray, aprun or flux starts this MPI", "Spectrum MPI": _HYDRA},
         binds={"none": "-bind-to none", "cores": "-bind-to core:{threads}"},
     ),
 }

@@ -51,7 +51,7 @@ class Layout:
         """E.g. `ranks = shards + learners (+ 1 evaluator), here 1 + 16 + 1 = 18`."""
         terms = [f"{self.shards} + "] * bool(self.shards) + [str(self.learners)]
         terms += [" + 1"] * self.evaluator
-        words = "shards + learners (+ 1 evaluator)" if self.shards else "learners, which are the shards too (+ 1 evaluator)"
+        words = "shards + learners (+ 1 evaluator)" if self.shards else "learners, also the shards (+ 1 evaluator)"
         return f"ranks = {words}, here {''.join(terms)}" + (f" = {self.ranks}" if len(terms) > 1 else "")
 
     @property

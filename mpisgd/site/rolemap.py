@@ -78,8 +78,8 @@ def check_roles(survey: Survey) -> Finding:
         return Finding("roles", "fault", job.refused, "mend the configuration, or start other ranks")
     text = _lines(survey, job)
     if job.crowded:
-        text = f"binding = 'roles', but {job.crowded} has fewer cores than ranks, which share them all; {text}"
-        return Finding("roles", "warning", text, "ask for a core for each rank, or start fewer of them on a node")
+        text = f"binding = 'roles', but {job.crowded} has fewer cores than ranks: the ranks share all cores; {text}"
+        return Finding("roles", "warning", text, "ask for a core for each rank, or start fewer ranks on a node")
     return Finding("roles", "ok", text)
 
 
@@ -92,13 +92,13 @@ def check_groups(survey: Survey) -> Finding | None:
     shown = sorted({*apart[:_GROUPS_SHOWN], *range(_GROUPS_SHOWN)} & {*range(len(job.groups))})
     each = "; ".join(f"learner {index} = rank {_placed(job.groups[index], hosts)}" for index in shown)
     more = f"; and {len(job.groups) - len(shown)} more" * (len(job.groups) > len(shown))
-    where = f"{len(apart)} of them on several nodes, whose passes cross the network" if apart else "each on one node"
+    where = f"{len(apart)} on several nodes, with passes across the network" if apart else "each on one node"
     text = f"{len(job.groups)} of {job.group_size} ranks, {where}: {each}{more}"
     if not apart:
         return Finding("groups", "ok", text)
     ranks = [sum(hosts[rank] == host for group in job.groups for rank in group) for host in dict.fromkeys(hosts)]
     counts = ", ".join(map(str, ranks[:_GROUPS_SHOWN]))
-    mend = f"let each node have {job.group_size} ranks that compute, or a multiple of it: now they have {counts}"
+    mend = f"let each node have {job.group_size} ranks that compute, or a multiple: found {counts}"
     return Finding("groups", "warning", text, mend)
 
 

@@ -93,7 +93,7 @@ def _examine(comm: Any, own: RankFacts, directory: Path, timeout_s: float) -> Su
         ring = _ring(comm) if comm.Get_size() > 1 else None
     with _deadline(f"reading and writing in {directory}", timeout_s):
         problem, own, host = _try_files(comm, own, hosts, directory)
-    with _deadline("the gathering of what was found", timeout_s):
+    with _deadline("the gathering of findings", timeout_s):
         ranks, by_host = comm.allgather(own), comm.allgather(host)
     return Survey(
         ranks=tuple(ranks),
@@ -109,8 +109,8 @@ def _deadline(step: str, timeout_s: float) -> Iterator[None]:
     def give_up() -> None:
         print(
             f"mpisgd doctor: process {os.getpid()} on {socket.gethostname()}: {step}: no end after {timeout_s:g} s\n"
-            "mend: see that the hosts reach each other (firewall, names, the network that the MPI chose), and that the"
-            f" file system answers; a slow one may want more time (--timeout-s)",
+            "mend: check that the hosts reach each other (firewall, names, the MPI's network), and that the"
+            f" file system answers; a slow file system may want more time (--timeout-s)",
             file=sys.stderr,
             flush=True,
         )

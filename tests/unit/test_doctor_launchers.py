@@ -43,7 +43,7 @@ def test_it_says_what_fits_and_what_is_known_not_to(library: str, owner: str, fi
 
 
 def test_of_a_library_that_nobody_knows_it_says_nothing() -> None:
-    assert doctor.check_launcher(survey(("a", {0}, 0), library="FooMPI 1")).text == "not known which fits this MPI"
+    assert doctor.check_launcher(survey(("a", {0}, 0), library="FooMPI 1")).text == "none known for this MPI"
 
 
 def test_no_launcher_both_fits_and_does_not() -> None:

@@ -48,7 +48,7 @@ def test_a_node_with_fewer_cores_than_ranks_and_a_job_that_cannot_be() -> None:
     crowded = found(rolemap.check_roles, "aaa", Config(binding="roles"), 2)
     assert crowded.level == "warning"
     assert crowded.text.startswith(
-        "binding = 'roles', but a has fewer cores than ranks, which share them all; a: rank 0, shard 0, core 0-1;"
+        "binding = 'roles', but a has fewer cores than ranks: the ranks share all cores; a: rank 0, shard 0, core 0-1;"
     )
     refused = found(rolemap.check_roles, "aaa", Config(shards=3), 2)
     assert refused.level == "fault"
@@ -81,15 +81,15 @@ def test_the_map_has_the_stages_of_each_learner() -> None:
         (
             "aaaaabbb",
             2,
-            "3 of 2 ranks, 1 of them on several nodes, whose passes cross the network: learner 0 = rank 2-3 on a;"
+            "3 of 2 ranks, 1 on several nodes, with passes across the network: learner 0 = rank 2-3 on a;"
             " learner 1 = rank 4 on a, 7 on b; learner 2 = rank 5-6 on b",
-            "let each node have 2 ranks that compute, or a multiple of it: now they have 3, 3",
+            "let each node have 2 ranks that compute, or a multiple: found 3, 3",
         ),
         (
             "aaaabb",
             3,
-            "1 of 3 ranks, 1 of them on several nodes, whose passes cross the network: learner 0 = rank 3 on a, 4-5 on b",
-            "let each node have 3 ranks that compute, or a multiple of it: now they have 1, 2",
+            "1 of 3 ranks, 1 on several nodes, with passes across the network: learner 0 = rank 3 on a, 4-5 on b",
+            "let each node have 3 ranks that compute, or a multiple: found 1, 2",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_which_ranks_are_a_learner_and_whether_on_one_node(hosts: str, size: int
 def test_of_many_groups_those_that_are_apart_are_told() -> None:
     hosts = "aa" + "a" * 39 + "b"  # the last group alone is on both
     text = found(rolemap.check_groups, hosts, Config(shards=2, group_size=2, placement="packed")).text
-    assert text.startswith("20 of 2 ranks, 1 of them on several nodes")
+    assert text.startswith("20 of 2 ranks, 1 on several nodes")
     assert "learner 7 = rank 16-17 on a; learner 19 = rank 40 on a, 41 on b; and 11 more" in text
     assert "learner 8 =" not in text
 
@@ -154,7 +154,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_options_of_a_run_follow_its_file_or_stand_for_it(asked: Any) -> None:
-    groups = "2 of 2 ranks, 1 of them on several nodes"
+    groups = "2 of 2 ranks, 1 on several nodes"
     assert groups not in asked("job.toml")
     assert groups in asked("job.toml", "--group-size", "2")
     assert groups in asked("--shards=2", "--timeout-s", "7", "--group-size", "2", "--dir=runs", "--placement", "packed")

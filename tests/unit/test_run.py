@@ -117,8 +117,8 @@ def test_another_launcher_starts_them_where_it_is_asked_for(tmp_path: Path, monk
     ("name", "library", "said"),
     [
         ("srun", "", "--launcher srun: expected one of mpirun, srun-pmix, srun-pmi2, srun-cray, aprun, mpiexec.hydra$"),
-        ("flux", "", "--launcher flux: expected one of .*: it does not pass signals on"),
-        ("jsrun", "", "--launcher jsrun: expected one of .*: its resource sets"),
+        ("flux", "", "--launcher flux: expected one of .*: flux passes no signals on"),
+        ("jsrun", "", "--launcher jsrun: expected one of .*: resource sets"),
         (
             "srun-pmi2",
             "Open MPI v5.0.11",

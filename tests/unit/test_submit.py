@@ -55,7 +55,7 @@ def test_counts(config: Config, wishes: Wishes, expected: tuple[int, ...]) -> No
     [
         (Layout(2, 9, 1, 16, True), "ranks = shards + learners (+ 1 evaluator), here 1 + 16 + 1 = 18"),
         (Layout(1, 4, 1, 3, False), "ranks = shards + learners (+ 1 evaluator), here 1 + 3 = 4"),
-        (Layout(1, 4, 0, 4, False), "ranks = learners, which are the shards too (+ 1 evaluator), here 4"),
+        (Layout(1, 4, 0, 4, False), "ranks = learners, also the shards (+ 1 evaluator), here 4"),
     ],
 )
 def test_the_equation_is_shown_with_its_numbers(layout: Layout, text: str) -> None:

@@ -79,7 +79,7 @@ GPUS = ["--system", "flux", "--nodes", "2", "--gpus-per-node", "2"]
     [
         (
             ["job.toml", *GPUS, "--shards", "2", "--learners", "4", *PROTOCOLS],
-            "array = 'allreduce': expected none of it with flux and GPUs",
+            "array = 'allreduce': expected no allreduce with flux and GPUs",
         ),
         (["job.toml", "--system", "flux", "--learners", "4", "--chain"], "chain = True: expected none with Flux"),
     ],

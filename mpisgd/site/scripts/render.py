@@ -41,9 +41,9 @@ _JOB = {
 VARIABLES = {
     "directives": "all lines that the batch system reads",
     "setup": "modules, lines of --setup, and the virtual environment",
-    "launch": "what starts the ranks, up to the program",
-    "train": "the program: mpisgd train, with all its options",
-    "run": "the run's directory, which has the job's number, as bash finds it",
+    "launch": "the launcher's command, up to the program",
+    "train": "the program: mpisgd train, with all options",
+    "run": "the run's directory, with the job's number from bash",
     "name": "the job's name",
     "config": "the path of the configuration",
     "nodes": "number of nodes",
@@ -72,10 +72,10 @@ class Script:
         one_line("command", self.command)
         asked = self.request
         object.__setattr__(self, "seconds", durations.seconds(asked.time))
-        unit = "a unit with pbs, which reads such a number as seconds, and others as minutes: 90m, or 01:30:00"
+        unit = "a unit with pbs (a bare number: seconds; elsewhere minutes): 90m, or 01:30:00"
         require(asked.system != "pbs" or not durations.is_bare(asked.time), "time", asked.time, unit)
         two = "" if self.of.title == "LSF" else durations.of_two(asked.time)
-        read = "no such form" if asked.system == "flux" else "them as minutes and seconds"
+        read = "no two numbers" if asked.system == "flux" else "two numbers as minutes and seconds"
         require(
             not two,
             "time",
@@ -83,12 +83,12 @@ class Script:
             f"three numbers or a unit, {two}: {self.of.title} itself reads {read}, LSF hours and minutes",
         )
         least = WARNING_S + 60
-        require(self.seconds > least, "time", asked.time, f"more than {least} s: the job is warned so long before the end")
+        require(self.seconds > least, "time", asked.time, f"more than {least} s: the job is warned {WARNING_S} s before the end")
         self._check_launcher()
         {"jsrun": self._check_resource_sets, "pbs": self._check_pbs, "flux": self._check_flux}.get(asked.system, lambda: None)()
         if asked.template is not None:
-            require(not asked.array, "template", str(asked.template), "none with --array: run directories are its script's own")
-            require(not asked.chain, "template", str(asked.template), "none with --chain: what is queued again is its script's own")
+            require(not asked.array, "template", str(asked.template), "none with --array: mpisgd's script makes run directories")
+            require(not asked.chain, "template", str(asked.template), "none with --chain: mpisgd's script queues the next link")
         self.of.check_directives(asked.directive, self.text)
 
     @property
@@ -137,8 +137,8 @@ class Script:
         """Require equal nodes: resource sets are alike."""
         layout, gpus, cores = self.layout, self.request.gpus_per_node, self.request.cores_per_node
         require(gpus >= 1, "gpus_per_node", gpus, "at least 1 with jsrun")
-        require(not layout.evaluator, "evaluator", True, "false with jsrun, whose resource sets are alike")
-        multiple = f"a multiple of nodes = {layout.nodes} with jsrun, whose resource sets are alike"
+        require(not layout.evaluator, "evaluator", True, "false with jsrun: resource sets are alike")
+        multiple = f"a multiple of nodes = {layout.nodes} with jsrun: resource sets are alike"
         require(layout.shards % layout.nodes == 0, "shards", layout.shards, multiple)
         every = layout.nodes * gpus
         require(
@@ -147,20 +147,20 @@ class Script:
         tasks = f"at least tasks_per_node = {layout.tasks_per_node}, a core for each"
         require(cores >= layout.tasks_per_node, "cores_per_node", cores, tasks)
         protocols = self.request.array
-        require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", "none of it with jsrun")
+        require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", "no allreduce with jsrun")
 
     def _check_pbs(self) -> None:
         array = self.request.array
-        require(len(array) != 1, "array", array, "at least 2 with pbs, which has no arrays of one")
+        require(len(array) != 1, "array", array, "at least 2 with pbs (no arrays of 1)")
         alone = "false with --array and pbs: an element cannot be queued again alone"
         require(not (array and self.request.chain), "chain", True, alone)
 
     def _check_flux(self) -> None:
         layout = self.layout
         if self.request.gpus_per_node:
-            alike = "with flux and GPUs, which have equal numbers of ranks on each node"
+            alike = "with flux and GPUs: ranks per node are equal"
             protocols = self.request.array
-            require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", f"none of it {alike}")
+            require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", f"no allreduce {alike}")
         even = layout.ranks == layout.nodes * layout.tasks_per_node or not self.request.gpus_per_node
         expected = f"ranks in equal numbers on each node with flux and GPUs: {layout.ranks} on {layout.nodes} nodes"
         require(even, "tasks_per_node", layout.tasks_per_node, expected)
@@ -247,7 +247,7 @@ class Script:
             environment = _environment()
             named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{what}: it cannot be read: {error}") from error
+            raise ConfigError(f"{what}: cannot be read: {error}") from error
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{what}: line {error.lineno}: {error.message}") from error
         for name in sorted(named - VARIABLES.keys()):

@@ -36,7 +36,7 @@ def defaults(name: str) -> dict[str, Any]:
         raise ConfigError(f"site = {name!r}: {path} cannot be read: {error}") from error
     for key in ("config", "site"):
         if key in table:
-            raise ConfigError(f"site = {name!r}: {path}: {key}: expected none: it is no default of a site")
+            raise ConfigError(f"site = {name!r}: {path}: {key}: expected none: no default of a site")
     return table
 
 

@@ -46,7 +46,7 @@ def _layout(request: Request, read: Read) -> Layout:
 
 
 def _with_roles(config: Config, request: Request) -> Config:
-    expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
+    expected = "'auto' or 'fail-fast'; or --fault-tolerant: mpirun tells of failures"
     require(request.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
     if request.shards is not None and not (request.array and kind_of(config.protocol) == "allreduce"):  # allreduce has none
         config = replace(config, shards=request.shards)

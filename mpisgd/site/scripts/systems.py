@@ -82,7 +82,7 @@ class System:
         own = {first_word(line) for line in lines}
         for directive in directives:
             word = first_word(directive)
-            expected = "what the script does not say itself; there is an option of submit for it"
+            expected = "an option that the script does not set; use submit's own option"
             require(word in self.repeated or word not in own, "directive", directive, expected)
 
 
@@ -141,7 +141,7 @@ _LSF = System(
         "array": "",
         "chain": "",
     },
-    lacks={"qos": "its service classes are the site's: --directive '-sla NAME'"},
+    lacks={"qos": "service classes are the site's: --directive '-sla NAME'"},
     after={"after": "started({})", "afterany": "ended({})", "afterok": "done({})", "afternotok": "exit({})"},
     joins=" && ",
     mail={"begin": "-B", "end": "-N", "fail": "-N"},
@@ -164,7 +164,7 @@ _PBS = System(
         "chain": "",
     },
     lacks={
-        "qos": "it is a queue, or a resource of the site's: --queue, or --directive '-l NAME=...'",
+        "qos": "a qos is a queue, or a resource of the site's: --queue, or --directive '-l NAME=...'",
         "reservation": "a reservation is a queue: give its name, R17 say, by --queue",
     },
     after={kind: f"{kind}:{{}}" for kind in DEPENDENCIES},
@@ -185,11 +185,11 @@ _FLUX = System(
         "array": "",
     },
     lacks={
-        "memory": "it does not deal out memory; --exclusive gives whole nodes",
+        "memory": "Flux does not deal out memory; --exclusive gives whole nodes",
         "qos": "priorities are the bank's and the queue's: --account, --queue",
-        "reservation": "give the queue or the property that the site has made: --queue, --constraint",
-        "mail": "it writes none; flux job wait-event waits for a job",
-        "chain": "a job cannot be queued again, nor warn itself of its end to be: submit the next link by --dependency"
+        "reservation": "give the site's queue or property: --queue, --constraint",
+        "mail": "Flux writes no mail; flux job wait-event waits for a job",
+        "chain": "a job cannot be queued again, nor warned of the end to come: submit the next link by --dependency"
         " afterany:JOB, with a configuration that resumes",
     },
     after={"after": "afterstart:{}", **{kind: f"{kind}:{{}}" for kind in DEPENDENCIES[1:]}},
