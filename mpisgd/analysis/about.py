@@ -92,7 +92,7 @@ def status(run: Run) -> Status:
     elif ended:
         text = "UNFINISHED: all shards left in order, but there is no DONE"
     else:
-        text = f"UNFINISHED: no DONE; under way or killed (its log was last written {_ago(run)})"
+        text = f"UNFINISHED: no DONE; under way or killed (log last written {_ago(run)})"
     return Status(done is not None, ended, diverged, f"{text}, DIVERGED" if diverged else text)
 
 
@@ -149,7 +149,7 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
             f" until clock {each.last_clock:,}"
             for each in run.earlier
         )
-        lines.append(("before", f"{before}: what follows is of what came after, but evaluations, which are all"))
+        lines.append(("before", f"{before}: below, evaluations are of the whole run, all else of the time after"))
     return lines
 
 
@@ -171,16 +171,16 @@ def _rounded(run: Run) -> list[tuple[str, str]]:
     rounded = run.table("pushes")["rounded"]
     rounded = rounded[np.isfinite(rounded)]
     name = run.config["push_format"]
-    words = f"as {name}; what was {'left out of' if name == 'topk' else 'rounded off'} one was added to the next"
+    words = f"as {name}; the part {'left out' if name == 'topk' else 'rounded off'} was added to the next gradient"
     if rounded.any():
-        words += f": {np.median(rounded):.2%} of its norm (median; {rounded.max():.2%} at most)"
+        words += f": {np.median(rounded):.2%} of the norm (median; {rounded.max():.2%} at most)"
     return [("gradients pushed", words)]
 
 
 def _pulled(run: Run) -> list[tuple[str, str]]:
     if run.config.get("pull_format", "float32") == "float32":
         return []
-    return [("weights pulled", f"as {run.config['pull_format']}; what was rounded off one pull came with the next")]
+    return [("weights pulled", f"as {run.config['pull_format']}; the part rounded off came with the next pull")]
 
 
 def virtual(run: Run) -> bool:
@@ -240,7 +240,7 @@ def _kind(run: Run, part: str) -> str:
     entry = run.environment.get("brought", {}).get(part)
     if entry is None:
         return str(table.get("factory") or table.get("name", "?")) if isinstance(table, dict) else str(table)
-    name = entry["object"] or f"{entry['qualified_name']} of {entry['module']}, which cannot be imported by a name"
+    name = entry["object"] or f"{entry['qualified_name']} of {entry['module']}, not importable by a name"
     return f"{name} ({entry['file']}, sha256 {entry['sha256'][:_DIGITS]})" if entry["sha256"] else name
 
 

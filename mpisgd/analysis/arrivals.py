@@ -79,7 +79,7 @@ def arrival_table(run: Run) -> Table:
     columns = columns_of(f"gradients | mean [s] | {within} | longest [s]")
     note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
     if not synchronous(run):
-        note = "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0; no first pushes."
+        note = "Turnaround: from the answer to a pull to the arrival of the learner's gradient on shard 0; no first pushes."
     return Table("arrivals", "Arrival of gradients [Chen16 Fig. 3]", columns, tuple(rows), note)
 
 
@@ -87,9 +87,9 @@ def collect_table(run: Run) -> Table:
     found = collected(run)
     rows: list[tuple[Cell, ...]] = list(zip(*(column.tolist() for column in vars(found).values()), strict=True))
     columns = columns_of("k | clock values | mean [s] | median [s] | longest [s]")
-    note = "Over the clock values of which at least k gradients came, dropped ones included."
+    note = "Over the clock values with at least k gradients, dropped gradients included."
     if not synchronous(run):
-        note = f"Not defined for {about.protocol_name(run)}: its gradients have no common start."
+        note = f"Not defined for {about.protocol_name(run)}: gradients have no common start."
     return Table("collect", f"Time to collect k of λ = {run.lambda_} gradients [Chen16 Fig. 4]", columns, tuple(rows), note)
 
 

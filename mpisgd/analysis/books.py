@@ -110,7 +110,7 @@ def imbalances(run: Run) -> list[str]:
     ]
     applied, divisors, updates = _sums(run)
     for shard in np.flatnonzero(applied != divisors).tolist():
-        lines.append(f"shard {shard}: {applied[shard]} gradients applied, but its updates sum {divisors[shard]}")
+        lines.append(f"shard {shard}: {applied[shard]} gradients applied, but the updates sum {divisors[shard]}")
     for shard, clock in enumerate(final_clocks(run).tolist()):
         if updates[shard] != clock:
             lines.append(f"shard {shard}: final clock {clock}, but {updates[shard]} updates in the log")
@@ -145,7 +145,7 @@ def learner_table(run: Run) -> Table:
         followed = (covered.sampled, covered.given_up, covered.computed, covered.applied)
         rows.append((covered.learner_id, *account, *followed, share))
     columns = columns_of(f"learner | {_ACCOUNT} | mini-batches | given up | computed | applied everywhere | coverage [%] :.1f")
-    note = "Computed: gradients of its mini-batches, repeated ones too. Coverage: share of its mini-batches applied on every shard."
+    note = "Computed: gradients of the learner's mini-batches, repeats too. Coverage: share of mini-batches applied on every shard."
     total = [sum(getattr(covered, name) for covered in coverage(run)) for name in ("applied", "sampled")]
     if total[1] and total[0] < total[1]:
         note = f"{note} All learners: {100 * total[0] / total[1]:.1f} %."

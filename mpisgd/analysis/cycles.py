@@ -139,8 +139,8 @@ def number_cycles(pushes: LogRows, path: Path) -> np.ndarray:
     if len(backwards):
         at = pushes[backwards[0]]
         raise DataError(
-            f"{path}: mini-batch {at['seq']} of learner {at['learner_id']} arrived on shard {at['shard']} before the one before"
-            " it; does the log hold several attempts, whose seconds count from different starts?"
+            f"{path}: mini-batch {at['seq']} of learner {at['learner_id']} arrived on shard {at['shard']} before the preceding"
+            " mini-batch; does the log hold several attempts, with seconds from different starts?"
         )
     here = np.arange(len(pushes))
     number = here - np.maximum.accumulate(np.where(follows, 0, here))

@@ -44,8 +44,8 @@ def table(run: Run) -> Table:
         " | torn [gradients] | mini-batches here | on all shards"
     )
     note = (
-        "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Torn: came in"
-        " part, and was dropped. Where a shard has one mini-batch more than came to all, its learner died between two shards."
+        "Missed: the learner was silent for longer than faults.patience_s, and the others went on. Torn: only a part arrived;"
+        " dropped. Where a shard has one mini-batch more than all shards have, the learner died between two shards."
     )
     return Table("faults", "Learners that died or hung", columns, tuple(rows), note)
 

@@ -167,7 +167,7 @@ def table(run: Run) -> Table:
         "part of the run | updates measured | noise scale [samples] | standard error [samples] | tr Σ | |G|²"
         " | updates / fewest possible"
     )
-    note = _note(run, batch) if lines else "No estimate: it needs updates of two gradients and more."
+    note = _note(run, batch) if lines else "No estimate without updates of two gradients and more."
     if any(line[2] is None for line in lines):
         note += " –: |G|² is lost in noise, or nothing was measured."
     return Table("noise_scale", "Gradient noise scale [McCandlish18]", columns, tuple(lines), note)
@@ -178,7 +178,7 @@ def _batch(run: Run) -> float:
 
 
 def _note(run: Run, batch: float) -> str:
-    note = f"An update has {batch:.4g} samples; with as many as the noise scale, it takes twice the fewest possible updates."
+    note = f"An update has {batch:.4g} samples; with as many as the noise scale, training takes twice the fewest possible updates."
     if np.any(run.pushes["staleness"][books.applied_rows(run)] > 0):
         note += " Approximate: gradients of one update come from different weights."
     return note

@@ -127,8 +127,8 @@ def bubble_table(run: Run) -> Table:
     ideal = 100 * (size - 1) / (parts + size - 1)
     alike = f"{ideal:.1f} % with {parts} micro-batches" if what == "stage" else "none"
     note = (
-        f"Sums over the learners. Bubble: of the seconds between weights and gradient, those in which a {what} waited for its"
-        f" neighbours; {what}s that take the same, and messages that take nothing, have {alike}."
+        f"Sums over the learners. Bubble: share of the seconds between weights and gradient that a {what} waited for"
+        f" neighbours; with equal {what}s, and messages that take no time: {alike}."
     )
     return Table("stages", f"{what.capitalize()}s of the model [Dean12 3]", columns, tuple(rows), note)
 
@@ -176,9 +176,9 @@ def portion_table(run: Run) -> Table:
     headings = "learner | dealt | counted | duplicates | late | lost | computing [%] :.1f | pulling, asking [%] :.1f"
     headings += " | pushing, waiting [%] :.1f"
     note = (
-        f"Shares: of the seconds of evaluations. The coordinator waited {for_learners} of its time for learners, and else commanded"
-        " shards. Duplicate: another result had come before, or the evaluation was over; late: it was over before the learner had"
-        " weights; lost: the learner left."
+        f"Shares: of the seconds of evaluations. The coordinator waited for learners {for_learners} of the time, and else commanded"
+        " shards. Duplicate: another result had come before, or the evaluation was over; late: the evaluation was over before the"
+        " learner had weights; lost: the learner left."
     )
     return Table("portions", "Portions of the batch [Dean12 4.2]", columns_of(headings), tuple(rows), note)
 

@@ -120,7 +120,7 @@ class Timeline:
             return "no learner's span lies in this window"
         median, most = np.percentile(self.cycles.slack[shown], (50, 99)) / 1e6
         late = f"up to {median:.3g} ms later (median; 99th percentile: {most:.3g} ms)"
-        return f"learners' spans are drawn as early as the log allows; they may have been {late}"
+        return f"learners' spans are drawn as early as the log allows; the true spans may be {late}"
 
 
 def ranks_of(run: Run) -> Ranks:
@@ -158,12 +158,12 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     window.
     """
     if about.layerwise(run):
-        raise DataError(f"{run.path}: there is no timeline, its layers were pulled and pushed in the middle of computing")
+        raise DataError(f"{run.path}: no timeline: layers were pulled and pushed in the middle of computing")
     groups = len(about.groups_of(run)) > 0
     if groups and run.pushes.dtype != PUSHES_OF_GROUPS:
-        raise DataError(f"{run.path}: there is no timeline, its log does not tell of groups what they waited for neighbours")
+        raise DataError(f"{run.path}: no timeline: this log of groups lacks the waits for neighbours")
     if to_s is not None and not (from_s or 0.0) <= to_s:
-        raise ConfigError(f"--from-s {from_s or 0.0:g} --to-s {to_s:g}: expected a window that does not end before it begins")
+        raise ConfigError(f"--from-s {from_s or 0.0:g} --to-s {to_s:g}: expected an end no earlier than the start")
     if learners is not None and learners < 1:
         raise ConfigError(f"--learners {learners}: expected at least 1")
     all_learners = books.learners_of(run)
@@ -181,7 +181,7 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
         events["learner_id"][own] = events["learner_id"][own] * group + stage[events["shard"][own]]
         shown *= group
     if len(pushes) == 0:
-        raise DataError(f"{run.path}: there is no timeline, no gradient was pushed by learners 0 to {shown - 1:,}")
+        raise DataError(f"{run.path}: no timeline: no gradient was pushed by learners 0 to {shown - 1:,}")
     pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: keeps the order in time
     cycle = number_cycles(pushes, run.path)
     chains = chains_of(pushes, cycle)
@@ -222,7 +222,7 @@ def _stages(run: Run) -> np.ndarray:
 
 def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | None) -> tuple[Window, list[str]]:
     if from_s is not None and not 1e9 * from_s <= end:
-        raise ConfigError(f"--from-s {from_s:g}: expected a number below {end / 1e9:g}, at which the log ends")
+        raise ConfigError(f"--from-s {from_s:g}: expected a number up to {end / 1e9:g}, the end of the log")
     start = 0 if from_s is None else round(1e9 * max(from_s, 0.0))
     if to_s is not None:
         return Window(start, end if 1e9 * to_s >= end else round(1e9 * to_s)), []

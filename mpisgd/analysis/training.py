@@ -31,7 +31,7 @@ class Target:
 def make_target(error: float | None, loss: float | None) -> Target | None:
     """Return the target, if any. Raises ConfigError: two targets, or an impossible value."""
     if error is not None and loss is not None:
-        raise ConfigError(f"--target-error {error:g} and --target-loss {loss:g}: expected one of them")
+        raise ConfigError(f"--target-error {error:g} and --target-loss {loss:g}: expected only one target")
     if error is not None:
         if not 0 < error < 1:
             raise ConfigError(f"--target-error {error:g}: expected a share between 0 and 1; 2 % is 0.02")
@@ -197,11 +197,11 @@ def evaluation_table(run: Run) -> Table:
 
 _ENDS = {
     Why.GOES_ON: "the run has not ended, or the log is not whole",
-    Why.ITERATIONS: "it made all its iterations",
+    Why.ITERATIONS: "all iterations were made",
     Why.GRADIENT: "no element of the gradient is above tolerance_grad",
     Why.CHANGE: "neither the loss nor the weights changed any more",
-    Why.DIRECTION: "along its direction the loss does not fall",
-    Why.LINE_SEARCH: "its line search found no lower loss",
+    Why.DIRECTION: "the loss does not fall along the direction",
+    Why.LINE_SEARCH: "the line search found no lower loss",
 }
 
 

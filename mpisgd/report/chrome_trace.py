@@ -40,7 +40,7 @@ def write(path: Path, timeline: Timeline, about: _Json) -> int:
                 events += 1
             file.write("\n]}\n")
     except OSError as error:
-        raise ConfigError(f"--out {path}: expected a file that can be written: {error}") from error
+        raise ConfigError(f"--out {path}: expected a writable file: {error}") from error
     return events
 
 

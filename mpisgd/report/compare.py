@@ -88,8 +88,8 @@ def _target_table(target: Target, runs: Sequence[Run], names: Sequence[str], gro
                 said = f"{len(spent)} of {len(known)}" if spent else "never"
                 rows.append((name, "thetabar" if averaged else "theta", said, *numbers))
     note = (
-        "Between two evaluations linear. Exchanged: what all learners had pushed and pulled by then."
-        " Of several seeds: those that reached it, mean (least..largest)."
+        "Between two evaluations linear. Exchanged: bytes that all learners had pushed and pulled by then."
+        " Of several seeds: mean (least..largest) of the runs that reached the target."
     )
     return Table("target", f"Until {target}", columns, tuple(rows), note)
 

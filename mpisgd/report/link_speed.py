@@ -98,14 +98,14 @@ def table(run: Run, found: list[Link]) -> Table:
     named = slow(found)
     said = [
         f"The link of {link.host} is slow: {_megabytes(link.rate)} MB/s for a learner, others' {_megabytes(named[link.host])}."
-        " Shards that take from it, or give to it, serve nobody else meanwhile."
+        " A shard that exchanges over this link serves nobody else meanwhile."
         for link in found
         if link.host in named and link.rate is not None
     ]
     waits = " Synchronous learners wait for each other at the shards, too." if arrivals.synchronous(run) else ""
     note = (
-        "Sends, receives: in a round, in which each learner pushes and pulls once. Push, pull: medians. Rate: in which one learner"
-        f" is given what comes from other nodes.{waits}"
+        "Sends, receives: in a round of one push and one pull by each learner. Push, pull: medians. Rate: of data from other nodes"
+        f" to one learner.{waits}"
     )
     return Table("links", "Links of the nodes", columns_of(headings), tuple(rows), " ".join([*said, note]))
 

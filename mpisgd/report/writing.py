@@ -61,7 +61,7 @@ def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Ta
         files.append(page_path)
         page_path.write_text("\n".join(page), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--out {folder}: expected a folder that can be written: {error}") from error
+        raise ConfigError(f"--out {folder}: expected a writable folder: {error}") from error
     return files
 
 
@@ -77,4 +77,4 @@ def tell(console: Console, folder: Path, drawings: Sequence[Drawing]) -> None:
         if drawing.figure is None:
             say(console, f"no figure {drawing.key}: {drawing.missing}")
     drawn = [f"{drawing.key}.{each}" for drawing in drawings if drawing.figure is not None for each in present().format]
-    say(console, f"written to {folder}: tables (CSV), all of it (Markdown), {', '.join(drawn) or 'no figures'}")
+    say(console, f"written to {folder}: tables (CSV), the whole text (Markdown), {', '.join(drawn) or 'no figures'}")

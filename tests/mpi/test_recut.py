@@ -148,7 +148,7 @@ def test_the_report_tells(runs: Path) -> None:
     lines = dict(about.header(run, about.status(run), "").rows)
     first, second = (each["clock"] for each in run.environment["attempts"][1:])
     assert lines["continued"] == f"from the checkpoints of clock {first}, {second}"
-    assert f"2 learners and 2 shards until clock {first}; 3 learners and 1 shard until clock {second}: what" in lines["before"]
+    assert f"2 learners and 2 shards until clock {first}; 3 learners and 1 shard until clock {second}: below" in lines["before"]
 
 
 @pytest.mark.parametrize("where", ["hardsync", "killed/hardsync", "softsync"])

@@ -168,7 +168,7 @@ def test_imbalance_names_shard_and_learner_with_the_numbers(tmp_path: Path) -> N
     lines = books.imbalances(run)
     assert lines[0] == "shard 1: pushed 10, but applied 7 + dropped 0 + rejected 0 + in flight 2 = 9"
     assert lines[1] == "learner 1 on shard 1: pushed 3, but applied 1 + dropped 0 + rejected 0 + in flight 1 = 2"
-    assert lines[2] == "shard 1: 7 gradients applied, but its updates sum 8"
+    assert lines[2] == "shard 1: 7 gradients applied, but the updates sum 8"
     assert len(lines) == 3
 
 
@@ -242,7 +242,7 @@ def test_imbalance_of_clocks(tmp_path: Path) -> None:
     log.updates = log.updates[1:]
     second = Run(fabricate.write_run(tmp_path / "second", log, BACKUP, learners=3))
     assert books.imbalances(second) == [
-        "shard 0: 4 gradients applied, but its updates sum 2",
+        "shard 0: 4 gradients applied, but the updates sum 2",
         "shard 0: final clock 2, but 1 updates in the log",
     ]
 

@@ -81,7 +81,7 @@ def test_a_run_under_way(tmp_path: Path, shards: int) -> None:
     path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=shards, ended=False)
     found, text = quiet(path)
     assert found.exit_status == 0
-    assert "UNFINISHED: no DONE; under way or killed (its log was last written" in text
+    assert "UNFINISHED: no DONE; under way or killed (log last written" in text
     assert headline(found)["final test error"] == "not evaluated"
     assert "no figure error_epochs: nothing was evaluated" in text
     assert not (path / "report" / "error_epochs.png").exists()
@@ -160,7 +160,7 @@ def test_out(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "deep" / "report.md").is_file()
     assert not (path / "report").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="a folder that can be written"):
+    with pytest.raises(ConfigError, match="a writable folder"):
         quiet(path, out=tmp_path / "file" / "below")
 
 

@@ -258,7 +258,7 @@ def test_updates_that_do_not_tell_are_left_out(fields: dict[str, float], tmp_pat
     assert found.updates == 0
     assert all(map(math.isnan, (found.variance, found.gradient_sq, found.samples, found.error)))
     table = noise.table(run)
-    assert (table.rows, table.note) == ((), "No estimate: it needs updates of two gradients and more.")
+    assert (table.rows, table.note) == ((), "No estimate without updates of two gradients and more.")
 
 
 def test_updates_of_one_gradient_give_no_estimate(every_update: None, tmp_path: Path) -> None:

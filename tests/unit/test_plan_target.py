@@ -134,7 +134,7 @@ def test_targets_that_cannot_be() -> None:
         make_target(2.0, None)
     with pytest.raises(ConfigError, match=r"--target-loss nan"):
         make_target(None, math.nan)
-    with pytest.raises(ConfigError, match="expected one of them"):
+    with pytest.raises(ConfigError, match="expected only one target"):
         make_target(0.1, 0.1)
 
 

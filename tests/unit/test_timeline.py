@@ -157,7 +157,9 @@ def test_attempts_with_clocks_of_their_own_are_refused(tmp_path: Path) -> None:
     log = by_hand()
     log.pushes["arrival_s"] = [3.6, 2.0]
     run = make(tmp_path, log, 1)
-    with pytest.raises(DataError, match="mini-batch 1 of learner 0 arrived on shard 0 before the one before it; does the log hold"):
+    with pytest.raises(
+        DataError, match="mini-batch 1 of learner 0 arrived on shard 0 before the preceding mini-batch; does the log hold"
+    ):
         look(run)
     assert "several attempts" in figures_timeline.drawing(run).missing
 

@@ -109,7 +109,7 @@ def test_the_command_writes_trace_and_figure(tmp_path: Path, capsys: pytest.Capt
     assert read["otherData"]["run"].startswith("run\nsoftsync n=1")
     assert (run.path / "report" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
-    assert f"{len(read['traceEvents'])} events; open it in https://ui.perfetto.dev or chrome://tracing" in told
+    assert f"{len(read['traceEvents'])} events; open the trace in https://ui.perfetto.dev or chrome://tracing" in told
     assert "learners' spans are drawn as early as the log allows" in told
 
     out = tmp_path / "deep" / "er" / "a.json"
@@ -131,12 +131,12 @@ def test_the_command_says_why_there_is_no_figure(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--from-s", "3", "--to-s", "2.5"], "--from-s 3 --to-s 2.5: expected a window that does not end before it begins"),
-        (["--from-s", "nan", "--to-s", "2"], "--from-s nan --to-s 2: expected a window"),
-        (["--to-s", "nan"], "--from-s 0 --to-s nan: expected a window"),
-        (["--to-s=-1"], "--from-s 0 --to-s -1: expected a window"),
-        (["--from-s", "nan"], "--from-s nan: expected a number below 10, at which the log ends"),
-        (["--from-s", "100"], "--from-s 100: expected a number below 10"),
+        (["--from-s", "3", "--to-s", "2.5"], "--from-s 3 --to-s 2.5: expected an end no earlier than the start"),
+        (["--from-s", "nan", "--to-s", "2"], "--from-s nan --to-s 2: expected an end"),
+        (["--to-s", "nan"], "--from-s 0 --to-s nan: expected an end"),
+        (["--to-s=-1"], "--from-s 0 --to-s -1: expected an end"),
+        (["--from-s", "nan"], "--from-s nan: expected a number up to 10, the end of the log"),
+        (["--from-s", "100"], "--from-s 100: expected a number up to 10"),
         (["--learners", "0"], "--learners 0: expected at least 1"),
         (["--out", "a.png"], "--out a.png: expected the name of a trace"),
     ],
@@ -151,11 +151,11 @@ def test_what_the_user_cannot_mean(tmp_path: Path, options: list[str], why: str)
 def test_no_run_no_pushes_no_place(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no run directory of mpisgd"):
         command.main([str(tmp_path)])
-    with pytest.raises(DataError, match="there is no timeline, no gradient was pushed by learners 0 to 1"):
+    with pytest.raises(DataError, match="no timeline: no gradient was pushed by learners 0 to 1"):
         command.main([str(make(tmp_path / "empty", Log(), 2).path)])
     run = make(tmp_path, logs_by_hand.softsync(), 2)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="expected a file that can be written"):
+    with pytest.raises(ConfigError, match="expected a writable file"):
         command.main([str(run.path), "--out", str(tmp_path / "file" / "below.json")])
     damaged = run.path / "shard-000.attempt-0.h5"
     damaged.write_bytes(damaged.read_bytes()[:1000])

@@ -233,8 +233,8 @@ def test_what_has_no_name_is_said_to_have_none(scripted: Path, tmp_path: Path) -
     ):
         replay.replay(path)
     table = dict(header(Run(path), status(Run(path)), "").rows)
-    assert table["model"].startswith("<lambda> of mine, which cannot be imported by a name (")
-    assert table["loss"].startswith("an instance of CrossEntropyLoss of torch.nn.modules.loss, which cannot be imported")
+    assert table["model"].startswith("<lambda> of mine, not importable by a name (")
+    assert table["loss"].startswith("an instance of CrossEntropyLoss of torch.nn.modules.loss, not importable")
     assert Run(path).config["loss"] == "custom"
     command = (
         line(Run(path)).replace("--model MODULE:NAME", "--model named:model").replace("--data MODULE:NAME", "--data named:data")

@@ -343,4 +343,4 @@ def test_a_book_that_counts_pushes_for_gradients_does_not_balance(tmp_path: Path
     run = simulated(tmp_path / "run", SIZES, **in_teams(2))
     run.pushes["gradients"] = 1
     (line,) = books.imbalances(run)
-    assert line == f"shard 0: {len(run.pushes)} gradients applied, but its updates sum {2 * len(run.pushes)}"
+    assert line == f"shard 0: {len(run.pushes)} gradients applied, but the updates sum {2 * len(run.pushes)}"

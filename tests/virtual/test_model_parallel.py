@@ -317,7 +317,7 @@ def test_runs_of_groups_whose_log_does_not_tell_are_read(tmp_path: Path) -> None
     run = Run(tmp_path / "run")
     assert replay.replay(tmp_path / "run").holds
     assert not throughput.tells_neighbours(run)
-    with pytest.raises(DataError, match="there is no timeline, its log does not tell of groups"):
+    with pytest.raises(DataError, match="no timeline: this log of groups lacks the waits"):
         timeline.look(run)
 
 

@@ -76,9 +76,9 @@ def test_the_report_says_how_much(tmp_path: Path) -> None:
     said = reported(tmp_path / "run")["gradients pushed"]
     median = np.median(run.pushes["rounded"])
     assert 0.0005 < median < 0.003
-    assert said.startswith(f"as bfloat16; what was rounded off one was added to the next: {median:.2%} of its norm (median; ")
+    assert said.startswith(f"as bfloat16; the part rounded off was added to the next gradient: {median:.2%} of the norm (median; ")
     simulated(tmp_path / "sizes", SIZES, **HALF, epochs=0.2)
-    assert reported(tmp_path / "sizes")["gradients pushed"] == "as bfloat16; what was rounded off one was added to the next"
+    assert reported(tmp_path / "sizes")["gradients pushed"] == "as bfloat16; the part rounded off was added to the next gradient"
     assert about.header(run, about.status(run), "").cells("what").count("gradients pushed") == 1
     simulated(tmp_path / "exact", SIZES, epochs=0.2)
     assert "gradients pushed" not in reported(tmp_path / "exact")

@@ -121,7 +121,7 @@ def test_a_push_whose_indices_cannot_be_is_refused(
 def test_the_report_says_how_much(tmp_path: Path) -> None:
     simulated(tmp_path / "run", TENSORS, **FEW)
     said = reported(tmp_path / "run")["gradients pushed"]
-    assert said.startswith("as topk; what was left out of one was added to the next: ")
+    assert said.startswith("as topk; the part left out was added to the next gradient: ")
 
 
 @pytest.mark.parametrize(
