@@ -78,7 +78,9 @@ def table(run: Run, found: Collecting) -> Table:
         "N | b | predicted mean [s] | median [s] | 90 % within [s] | how | log: mean to N-th [s] | log: median to N-th [s]"
         " | clock values"
     )
-    note = "The log's: from an update to the arrival of the N-th gradient of its weights, dropped ones included [Chen16 3.1]."
+    note = (
+        "The log's: from an update to the arrival of the N-th gradient of the new weights, dropped gradients included [Chen16 3.1]."
+    )
     if seen is None:
-        note = "The log's protocol has no common start of gradients: it holds no order statistics."
+        note = "The log's protocol has no common start of gradients: the log holds no order statistics."
     return Table("updates", f"Seconds per update, N of λ = {run.lambda_} gradients [Chen16 Fig. 4]", columns, tuple(rows), note)

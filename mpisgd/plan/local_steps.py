@@ -62,8 +62,8 @@ def table(found: tuple[Choice, ...]) -> Table:
         )
     columns = columns_of("own steps H | samples/s | of learners that never exchange [%] :.1f | bytes [MB/sample] | choice")
     note = (
-        f"Enough: the fewest own steps with {100 * ENOUGH:.0f} % of what learners would do that never exchange. How much less is"
-        " learned from a sample, the more of them are taken apart, no log of other steps tells."
+        f"Enough: the fewest own steps with {100 * ENOUGH:.0f} % of the throughput of learners that never exchange. No log of other"
+        " steps tells how much less a sample teaches with more own steps."
     )
     return Table("local-steps", "Throughput over own steps between two exchanges", columns, tuple(rows), note)
 

@@ -173,12 +173,12 @@ def _assumptions(config: Config, choices: Choices, wishes: Wishes) -> list[str]:
     said = [f"Updates to the target: {choices.convergence.source}."]
     said += [f"Another network: {name} = {value:g}." for name, value in wishes.network.items()]
     if config.network.slow_links:
-        said.append("Learners that are like those behind a slow link are behind one, too; of a node's learners, the first says it.")
+        said.append("A learner modelled on one behind a slow link is behind a slow link, too; a node's first learner decides.")
     ranks = config.virtual.ranks_per_node
     said += [
         f"{ranks} rank{'s' * (ranks > 1)} on each node; learner l of more learners is like learner l modulo"
         f" {config.virtual.learners} of the run; no learner fails, nothing is evaluated.",
-        f"Each prediction is a virtual run of about {wishes.pushes:,} pushes: what is rarer, or not in the log, is missed.",
+        f"Each prediction is a virtual run of about {wishes.pushes:,} pushes: rarer events, and events not in the log, are missed.",
     ]
     return said
 
@@ -216,7 +216,7 @@ def _of_slow_links(run: Run, config: Config, pushes: int) -> list[str]:
     more = predict(without, pushes).gradients_per_s / predict(config, pushes).gradients_per_s
     hosts = list(dict.fromkeys(run.environment["hosts"]))
     named = ", ".join(f"{hosts[node]} ({factor:.3g} times the seconds)" for node, factor in slow_links.items())
-    return [f"Slow link of {named}: were it as fast as the others, {more:.2f} times the gradients per second."]
+    return [f"Slow link of {named}: with all links as fast, {more:.2f} times the gradients per second."]
 
 
 def _costs_table(fit: Fit) -> Table:
@@ -237,7 +237,7 @@ def _costs_table(fit: Fit) -> Table:
 def _misfit(fit: Fit) -> str:
     """Describe how the fit differs from its log; "" = hardly."""
     far = [f"{_SAID[name]} {100 * share:+.0f} %" for name, share in fit.differences.items() if abs(share) > _CLOSE]
-    return f"The fit does not repeat its own log ({', '.join(far)}): what is predicted may be as far off." if far else ""
+    return f"The fit does not repeat the log ({', '.join(far)}): predictions may be as far off." if far else ""
 
 
 def _draw(run: Run, found: Collecting, choices: Choices, asynchrony: Asynchrony, points: list[Point]) -> tuple[Drawing, ...]:

@@ -133,8 +133,8 @@ def table(found: list[Point], mu: int) -> Table:
         " | choice"
     )
     note = (
-        "Bound: what the bottleneck alone lets through, in closed form. Images: of the prediction, or where none is affordable, of"
-        " the bound times the share of theirs that fewer learners reach. Queues: far below the bound, as shards and learners wait"
+        "Bound: throughput of the bottleneck alone, in closed form. Images: of the prediction; without an affordable prediction, of"
+        " the bound times the share reached by fewer learners. Queues: far below the bound, as shards and learners wait"
         f" for one another. Enough: the fewest shards with {100 * ENOUGH:.0f} % of the most gradients."
     )
     return Table("shards", "Throughput over shards and learners", columns, tuple(rows), note)

@@ -263,7 +263,7 @@ def test_a_plan_knows_how_well_its_fit_repeats_the_log(exact: Fit) -> None:
         found = dict(zip(costs.cells("what"), costs.cells("value"), strict=True))
         assert found["virtual run beside the log: seconds per update"] == pytest.approx(100 * (factor - 1), abs=0.3)
         assert found["virtual run beside the log: gradients per second"] == pytest.approx(100 * (1 / factor - 1), abs=0.3)
-        words = f"does not repeat its own log (seconds per update {100 * (factor - 1):+.0f} %"
+        words = f"does not repeat the log (seconds per update {100 * (factor - 1):+.0f} %"
         assert (words in planner._misfit(off)) == (words in costs.note) == said
 
 
@@ -272,7 +272,7 @@ def test_a_plan_knows_how_well_its_fit_repeats_the_log(exact: Fit) -> None:
 def test_a_plan_says_so_before_all_advice(exact: Fit, small: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "fitted", lambda *_, **__: off_by(exact, 1.12))
     made = plan([small.path], tmp_path / "out", Wishes(pushes=100, learners=4), Console(file=io.StringIO()))
-    words = "does not repeat its own log (seconds per update +12 %"
+    words = "does not repeat the log (seconds per update +12 %"
     page = (tmp_path / "out" / "plan.md").read_text()
     assert words in made.advice[0] and page.count(words) == 2
     assert "virtual run beside the log: seconds per update" in page
@@ -422,7 +422,7 @@ def test_the_plan_says_what_a_slow_link_costs(tmp_path: Path) -> None:
     slow = NetworkOptions(bandwidth=125e6, node_bandwidth=125e6, slow_links={3: 10.0})
     run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=3, pushes=300, parameters=1_000_000, network=slow)
     found = plan([run.path], None, Wishes(pushes=100, learners=3, from_log=True), Console(quiet=True))
-    assert found.advice[-1].startswith("Slow link of node-3 (10 times the seconds): were it as fast as the others, ")
+    assert found.advice[-1].startswith("Slow link of node-3 (10 times the seconds): with all links as fast, ")
     assert float(found.advice[-1].split()[-6]) > 1.3
     elsewhere = planner._elsewhere(found.fit.config, Wishes(network={"latency_s": 0.0}))
     assert planner._of_slow_links(run, elsewhere, 100) == [], "another cluster has other links"

@@ -90,16 +90,16 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
     if about.doubled(run):
         raise ConfigError(
             f"{run.path} is a run of {about.protocol_name(run)}, where learners double as shards; expected first a run with"
-            " shards of their own, whose costs a plan begins with"
+            " separate shards: a plan begins with the shards' costs"
         )
     if run.teams:
         raise ConfigError(
-            f"{run.path} is a run of teams (aggregation = 'node'), whose ranks' own costs its log does not tell; expected first a"
-            " run with aggregation = 'none'"
+            f"{run.path} is a run of teams (aggregation = 'node'): the log does not tell each rank's costs; expected first a run"
+            " with aggregation = 'none'"
         )
     if about.groups_of(run):
         raise ConfigError(
-            f"{run.path} is a run of groups (group_size > 1), whose log tells what single stages compute, not whole mini-batches;"
+            f"{run.path} is a run of groups (group_size > 1): the log times single stages, not whole mini-batches;"
             " expected first a run with group_size = 1"
         )
     if about.layerwise(run):
@@ -111,18 +111,18 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
         return _as_configured(run, real)
     config, costs, assumptions = _measured(run)
     if real is None:
-        return Fit(config, costs, (*assumptions, "The log is too short to tell what else a cycle costs."), None, None)
+        return Fit(config, costs, (*assumptions, "The log is too short to tell the other costs of a cycle."), None, None)
     config, virtual, found = without_waits(config, real, _pushes(run))
     costs = (*(cost for cost in costs if cost.name not in {each.name for each in found}), *found)
     config, virtual, rest = _with_the_rest(config, real, virtual, _pushes(run))
-    source = "mean of what a cycle takes besides compute and delay, less that of the virtual run"
+    source = "mean seconds of a cycle besides compute and delay, less the virtual run's"
     more = (Cost("rest of a cycle", rest.mean_s, "s", source), Cost("its deviation", rest.deviation_s, "s", "of the same"))
     return Fit(config, (*costs, *more), assumptions, real, virtual)
 
 
 def _as_configured(run: Run, real: Observed | None) -> Fit:
     config = _without_tensors(config_file.from_mapping(run.config), run)
-    assumptions = ("The run was virtual: its costs are those of its configuration.",)
+    assumptions = ("The run was virtual: all costs are the configuration's.",)
     return Fit(config, (), assumptions, real, None if real is None else predict(config, _pushes(run)))
 
 
@@ -168,9 +168,9 @@ def _assumptions(run: Run, config: Config, hosts: Counter[str], everybody: bool)
     whose = "each learner's own mini-batches" if everybody else "all learners' mini-batches together, as some pushed none"
     said = [
         f"Compute seconds are drawn anew from {whose} of {run.name}: independent, and the same under every protocol.",
-        "Messages and service: low quantiles and medians of the log's columns, without what must be waits of these; what else"
-        " cycles take, in the mean and with its deviation, the learners pay for.",
-        f"A slice's service costs up to {HANDLING_S * 1e6:.0f} us whatever its size, and beyond that goes by its bytes.",
+        "Messages and service: low quantiles and medians of the log's columns, without waits. The rest of a cycle, by"
+        " mean and deviation, is a cost of the learner.",
+        f"A slice's service costs up to {HANDLING_S * 1e6:.0f} us at any size; costs beyond grow with the bytes.",
     ]
     if config.straggler.active:
         said.append("Injected stragglers are injected again.")

@@ -71,9 +71,9 @@ def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
     rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["seq"] > 1)]
     pushed, pulled = (nbytes * each / 4 for each in footprint.of_exchange(run.config))
     network, costs = _bandwidths(run, rows, pulled)
-    latency_s, source = network.latency_s, "assumed: no push in the log tells it"
+    latency_s, source = network.latency_s, "assumed: no push in the log tells the latency"
     if _beside(run) and costs[0].source == _BESIDE:
-        source = "assumed: pushes to shards here and elsewhere, at once, do not tell it"
+        source = "assumed: pushes to shards here and elsewhere, at once, do not tell the latency"
     elif len(rows):
         least_s = float(np.quantile(rows["push_s"], LOW))
         transfer_s = float(np.median(_transfers_s(run, network, pushed).sum(0)))
@@ -88,7 +88,7 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
     if slice_nbytes < TELLING_NBYTES:
-        source = f"assumed: messages of {slice_nbytes:.0f} bytes do not tell it"
+        source = f"assumed: messages of {slice_nbytes:.0f} bytes do not tell the bandwidth"
         return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
     if _beside(run):
         return _bandwidth_between_nodes(run, rows, default)
@@ -112,7 +112,7 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
         return NetworkOptions(
             bandwidth=there, local_bandwidth=max(there, default.local_bandwidth), node_bandwidth=there, slow_links=slow_links
         ), seen
-    return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells it")]
+    return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells the bandwidth")]
 
 
 def _slow_nodes(run: Run) -> dict[str, int]:
@@ -147,7 +147,7 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
             rates[link.host] = max(found)
     usual = [rate for host, rate in rates.items() if host not in slow]
     if not usual:
-        return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells it")]
+        return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells the bandwidth")]
     there = float(np.median(usual))
     seen = [Cost("bandwidth, two nodes", there, "bytes/s", _BESIDE)]
     seen += [Cost(f"bandwidth, link of {host}", rates[host], "bytes/s", _BESIDE) for host in slow if host in rates]
@@ -194,7 +194,7 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
     """Fit the service of gradients and updates, fixed and per byte."""
     default = ServiceOptions()
     if run.config.get("exchange") == "streamed":
-        source = "assumed: the defaults of [service]; an update is made while its gradients come in"
+        source = "assumed: the defaults of [service]; an update is made while gradients come in"
         return default, [Cost("service", 0.0, "s", source)]
     updates = run.updates[run.updates["gradients"] > 0]
     transfers_s = _transfers_s(run, network, slice_nbytes * run.shards * footprint.of_exchange(run.config)[0] / 4)
@@ -202,7 +202,7 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
         transfers_s[:, _hosts_of_learners(run) == host] *= network.slow_links.get(node, 1.0)
     after_s = np.concatenate([_last_gradients(run, shard, transfers_s[shard]) for shard in range(run.shards)])
     if not len(updates) or not len(after_s):
-        return default, [Cost("service", 0.0, "s", "assumed: the defaults of [service]; no update in the log tells it")]
+        return default, [Cost("service", 0.0, "s", "assumed: the defaults of [service]; no update in the log tells the service")]
     gradient_s = float(np.median(after_s))
     update_s = float(np.median(updates["update_s"]))
     fixed = {"gradient_s": min(gradient_s, HANDLING_S), "update_s": min(update_s, HANDLING_S)}

@@ -38,7 +38,7 @@ def without_waits(config: Config, real: Observed, pushes: int) -> tuple[Config, 
         config = _with_faster_links(config, more)
         virtual = predict(config, pushes)
     if times > 1:
-        costs.append(Cost("links beyond that", times, "times", "so that the virtual run is no slower: transfers share them"))
+        costs.append(Cost("links beyond that", times, "times", "so that the virtual run is no slower: transfers share links"))
     return config, virtual, costs
 
 
