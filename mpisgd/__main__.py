@@ -20,15 +20,15 @@ from mpisgd.liveness.leaving import leave_together
 
 #: Command -> its help; the module of the same name in `mpisgd.cli` is imported on a call.
 COMMANDS = {
-    "run": "start ranks that train a model, and begin again where they fail",
-    "train": "train a model: one rank of it; start them by mpirun, or run",
+    "run": "start ranks that train a model; begin again where ranks fail",
+    "train": "train a model: one rank; start all ranks by mpirun, or run",
     "simulate": "train on a virtual cluster, in virtual time",
     "report": "print tables and draw figures of one run",
     "compare": "put several runs side by side",
     "timeline": "write a Chrome trace: who computed, waited, sent and received when",
     "replay": "recompute a run serially from its log, and compare bit for bit",
     "plan": "predict from runs: which protocol, N, b or n, and how many shards",
-    "export": "write the weights of a run, or of one of its checkpoints, to a file",
+    "export": "write the weights of a run or of a checkpoint to a file",
     "submit": "print or submit a batch script for SLURM, LSF, PBS or Flux",
     "bench": "measure this machine: ratios to the raw floor",
     "doctor": "check MPI, cores, threads and the file system",

@@ -121,8 +121,8 @@ BENCHES = {
     "train": Bench(
         3, "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate", _train, least=4
     ),
-    "checkpoint": Bench(3, "images/s of hardsync with checkpoints, over without; seconds that one takes of the loop", _checkpoint),
-    "scale": Bench(1, "images/s over the number of learners, and what the virtual cluster predicts; starts its own ranks", _scale),
+    "checkpoint": Bench(3, "images/s of hardsync with checkpoints, over without; the loop's seconds per checkpoint", _checkpoint),
+    "scale": Bench(1, "images/s over the number of learners, and the virtual cluster's prediction; starts ranks itself", _scale),
     "virtual": Bench(1, "gradients/s of the virtual cluster, from 30 to 100,000 learners", _virtual),
 }
 
@@ -144,7 +144,7 @@ def run(argv: list[str], prog: str, benches: Mapping[str, Bench], options_type: 
     bench = benches[what]
     if bench.ranks == 1:
         if launched_size() > 1:
-            raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: start it without mpirun")
+            raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: leave mpirun out")
         _tell(what, options.out, *bench.measure(options), mpi=version(), ranks=1)
         return EXIT_OK
     from mpisgd.comm.mpi.library import MPI

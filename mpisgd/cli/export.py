@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     weights.check_new(options.out)
     if options.best and (options.averaged or options.clock is not None):
         other = "--averaged" if options.averaged else f"--clock {options.clock}"
-        raise ConfigError(f"--best beside {other}: expected one of them; the best may be weights of any clock, or their average")
+        raise ConfigError(f"--best beside {other}: expected only one option; the best weights may be of any clock, or averaged")
     if options.best:
         state = weights.best_of_run(run)
     elif options.clock is None:
@@ -89,7 +89,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     run = options.run
     there = sorted(int(each.name.removeprefix("clock-")) for each in disk.directories(run) if (each / disk.MANIFEST).is_file())
     if clock not in there:
-        listed = f"there are those of {', '.join(map(str, there))}" if there else "there are none"
+        listed = f"found clocks {', '.join(map(str, there))}" if there else "there are none"
         raise CheckpointError(f"{run} has no checkpoint of clock {clock}: {listed}")
     checkpoint = disk.read(disk.directory_of(run, clock))
     tensors = [checkpoint.tensors(shard) for shard in range(len(checkpoint.parts))]
@@ -110,7 +110,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
         model = parts.build_model(config, parts.meta_of(data, config), NO_OBJECTS, resumed=True)
         if model.fingerprint != checkpoint.model:
             raise CheckpointError(
-                f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here {model.fingerprint}"
+                f"{checkpoint.path} is of another model: parameters of the checkpoint {checkpoint.model}, here {model.fingerprint}"
             )
         model.weights.copy_(torch.cat([torch.from_numpy(each[name]) for each in tensors]))
         learners = config.buffers_evaluated == "learner"
@@ -118,6 +118,6 @@ def _of_checkpoint(options: Options, clock: int) -> State:
         if not kept and batch_norms(model.module):
             if learners:
                 config = replace(config, evaluation=dataclasses.replace(config.evaluation, buffers="recalibrate"))
-                print("batch-norm statistics are measured on training samples: those of learner 0 at this clock are not there")
+                print("batch-norm statistics are measured on training samples: learner 0's statistics of this clock are missing")
             parts.make_measure(config, model, parts.load_loss(config, NO_OBJECTS), data).prepare()
     return model.state()

@@ -16,11 +16,11 @@ from mpisgd.site import launchers
 
 #: Option -> its value's placeholder, and its text; others are train's.
 OPTIONS = {
-    "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
+    "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator, if any"),
     "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
     "--launcher": (
         "NAME",
-        "what starts them: mpirun, srun-pmix, srun-pmi2, srun-cray, aprun, mpiexec.hydra; default: this MPI's",
+        "program that starts the ranks: mpirun, srun-pmix, srun-pmi2, srun-cray, aprun, mpiexec.hydra; default: this MPI's",
     ),
     "--launcher-args": ('"WORDS"', 'more words for the launcher, e.g. "--hostfile hosts"'),
 }
@@ -57,7 +57,7 @@ def _words(own: dict[str, str]) -> list[str]:
 def usage() -> str:
     lines = [f"  {f'{name} {value}':<30} {text}" for name, (value, text) in OPTIONS.items()]
     usage = "usage: mpisgd run -n RANKS [job.toml] [options]"
-    return "\n".join([usage, "", *lines, "", "All other options are those of train.", ""])
+    return "\n".join([usage, "", *lines, "", "All other options are train's.", ""])
 
 
 def _number(own: dict[str, str], name: str, least: int) -> int:

@@ -14,7 +14,7 @@ from mpisgd.liveness.guard import launched_size
 def main(argv: list[str]) -> int:
     """Run a virtual cluster. Raises ConfigError, DataError: bad input; DeadlockError and others: the run's."""
     if launched_size() > 1:
-        raise ConfigError(f"simulate runs in one process, but the launcher started {launched_size()}: start it without mpirun")
+        raise ConfigError(f"simulate runs in one process, but the launcher started {launched_size()}: leave mpirun out")
     config, print_config = parse(argv, "mpisgd simulate", virtual=True)
     on_virtual_ranks(config)
     if print_config:
@@ -25,6 +25,6 @@ def main(argv: list[str]) -> int:
     try:
         simulate(config)
     except KeyboardInterrupt:
-        print(f"\nmpisgd: {config.out} has what there was until then; to do it again: --overwrite", file=sys.stderr)
+        print(f"\nmpisgd: {config.out} has the run until then; to begin anew: --overwrite", file=sys.stderr)
         raise
     return EXIT_OK

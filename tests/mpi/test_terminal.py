@@ -53,5 +53,5 @@ def test_ctrl_c_ends_one_process_with_one_line(computes: str, tmp_path: Path) ->
     assert status == EXIT_STOPPED, screen
     assert "mpisgd simulate: stopped by Ctrl-C" in screen
     assert "Traceback" not in screen
-    assert "to do it again: --overwrite" in screen
+    assert "to begin anew: --overwrite" in screen
     assert not (tmp_path / "results" / "run" / schema.LOCK).exists()

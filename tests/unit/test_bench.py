@@ -282,7 +282,7 @@ def test_a_bench_that_starts_its_own_ranks_is_started_alone(
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     assert main(["bench", "scale"]) == 2
-    assert "bench scale: found 3 processes, expected 1: start it without mpirun" in capsys.readouterr().err
+    assert "bench scale: found 3 processes, expected 1: leave mpirun out" in capsys.readouterr().err
 
 
 def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:

@@ -61,7 +61,7 @@ def test_those_of_a_checkpoint_of_a_run_that_did_not_end(tmp_path: Path) -> None
 
 #: Words after the run and the file, the file -> what is said.
 WRONG = {
-    "no such clock": (("--clock", "7"), "w.pt", "has no checkpoint of clock 7: there are those of 13"),
+    "no such clock": (("--clock", "7"), "w.pt", "has no checkpoint of clock 7: found clocks 13"),
     "not averaged": (("--clock", "13", "--averaged"), "w.pt", "has no averaged: the run had averaging = 0"),
     "not ended": ((), "w.pt", "has no weights.pt: a run leaves its weights when it ends"),
     "suffix": (("--clock", "13"), "w.npz", "w.npz: expected a name that ends in .pt or .safetensors"),
@@ -95,7 +95,7 @@ def test_another_model_and_foreign_code_are_refused(tmp_path: Path, capsys: pyte
     other = config(run, TENSORS)
     (run / "config.toml").write_text(config_file.dumps(replace(made, model=other.model), {"learners": 3, "threads": 1}))
     assert main(["export", str(run), out, "--clock", "13"]) == 2
-    assert "is of another model: its parameters are" in capsys.readouterr().err
+    assert "is of another model: parameters of the checkpoint" in capsys.readouterr().err
     text = config_file.dumps(replace(made, loss="nowhere.there:loss"), {"learners": 3, "threads": 1})
     (run / "config.toml").write_text(text)
     assert main(["export", str(run), out, "--clock", "13"]) == 2

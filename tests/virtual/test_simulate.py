@@ -325,7 +325,7 @@ def test_mpirun_is_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr("mpisgd.__main__.leave_together", lambda status, reason: left.append(status) or status)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(["simulate", "--out", str(tmp_path / "run")]) == 2
-    assert "simulate runs in one process, but the launcher started 4: start it without mpirun" in capsys.readouterr().err
+    assert "simulate runs in one process, but the launcher started 4: leave mpirun out" in capsys.readouterr().err
     assert left == [2]
     assert not (tmp_path / "run").exists()
 

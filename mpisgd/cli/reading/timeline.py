@@ -41,14 +41,14 @@ def main(argv: list[str]) -> int:
 
     out = options.out or options.run / "report" / "timeline.json"
     if out.suffix[1:] in FORMATS:
-        raise ConfigError(f"--out {out}: expected the name of a trace, such as timeline.json; the figure becomes timeline.png")
+        raise ConfigError(f"--out {out}: expected the name of a trace, e.g. timeline.json; the figure becomes timeline.png")
     console, run = terminal(), Run(options.run)
     found = timeline.look(run, from_s=options.from_s, to_s=options.to_s, learners=options.learners)
     events = chrome_trace.write(out, found, {"run": about.label(run), "placement": found.slack(), "notes": list(found.notes)})
     for note in found.notes:
         say(console, f"shown: {note}")
     say(console, found.slack())
-    say(console, f"written to {out}: {events:,} events; open it in https://ui.perfetto.dev or chrome://tracing")
+    say(console, f"written to {out}: {events:,} events; open the trace in https://ui.perfetto.dev or chrome://tracing")
     if options.figure:
         from mpisgd.report import figures_timeline, style
 
