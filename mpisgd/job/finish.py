@@ -84,7 +84,7 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
     left = config.averaging**updates
     if left < _MOST_INITIAL:
         return ""
-    return f", thetabar ends as {100 * left:.0f} % the initial weights (averaging_bias_correction leaves them out)"
+    return f", thetabar ends as {100 * left:.0f} % the initial weights (averaging_bias_correction leaves this part out)"
 
 
 def blown_up(server: Shard) -> bool:
@@ -132,8 +132,8 @@ def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
         return ""
     rank = int(accounts[accounts[:, 4].argmax(), 5])
     return (
-        f"{refused:,} message(s) that cannot be were refused, most of them of rank {rank} ({who(rank)}): a bug, or a foreign"
-        " program; the run went on without them, is complete and saved (events of kind REFUSED in its log)"
+        f"{refused:,} impossible message(s) were refused, most of rank {rank} ({who(rank)}): a bug, or a foreign"
+        " program; the run left these out, is complete and saved (events of kind REFUSED in the log)"
     )
 
 

@@ -25,9 +25,9 @@ def last_words(run: Path, signal: int, command: str) -> str:
     """Return last words, for a launcher that kills its ranks a quarter of a second later."""
     saved = newest(run)
     if saved is None:
-        until = f"{run} has none: {_without(run, command)}"
+        until = f"{run} has no checkpoint: {_without(run, command)}"
     else:
-        until = f"the newest is that of clock {saved:,}; go on with: {command}"
+        until = f"the newest checkpoint is of clock {saved:,}; go on with: {command}"
     return (
         f"\nmpisgd: the launcher ends the job ({name_of(signal)}): writing a checkpoint;"
         f" if no other line follows, there was not the time, and {until}"

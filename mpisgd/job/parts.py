@@ -85,7 +85,7 @@ def load_data(config: Config, user_objects: UserObjects) -> DataSet:
         else:
             data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested, reading=reading)
     if len(data.train) == 0:
-        raise ConfigError(f"data {data.name}: it has no training samples")
+        raise ConfigError(f"data {data.name}: 0 training samples, expected at least 1")
     if reading is not None and not data.train.in_order:
         raise ConfigError(f"sampling = 'stream': data {data.name} is none, expected an IterableDataset, or another sampling")
     datasets.check_batch_size(data.train, config.mu)
@@ -109,7 +109,7 @@ def load_loss(config: Config, user_objects: UserObjects) -> Objective:
     """Return the loss, or the user's step. Raises ConfigError for none or both."""
     if user_objects.step is not None or config.step:
         if user_objects.loss is not None:
-            raise ConfigError("step and loss are both given: expected one of them; a step computes the loss itself")
+            raise ConfigError("step and loss are both given: expected only one; a step computes the loss itself")
         function = user_objects.step if user_objects.step is not None else load_attribute(config.step, "step")
         return OwnStep(_callable(function, "step", "(model, batch)"))
     if user_objects.loss is not None:
@@ -186,8 +186,8 @@ def _staying(what: str) -> Iterator[None]:
         if (now := Path.cwd()) != before:
             os.chdir(before)
             terminal.warn(
-                f"mpisgd: warning: {what}: its factory changed the current directory to {now}; it is {before} again, where out and"
-                " other paths of the job lie: expected absolute paths in what the factory makes"
+                f"mpisgd: warning: {what}: the factory changed the current directory to {now}; mpisgd went back to {before}, where"
+                " out and other paths of the job lie: expected absolute paths in the factory's object"
             )
 
 
@@ -282,8 +282,8 @@ def check_stream(config: Config, train: Split, dealing: Sampling, number: int) -
     one, *others = (nest.tensors_of(batches[each]) for each in range(min(2, dealing.lambda_)))
     if others and one.keys() == others[0].keys() and all(torch.equal(one[name], others[0][name]) for name in one):
         raise ConfigError(
-            "data: learners 0 and 1 would read the same samples of the stream: expected an __iter__ that gives each its own, by"
-            " torch.utils.data.get_worker_info(), whose `id` is the learner's and `num_workers` how many there are"
+            "data: learners 0 and 1 would read the same samples of the stream: expected an __iter__ that gives each learner other"
+            " samples, by torch.utils.data.get_worker_info(): `id` is the learner's, `num_workers` the number of learners"
         )
     train.forget()
 
@@ -329,16 +329,16 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
 
 
 _NOT_KEPT = (
-    "mpisgd: warning: the first mini-batch has the loss {!r}, and {!r} when it is computed again from the same weights and buffers:"
-    " {}. Virtual learners have that in common, and a run that goes on, or a replay, begins without: expected it in a buffer of the"
-    " model, or in get_extra_state"
+    "mpisgd: warning: the first mini-batch has the loss {!r}, and {!r} when computed again from the same weights and buffers:"
+    " {}. Virtual learners share this state, and a continued run, or a replay, begins without: expected the state in a buffer of"
+    " the model, or in get_extra_state"
 )
 
 
 def _by_what(changed: Sequence[str]) -> str:
     if not changed:
-        return "the model, the loss or the step keeps something elsewhere, or draws from a generator of its own"
-    return f"it depends on {', '.join(changed[:3])}, which Python keeps, and no checkpoint"
+        return "the model, the loss or the step keeps state elsewhere, or draws from a generator of its own"
+    return f"the loss depends on {', '.join(changed[:3])}, kept by Python and by no checkpoint"
 
 
 def _of_loss(config: Config, meta: Meta, gradient: Gradient) -> Tensor:
@@ -382,9 +382,9 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
 def _check_best(config: Config, found: tuple[str, ...], data: DataSet) -> None:
     best, (part, name) = config.evaluation.best, config.evaluation.judged
     if best and name not in found:
-        raise ConfigError(f"evaluation.best = {best!r}: expected what an evaluation of this job finds: {', '.join(found)}")
+        raise ConfigError(f"evaluation.best = {best!r}: expected a metric of this job's evaluations: {', '.join(found)}")
     if best and not len(data.part(part)):
-        raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without test samples, for it goes by these")
+        raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without test samples: the best is judged by these")
 
 
 @contextmanager
@@ -412,8 +412,8 @@ def failing_model(inputs: str, error: Exception) -> ConfigError:
 def failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
     failed = in_words(error)
     if not isinstance(output, Tensor):
-        expected = "expected a tensor, or a loss that takes such an output"
-        return ConfigError(f"model: it returned {described(output)}, and the loss fails: {failed}: {expected}")
+        expected = "expected a tensor, or a loss for this output"
+        return ConfigError(f"model: returned {described(output)}, and the loss fails: {failed}: {expected}")
     kind = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else described(targets)
     what = f"output of shape {tuple(output.shape)}, targets {kind}"
     return ConfigError(f"the loss fails at {inputs}, {what}: {failed}{_expected_of_loss(output, targets, error)}")
@@ -426,5 +426,5 @@ def _expected_of_loss(output: Tensor, targets: Any, error: Exception) -> str:
         return ""
     classes = int(targets.max()) + 1 if targets.dtype == torch.int64 and targets.numel() else 0
     if isinstance(error, IndexError) and output.dim() > 1 and classes > output.shape[1]:
-        return f"; the model has {output.shape[1]} outputs, its targets are of at least {classes} classes"
+        return f"; the model has {output.shape[1]} outputs, the targets at least {classes} classes"
     return ""

@@ -100,14 +100,12 @@ def check_changes(run: Path, config: Config) -> None:
     for item in dataclasses.fields(Config):
         old, new = getattr(before, item.name), getattr(config, item.name)
         if old != new and item.name not in CHANGEABLE:
-            raise ConfigError(
-                f"{item.name} = {new!r}: the run that is to be continued has {old!r}; what may change is {', '.join(CHANGEABLE)}"
-            )
+            raise ConfigError(f"{item.name} = {new!r}: the run to be continued has {old!r}; may change: {', '.join(CHANGEABLE)}")
     if before.group_form == "partition" and config.group_size != before.group_size:
-        why = "beside group_form = 'partition', whose ranks have pieces of all layers, which are not cut anew"
+        why = "beside group_form = 'partition': the ranks' pieces of layers are not cut anew"
         raise ConfigError(f"group_size = {config.group_size}: expected {before.group_size} {why}")
     if config.sampling == "dealt" and config.epochs < before.epochs:  # more portions may have been dealt already
-        had = f"the run that is to be continued has {before.epochs:g}"
+        had = f"the run to be continued has {before.epochs:g}"
         raise ConfigError(f"epochs = {config.epochs:g}: expected no fewer beside sampling = 'dealt': {had}")
 
 
@@ -138,7 +136,7 @@ def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:
     checkpoint = disk.newest(run, notes.append, whole)
     if config.protocol.batch and not checkpoint.coordinator:
         raise CheckpointError(
-            f"{checkpoint.path} has weights alone, and no history: an earlier mpisgd wrote it; begin anew with them:"
+            f"{checkpoint.path} has weights alone, and no history: written by an earlier mpisgd; begin anew with these weights:"
             f" mpisgd export {run} WEIGHTS.pt --clock {checkpoint.clock}, then --init-from WEIGHTS.pt"
         )
     for part in checkpoint.parts:
@@ -168,7 +166,7 @@ def lay_out(
     checkpoint = found.checkpoint
     if checkpoint.model != model:
         raise CheckpointError(
-            f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here they are {model}"
+            f"{checkpoint.path} is of another model: parameters of the checkpoint {checkpoint.model}, here {model}"
         )
     before = [part.account.bounds for part in checkpoint.parts]
     if checkpoint.learners == lambda_ and before == bounds:
@@ -177,9 +175,7 @@ def lay_out(
     cut_anew = recut(checkpoint, bounds, dealt_on(config.sampling, begun, lambda_))
     cut_anew = recut_snapshots(checkpoint.path.parent.parent, cut_anew, found.attempt, 2 if averaged else 1)
     were, are = _sizes(checkpoint.learners, len(before)), _sizes(lambda_, len(bounds))
-    note = (
-        f"{were} until clock {checkpoint.clock:,}, {are} from here on: the bits are no longer those of a run without interruption"
-    )
+    note = f"{were} until clock {checkpoint.clock:,}, {are} from here on: the bits differ from a run without interruption"
     return dataclasses.replace(found, checkpoint=cut_anew, notes=[*found.notes, note])
 
 
@@ -191,7 +187,7 @@ def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
     """Raise CheckpointError for other sizes of teams: data and divisors would change."""
     before, now = [len(team) for team in Run(run).teams], [len(team) for team in teams]
     if before and before != now:
-        raise CheckpointError(f"{run} had teams of {before} ranks, here they are {now}: start as many ranks on each node as before")
+        raise CheckpointError(f"{run} had teams of {before} ranks, here {now}: start as many ranks on each node as before")
 
 
 def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:

@@ -283,9 +283,9 @@ def check_pieces(config: Config, module: nn.Module) -> None:
     """Raise ConfigError for options that want the whole model on a rank."""
     if not isinstance(module, InPieces) or module.whole:
         return
-    beside = "beside a list of factories, of which no rank makes all the pieces"
+    beside = "beside a list of factories (no rank makes all pieces)"
     if config.init_from:
-        raise ConfigError(f"init_from = {config.init_from!r}: expected none {beside}: the file is that of a whole model")
+        raise ConfigError(f"init_from = {config.init_from!r}: expected none {beside}: the file is of a whole model")
     if config.evaluation.best:
         raise ConfigError(f"evaluation.best = {config.evaluation.best!r}: expected '' {beside}: these would be all weights at once")
     if config.buffers_evaluated == "recalibrate" and batch_norms(module):
@@ -293,7 +293,7 @@ def check_pieces(config: Config, module: nn.Module) -> None:
         raise ConfigError(f"evaluation.buffers = {buffers!r}: expected 'initial' {beside}, for a model with batch norm")
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
-            raise ConfigError(f"model: parameter {name} is frozen, expected trainable ones {beside}")
+            raise ConfigError(f"model: parameter {name} is frozen, expected trainable parameters {beside}")
 
 
 def _check_shapes(config: Config, meta: Meta, module: InPieces, stages: Stages, loss: Loss, data: DataSet) -> None:

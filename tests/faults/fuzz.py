@@ -287,7 +287,7 @@ def _refused(case: Case, run: Run, fired: collections.Counter[str], status: int 
     found.expect(dropped == nans, f"{nans} gradients of NaN, {dropped} dropped")
     found.expect(np.isfinite(loss).all() and loss[-1] < loss[0] / 2, f"it learned nothing: losses {loss.tolist()}")
     found.expect(status == EXIT_FAILED, f"exit status {status}")
-    named = f"most of them of rank {fuzzer} ({who.get(case.sender, case.sender)})"
+    named = f"most of rank {fuzzer} ({who.get(case.sender, case.sender)})"
     found.expect(named in text, f"who it was is not said: {text[-1000:]}")
     found.expect(lines == 5 * targets, f"{lines} lines of refusals")
 

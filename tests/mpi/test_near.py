@@ -57,7 +57,7 @@ def test_a_job_goes_on_from_what_the_other_node_has(started: list[Job], tmp_path
     assert interruption.newest(tmp_path / "run") in range(49, clock)
     lost.forget()
     job = went_on(started, tmp_path / "run")
-    assert f"goes on from clock {clock:,}, whose state was in memory on node1; the newest in" in job.text
+    assert f"goes on from clock {clock:,}, whose state was in memory on node1; the newest checkpoint in" in job.text
     assert f"attempt 1 goes on at clock {clock:,}, to the bits of a run without interruption" in job.text
     laws.same_bits(tmp_path / "run", tmp_path / "whole")
     proof = replay.replay(tmp_path / "run")
@@ -86,7 +86,10 @@ def test_what_is_damaged_on_one_node_is_taken_from_the_other(started: list[Job],
         content[-5] ^= 1
         path.write_bytes(content)
     job = went_on(started, run)
-    assert f"goes on from clock {clock:,}, whose state was in memory on node0, node1; the run's directory has none" in job.text
+    assert (
+        f"goes on from clock {clock:,}, whose state was in memory on node0, node1; the run's directory has no checkpoint"
+        in job.text
+    )
 
 
 @pytest.mark.slow

@@ -306,9 +306,9 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
     [
         ("done", 0, "backup is done: there is nothing to continue"),
         ("bare", 2, "CheckpointError: bare has no checkpoint that is complete"),
-        ("other", 2, "alpha0 = 0.7: the run that is to be continued has 0.05; what may change is epochs"),
+        ("other", 2, "alpha0 = 0.7: the run to be continued has 0.05; may change: epochs"),
         ("held", 2, "held is being written by another job, process"),
-        ("model", 2, "is of another model: its parameters are 650 ("),
+        ("model", 2, "is of another model: parameters of the checkpoint 650 ("),
         ("nowhere", 2, "--resume nowhere: it is no run directory of mpisgd, it has no config.toml"),
         ("nothing", 2, "--resume: expected the directory of a run after it"),
     ],

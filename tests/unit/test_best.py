@@ -113,8 +113,8 @@ def test_a_flipped_bit_is_told_of(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--best", "--averaged"), "--best beside --averaged: expected one of them"),
-        (("--best", "--clock", "3"), "--best beside --clock 3: expected one of them"),
+        (("--best", "--averaged"), "--best beside --averaged: expected only one option"),
+        (("--best", "--clock", "3"), "--best beside --clock 3: expected only one option"),
     ],
 )
 def test_what_export_refuses(words: tuple[str, ...], said: str, run: Path, tmp_path: Path, capsys: Any) -> None:
@@ -146,12 +146,12 @@ def without_test_data() -> tuple[Any, Any]:
         (
             NO_OBJECTS,
             {"evaluation": {"best": "accuracy"}},
-            "evaluation.best = 'accuracy': expected what .* finds: loss, error$",
+            "evaluation.best = 'accuracy': expected a metric .*: loss, error$",
         ),
         (
             UserObjects(data=regression, model=lambda: torch.nn.Linear(6, 3), loss=torch.nn.functional.mse_loss),
             {"evaluation": {"best": "error"}},
-            "evaluation.best = 'error': expected what .* finds: loss$",
+            "evaluation.best = 'error': expected a metric .*: loss$",
         ),
         (
             UserObjects(data=without_test_data, model=lambda: torch.nn.Linear(6, 3)),

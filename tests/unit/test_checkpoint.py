@@ -164,7 +164,7 @@ def test_learners_go_on_with_what_any_shard_lacks(tmp_path: Path) -> None:
 def test_another_optimiser_is_refused() -> None:
     adam, momentum = make_update(AdamOptions()), make_update()
     go_on(adam, 0, 1)
-    with pytest.raises(CheckpointError, match="exp_avg, exp_avg_sq, step, which SGD does not keep"):
+    with pytest.raises(CheckpointError, match="exp_avg, exp_avg_sq, step, not kept by SGD"):
         momentum.restore(adam.state(), 4)
     with pytest.raises(CheckpointError, match="has averaged, weights: expected weights"):
         make_update(averaging=0.0).restore(momentum.state(), 4)
@@ -448,5 +448,5 @@ def test_teams_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     """As many learners as before, but one of them with a rank less."""
     monkeypatch.setattr(resume, "Run", lambda path: types.SimpleNamespace(teams=[[1, 2], [3, 4]]))
     resume.check_teams(Path("run"), [(1, 2), (3, 4)])
-    with pytest.raises(CheckpointError, match=r"run had teams of \[2, 2\] ranks, here they are \[2, 1\]"):
+    with pytest.raises(CheckpointError, match=r"run had teams of \[2, 2\] ranks, here \[2, 1\]"):
         resume.check_teams(Path("run"), [(1, 2), (3,)])

@@ -65,9 +65,9 @@ def as_array(output: Tensor, target: Tensor) -> Any:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a tuple": (
         {"model": Two},
-        r"model: it returned a tuple of 2 \(Tensor, Tensor\), and the loss fails: .*: expected a tensor, or a loss that takes such",
+        r"model: returned a tuple of 2 \(Tensor, Tensor\), and the loss fails: .*: expected a tensor, or a loss for this output",
     ),
-    "a mapping": ({"model": Mapping_}, "model: it returned dict, and the loss fails: .*: expected a tensor"),
+    "a mapping": ({"model": Mapping_}, "model: returned dict, and the loss fails: .*: expected a tensor"),
     "a loss of outputs' attributes": (
         {"model": Two, "loss": lambda output, target: output.mean()},
         r"it returned a tuple of 2 \(Tensor, Tensor\), and the loss fails: AttributeError: ",

@@ -114,7 +114,7 @@ def frozen() -> nn.Module:
         (
             lambda: [tanh(6, 5), tanh(4, 6), tanh(6, 3)],
             {},
-            r"of stage 0, of shape \(2, 5\), does not fit stage 1, whose first weights",
+            r"of stage 0, of shape \(2, 5\), does not fit stage 1 with first weights",
         ),
         (
             lambda: [tanh(6, 6), tanh(6, 6), tanh(6, 3), lambda: 3],
@@ -128,7 +128,7 @@ def frozen() -> nn.Module:
         (
             lambda: [*four()[:3], frozen, tanh(6, 3)],
             {},
-            "model: parameter 3.weight is frozen, expected trainable ones beside a list",
+            "model: parameter 3.weight is frozen, expected trainable parameters beside a list",
         ),
     ],
 )

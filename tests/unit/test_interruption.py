@@ -44,7 +44,7 @@ def test_where_nodes_may_hold_a_state_the_run_is_not_begun_anew(tmp_path: Path) 
     with pytest.raises(CheckpointError, match="go on from the newest state that nodes hold with: mpirun again"):
         interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), "mpirun again")
     said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun again")
-    assert said.endswith("and " + f"{tmp_path} has none: go on from the newest state that nodes hold with: mpirun again")
+    assert said.endswith("and " + f"{tmp_path} has no checkpoint: go on from the newest state that nodes hold with: mpirun again")
 
 
 def test_it_passes_to_whoever_started_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,8 +95,8 @@ def test_the_state_is_that_of_the_last_update_whatever_was_summed_since(more: in
 def test_the_last_words_say_what_there_is_already(tmp_path: Path) -> None:
     """The launcher leaves a quarter of a second: nothing may come after this line."""
     said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun mpisgd train --resume run")
-    assert "writing a checkpoint" in said and f"{tmp_path} has none: begin anew with --overwrite" in said
+    assert "writing a checkpoint" in said and f"{tmp_path} has no checkpoint: begin anew with --overwrite" in said
     writer = checkpoints(tmp_path, make_update())
     take(writer, 1230)
     said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun mpisgd train --resume run")
-    assert "the newest is that of clock 1,230; go on with: mpirun mpisgd train --resume run" in said
+    assert "the newest checkpoint is of clock 1,230; go on with: mpirun mpisgd train --resume run" in said

@@ -171,26 +171,26 @@ class Attribute(nn.Module):
 
 
 KEPT: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
-    "a variable of a closure": (net, closure, "it depends on calls, which Python keeps"),
-    "a list of a closure": (net, listed, "it depends on seen, which"),
-    "a counter": (net, counted, "it depends on numbers, which"),
-    "an object that is called": (net, Called, "it depends on calls, which"),
-    "a method": (net, lambda: Called().method, "it depends on calls, which"),
-    "a global": (net, lambda: in_globals, "it depends on CALLS, which"),
-    "an attribute of a function": (net, lambda: as_an_attribute, "it depends on as_an_attribute.calls, which"),
-    "a helper": (net, lambda: helped, "it depends on CALLS, which"),
-    "an object": (net, metered, "it depends on meter.mean, Meter.all, which"),
-    "a cycle": (net, in_cycles, "it depends on factors, which"),
-    "a teacher": (net, taught, "it depends on teacher, which"),
-    "another network": (net, against_another, "it depends on optimizer, other, which"),
-    "an attribute of the model": (Attribute, lambda: None, "it depends on mean, which"),
+    "a variable of a closure": (net, closure, "the loss depends on calls, kept by Python"),
+    "a list of a closure": (net, listed, "the loss depends on seen, kept"),
+    "a counter": (net, counted, "the loss depends on numbers, kept"),
+    "an object that is called": (net, Called, "the loss depends on calls, kept"),
+    "a method": (net, lambda: Called().method, "the loss depends on calls, kept"),
+    "a global": (net, lambda: in_globals, "the loss depends on CALLS, kept"),
+    "an attribute of a function": (net, lambda: as_an_attribute, "the loss depends on as_an_attribute.calls, kept"),
+    "a helper": (net, lambda: helped, "the loss depends on CALLS, kept"),
+    "an object": (net, metered, "the loss depends on meter.mean, Meter.all, kept"),
+    "a cycle": (net, in_cycles, "the loss depends on factors, kept"),
+    "a teacher": (net, taught, "the loss depends on teacher, kept"),
+    "another network": (net, against_another, "the loss depends on optimizer, other, kept"),
+    "an attribute of the model": (Attribute, lambda: None, "the loss depends on mean, kept"),
     "a generator of torch": (
         net,
         lambda: drawing(lambda: torch.Generator().manual_seed(1), lambda it: torch.rand((), generator=it).item()),
-        "which Python keeps",
+        "kept by Python",
     ),
-    "a generator of numpy": (net, lambda: drawing(lambda: np.random.default_rng(1), lambda it: it.random()), "which Python keeps"),
-    "a generator of Python": (net, lambda: drawing(lambda: random.Random(1), lambda it: it.random()), "which Python keeps"),
+    "a generator of numpy": (net, lambda: drawing(lambda: np.random.default_rng(1), lambda it: it.random()), "kept by Python"),
+    "a generator of Python": (net, lambda: drawing(lambda: random.Random(1), lambda it: it.random()), "kept by Python"),
 }
 
 

@@ -125,7 +125,7 @@ def test_a_factory_that_changes_the_directory_moves_no_path_of_the_job(
     simulate(Idiom(lambda: nn.Linear(8, 2)).made(Path("run")), UserObjects(model=lambda: nn.Linear(8, 2), data=data))
     assert (tmp_path / "run" / schema.DONE).exists()
     told = capfd.readouterr().err
-    assert f"data: its factory changed the current directory to {tmp_path / 'elsewhere'}; it is {tmp_path} again" in told
+    assert f"data: the factory changed the current directory to {tmp_path / 'elsewhere'}; mpisgd went back to {tmp_path}, " in told
 
 
 def test_an_error_that_says_nothing_is_told_by_its_line() -> None:

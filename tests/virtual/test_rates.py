@@ -43,7 +43,7 @@ def test_thetabar_of_a_short_run_is_of_its_updates_or_the_run_says_that_it_is_no
     log = {"progress": "plain"}
     run = simulated(tmp_path / "run", TENSORS, averaging=averaging, averaging_bias_correction=corrected, alpha0=0.02, log=log)
     assert len(run.updates) == 15
-    said = "thetabar ends as 99 % the initial weights (averaging_bias_correction leaves them out)"
+    said = "thetabar ends as 99 % the initial weights (averaging_bias_correction leaves this part out)"
     assert (said in capsys.readouterr().err) == (averaging == 0.999 and not corrected)
     rows = run.evaluations
     initial = rows["loss"][(rows["averaged"] == 1) & (rows["clock_max"] == 0)].item()

@@ -120,7 +120,7 @@ def test_a_checkpoint_has_the_history(interrupted: Path) -> None:
 
 def test_another_history_is_refused(interrupted: Path) -> None:
     config = config_file.of_run(interrupted)
-    with pytest.raises(ConfigError, match=r"protocol = .*history=3.*: the run that is to be continued has .*history=2"):
+    with pytest.raises(ConfigError, match=r"protocol = .*history=3.*: the run to be continued has .*history=2"):
         resume.check_changes(interrupted, replace(config, protocol=dataclasses.replace(config.protocol, history=3)))  # type: ignore[call-arg]
 
 

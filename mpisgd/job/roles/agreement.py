@@ -134,7 +134,7 @@ class AgreeingShard(Shard):
             self._refuse(told.learner_id, f"tells a norm of {told.value!r} of the update of clock {told.clock}")
 
     def _refuse(self, learner_id: int, what: str) -> None:
-        why = f"learner {learner_id} {what}: expected that of clock {self.rules.clock}, or what was agreed on before"
+        why = f"learner {learner_id} {what}: expected the norm of clock {self.rules.clock}, or the value agreed on before"
         self.refuse(Refused(self.channel.rank_of(learner_id), why, push=False))
 
     def _look_at_sum(self) -> None:

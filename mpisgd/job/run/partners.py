@@ -34,7 +34,7 @@ def partner_of(shard: int, shard_ranks: Sequence[int], hosts: Sequence[str]) -> 
 def said(every_updates: int, hosts: Sequence[str]) -> str:
     if every_updates == 0:
         return ""
-    where = "of each shard's node and a partner's" if len(set(hosts)) > 1 else "of the only node, which has no partner"
+    where = "of each shard's node and a partner's" if len(set(hosts)) > 1 else "of the only node (no partner)"
     return f", states in memory {where} every {every_updates:,} updates"
 
 
@@ -96,7 +96,11 @@ def bring_home(comm: MPI.Intracomm, near: Near, run: Path, hosts: Sequence[str],
             _hand_over(comm, near, clock, holders, shard_ranks, hosts, everywhere)
         nodes = sorted({hosts[holder] for holder in holders})
         shown = ", ".join(nodes[:3]) + f" and {len(nodes) - 3} more" * (len(nodes) > 3)
-        saved = f"the newest in {run / 'checkpoint'} is that of clock {than:,}" if than >= 0 else "the run's directory has none"
+        saved = (
+            f"the newest checkpoint in {run / 'checkpoint'} is of clock {than:,}"
+            if than >= 0
+            else "the run's directory has no checkpoint"
+        )
         return clock, f"goes on from clock {clock:,}, whose state was in memory on {shown}; {saved}"
     return -1, ""
 

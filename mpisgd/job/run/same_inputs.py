@@ -38,9 +38,9 @@ _OF_A_LOSS = 1e-2
 INITIAL = "initial "
 
 _ADVICE = {
-    "data": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory or a sample (they are"
-    " seeded there), and not from generators of your own that have no seed",
-    "model": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory (they are seeded there)",
+    "data": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory or a sample"
+    " (seeded there), and not from generators of your own without a seed",
+    "model": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory (seeded there)",
     "loss": "expected the same on every rank, of the same mini-batch and weights: does the loss, or the model, depend on the rank?",
 }
 

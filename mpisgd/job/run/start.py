@@ -262,7 +262,7 @@ class Claim:
             raise problem
         if not (self.setup.path / schema.CONFIG).is_file():
             out = self.setup.config.out
-            raise ConfigError(f"out = {out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
+            raise ConfigError(f"out = {out!r}: made by rank 0, but not seen here; expected a directory on a shared file system")
         return resumption
 
     def _open(self, resumed: bool, clock: int, note: str) -> Resumption | None:
