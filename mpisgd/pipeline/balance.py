@@ -83,9 +83,9 @@ def _seconds(
                 taken.append(time.perf_counter() - start_s)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shapes = ", ".join(str(tuple(each.shape)) for each in nest.tensors_of(passed).values())
-            weights = next((f", its first weights are of shape {tuple(each.shape)}" for each in module.parameters()), "")
+            weights = next((f", first weights of shape {tuple(each.shape)}" for each in module.parameters()), "")
             raise ConfigError(
-                f"stages.balance = 'seconds': module {name!r}, a {type(module).__name__}, fails at what comes to it, of shape"
+                f"stages.balance = 'seconds': module {name!r}, a {type(module).__name__}, fails at inputs of shape"
                 f" {shapes}{weights}: {type(error).__name__}: {error}"
             ) from error
         found.append(statistics.median(taken[1:]))

@@ -220,7 +220,7 @@ def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:
         weights = tuple(next(module.parameters()).shape)
         raise ConfigError(
             f"group_size = {stages}: the output of stage {stage - 1}, of shape {shapes}, does not fit stage"
-            f" {stage}, whose first weights are of shape {weights}: {type(error).__name__}: {error}"
+            f" {stage} with first weights of shape {weights}: {type(error).__name__}: {error}"
         ) from error
 
 

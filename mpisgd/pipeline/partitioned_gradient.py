@@ -141,7 +141,7 @@ def _alike(losses: list[Tensor], partition: Partition) -> None:
         if loss.item() != first.item() and not (loss.isnan() and first.isnan()):
             raise ConfigError(
                 f"model: piece {place} computed the loss {loss.item()!r}, piece 0 {first.item()!r}: expected the same whole output"
-                " in all pieces, as partition.gather or sum gives it, without dropout behind it"
+                " in all pieces, by partition.gather or sum, without dropout behind"
             )
 
 

@@ -40,8 +40,8 @@ class Batch:
         assert not isinstance(loss, OwnStep)  # `compatibility`
         if isinstance(data.train, CollatedSplit):
             raise ConfigError(
-                "virtual.batched = True: expected False beside a collate_fn, which may make batches of any shape, and beside"
-                " samples that are no pairs of tensors"
+                "virtual.batched = True: expected False beside a collate_fn (batches of any shape), and beside samples"
+                " that are no pairs of tensors"
             )
 
         def loss_of(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:

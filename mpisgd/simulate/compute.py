@@ -125,13 +125,13 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
     Shard 0 has every push. The injected delay_s is left out, as is a learner's first mini-batch, which warms up libraries and
     memory, if others exist. Several mini-batches per push (downpour, own steps, accumulation) count as equal parts.
     """
-    require(bool(options.run), "compute.run", options.run, "the directory of a run, to draw its compute seconds from")
+    require(bool(options.run), "compute.run", options.run, "the directory of a run, to draw compute seconds from")
     run = Run(options.run)
     rows = run.pushes[run.pushes["shard"] == 0]
     if not len(rows):
         raise DataError(f"the log of {run.path} holds no pushes")
     if not (np.isfinite(rows["compute_s"]) & (rows["compute_s"] >= 0)).all():
-        raise DataError(f"the log of {run.path} holds compute seconds that are negative or not finite")
+        raise DataError(f"the log of {run.path} holds negative or non-finite compute seconds")
     rows = rows[np.lexsort((rows["seq"], rows["learner_id"]))]
     cuts = np.flatnonzero(np.diff(rows["learner_id"])) + 1
     parts = run.config["protocol"].get("n_push", 1) * max(1, run.config.get("local_steps", 0)) * run.config.get("accumulation", 1)

@@ -64,7 +64,11 @@ def _decided(field: str, values: Mapping[str, float], names: Mapping[str, int]) 
     for pattern, value in values.items():
         if pattern not in deciding.values():
             by_others = any(fnmatchcase(name, pattern) for name in names)
-            why = "for all that it matches, a later pattern decides" if by_others else f"it matches none of {_listed(list(names))}"
+            why = (
+                "a later pattern decides for all parameters of this pattern"
+                if by_others
+                else f"this pattern matches none of {_listed(list(names))}"
+            )
             raise ConfigError(f"groups.{field}[{pattern!r}] = {value!r}: expected a pattern of parameters' names; {why}")
     return {name: values[pattern] for name, pattern in deciding.items()}
 

@@ -139,7 +139,7 @@ def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Ma
     """Copy tensors of a like optimiser. Raises CheckpointError for an unknown tensor."""
     unknown = set(slots) - _SLOTS[type(optimizer)]
     if unknown:
-        raise CheckpointError(f"the checkpoint has {', '.join(sorted(unknown))}, which {type(optimizer).__name__} does not keep")
+        raise CheckpointError(f"the checkpoint has {', '.join(sorted(unknown))}, not kept by {type(optimizer).__name__}")
     for name, tensor in slots.items():
         own = vector_like(parameter.detach()) if tensor.dim() else _count_of_steps(optimizer.param_groups[0], parameter)
         own.copy_(tensor)

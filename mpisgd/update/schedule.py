@@ -175,7 +175,7 @@ def _answering_for(options: TorchScheduleOptions) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        refused = f"{options.scheduler} refuses them: {type(error).__name__}: {error}"
+        refused = f"{options.scheduler} refuses these arguments: {type(error).__name__}: {error}"
         raise ConfigError(f"schedule.kwargs = {options.kwargs}: {refused}") from error
 
 
@@ -193,7 +193,7 @@ def _of_user(options: CustomScheduleOptions, total: float) -> Schedule:
             said = function(at, **options.kwargs)
         except Exception as error:
             called = f"called with ({at}, **{options.kwargs})"
-            raise ConfigError(f"{named}: {called} it raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{named}: {called} the function raised {type(error).__name__}: {error}") from error
         return _checked(said, named, f"{at} {options.unit}")
 
     for applied in (0.0, total):

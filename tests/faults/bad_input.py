@@ -74,7 +74,7 @@ CASES = (
         "simulate --groups.rate head.* 10", ("groups.rate['head.*'] = 10.0", "matches none of 1.weight, 1.bias, 3.weight, 3.bias")
     ),
     Case("train --schedule CosineAnealingLR", ("'CosineAnealingLR'", "did you mean 'CosineAnnealingLR'")),
-    Case("simulate --schedule StepLR", ("StepLR refuses them", "step_size")),
+    Case("simulate --schedule StepLR", ("StepLR refuses these arguments", "step_size")),
     Case("simulate --schedule failing:rate", ("schedule.factory = 'failing:rate'", "ValueError: no rate"), {"failing.py": _RATE}),
     Case("train --model lenet", ("'lenet'",)),
     Case("train --data imagenet", ("'imagenet'",)),

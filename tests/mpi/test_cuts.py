@@ -73,8 +73,8 @@ mpisgd.train(config={**config, **json.loads(sys.argv[1])})
         ),
         (  # which one rank alone tries
             '{"model": {"name": "tests.cut_models:misfits"}}',
-            "ConfigError: group_size = 2: the output of stage 0, of shape (8, 5), does not fit stage 1, whose first weights are of"
-            " shape (10, 6)",
+            "ConfigError: group_size = 2: the output of stage 0, of shape (8, 5), does not fit stage 1 with first weights of shape"
+            " (10, 6)",
         ),
     ],
 )

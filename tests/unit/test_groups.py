@@ -44,13 +44,16 @@ def test_the_last_pattern_that_matches_decides() -> None:
     [
         (
             GroupOptions({"*.biass": 0.0}),
-            r"groups\.weight_decay\['\*\.biass'\] = 0\.0: .*; it matches none of body\.weight, body\.",
+            r"groups\.weight_decay\['\*\.biass'\] = 0\.0: .*; this pattern matches none of body\.weight, body\.",
         ),
-        (GroupOptions({}, {"head": 2.0}), r"groups\.rate\['head'\] = 2\.0: .*; it matches none of body\.weight, .*, head\.bias$"),
-        (GroupOptions({"Norm.*": 0.0}), "it matches none of"),
+        (
+            GroupOptions({}, {"head": 2.0}),
+            r"groups\.rate\['head'\] = 2\.0: .*; this pattern matches none of body\.weight, .*, head\.bias$",
+        ),
+        (GroupOptions({"Norm.*": 0.0}), "this pattern matches none of"),
         (
             GroupOptions({}, {"head.*": 2.0, "*": 1.0}),
-            r"\['head\.\*'\] = .*; for all that it matches, a later pattern decides",
+            r"\['head\.\*'\] = .*; a later pattern decides for all parameters",
         ),
     ],
 )
@@ -68,7 +71,7 @@ def test_values_that_cannot_be(value: float) -> None:
 
 
 def test_of_many_names_some_are_listed() -> None:
-    with pytest.raises(ConfigError, match=r"it matches none of p0, .*, p11 and 88 more$"):
+    with pytest.raises(ConfigError, match=r"this pattern matches none of p0, .*, p11 and 88 more$"):
         segments_of(GroupOptions({"q*": 0.0}), {f"p{number}": 1 for number in range(100)})
 
 

@@ -178,7 +178,7 @@ def tensors(model: Any, **options: Any) -> Tensors:
     [
         (
             lambda: [nn.Linear(6, 5), nn.Linear(4, 3)],
-            r"of stage 0, of shape \(2, 5\), does not fit stage 1, whose first weights are of shape \(3, 4\): RuntimeError",
+            r"of stage 0, of shape \(2, 5\), does not fit stage 1 with first weights of shape \(3, 4\): RuntimeError",
         ),
         (lambda: [Named(), Join()], "stage 0 of the model returned dict, expected a tensor or a tuple of tensors"),
         (lambda: (nn.Linear(6, 3), "layer"), "returned tuple, expected a torch.nn.Module, or a list of them"),

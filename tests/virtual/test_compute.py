@@ -255,7 +255,7 @@ def test_a_log_without_pushes(pooled: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compute_s", [math.nan, math.inf, -1.0])
 def test_a_log_with_seconds_that_cannot_be(compute_s: float, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds compute seconds that are negative or not finite"):
+    with pytest.raises(DataError, match="holds negative or non-finite compute seconds"):
         compute(EmpiricalComputeOptions(run=write_log(tmp_path, [(0, 0, 1.0), (0, 1, compute_s)])))
 
 

@@ -156,7 +156,7 @@ def test_ones_own_schedule_is_a_name_and_replay_has_it_by_that(tmp_path: Path, m
 @pytest.mark.parametrize("gradients", [True, False])
 def test_a_schedule_that_cannot_be_is_refused_before_anything_is_written(gradients: bool, tmp_path: Path) -> None:
     virtual = {"learners": LEARNERS, "gradients": gradients, "parameters": 0 if gradients else 100}
-    with pytest.raises(ConfigError, match="StepLR refuses them"):
+    with pytest.raises(ConfigError, match="StepLR refuses these arguments"):
         simulated(tmp_path / "run", JOB, schedule="StepLR", virtual=virtual)
     assert not (tmp_path / "run").exists()
 
