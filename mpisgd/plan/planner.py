@@ -216,7 +216,7 @@ def _of_slow_links(run: Run, config: Config, pushes: int) -> list[str]:
     more = predict(without, pushes).gradients_per_s / predict(config, pushes).gradients_per_s
     hosts = list(dict.fromkeys(run.environment["hosts"]))
     named = ", ".join(f"{hosts[node]} ({factor:.3g} times the seconds)" for node, factor in slow_links.items())
-    return [f"Slow link of {named}: with all links as fast, {more:.2f} times the gradients per second."]
+    return [f"Slow link of {named}: at the rate of the other links, {more:.2f} times the gradients per second."]
 
 
 def _costs_table(fit: Fit) -> Table:

@@ -422,7 +422,7 @@ def test_the_plan_says_what_a_slow_link_costs(tmp_path: Path) -> None:
     slow = NetworkOptions(bandwidth=125e6, node_bandwidth=125e6, slow_links={3: 10.0})
     run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=3, pushes=300, parameters=1_000_000, network=slow)
     found = plan([run.path], None, Wishes(pushes=100, learners=3, from_log=True), Console(quiet=True))
-    assert found.advice[-1].startswith("Slow link of node-3 (10 times the seconds): with all links as fast, ")
+    assert found.advice[-1].startswith("Slow link of node-3 (10 times the seconds): at the rate of the other links, ")
     assert float(found.advice[-1].split()[-6]) > 1.3
     elsewhere = planner._elsewhere(found.fit.config, Wishes(network={"latency_s": 0.0}))
     assert planner._of_slow_links(run, elsewhere, 100) == [], "another cluster has other links"
