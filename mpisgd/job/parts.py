@@ -384,7 +384,7 @@ def _check_best(config: Config, found: tuple[str, ...], data: DataSet) -> None:
     if best and name not in found:
         raise ConfigError(f"evaluation.best = {best!r}: expected a metric of this job's evaluations: {', '.join(found)}")
     if best and not len(data.part(part)):
-        raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without test samples: the best is judged by these")
+        raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without {part!s} samples")
 
 
 @contextmanager

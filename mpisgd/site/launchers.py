@@ -87,7 +87,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         {"slurm": ""},
         frozenset({"MPICH", "MVAPICH", "Intel MPI"}),
         {
-            "Open MPI": "Open MPI 5 speaks PMIx alone: srun would start N jobs of one rank, and say 0",
+            "Open MPI": "Open MPI 5 speaks PMIx alone: srun would start N jobs of one rank, with exit status 0",
             "Spectrum MPI": "jsrun starts this MPI",
         },
         binds=_SRUN_BINDS,
