@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import NOTHING_MORE, Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
@@ -28,7 +28,7 @@ from mpisgd.rules.membership import OTHERS_GO_ON, Gone
 from mpisgd.rules.rules import PARK, SUM, WAIT, Rules
 from mpisgd.rules.verdict import Kind
 from mpisgd.serving.answering import Answering
-from mpisgd.serving.faults import Faults
+from mpisgd.serving.fail_fast import FAIL_FAST, FailFast
 from mpisgd.serving.finiteness import Finiteness
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_server import SnapshotServer
@@ -47,13 +47,13 @@ class Shard:
         timeout_s: seconds from an update to `on_timeout`.
         deltas: vectors held by learners, where they pull rounded weights.
         hands_state_on: snapshots wait for learner 0's buffers (`records/checkpoint/buffers.py`).
+        presence: hears of learners that die, hang and come back.
 
     Attributes:
-        faults: hears of learners that die, hang and come back.
         received, pushed: per learner, pushes that came, and, once it has left, pushes made.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         channel: ShardChannel,
         rules: Rules,
@@ -64,6 +64,7 @@ class Shard:
         timeout_s: float = math.inf,
         deltas: Deltas | None = None,
         hands_state_on: bool = False,
+        presence: FailFast = FAIL_FAST,
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
@@ -71,13 +72,12 @@ class Shard:
         self.update = update
         self.records = records
         self.log, self.progress = records.log, records.progress
-        self.faults: Faults | None = None
         self.refusals = Refusals(lambda_)
         if rules.portions is not None:
             self.refusals.portions = rules.portions.total
         self.finiteness = Finiteness(rules, update, nonfinite)
         self.snapshot_server = SnapshotServer(channel, rules, update, records.snapshots, PULLS_UNTIL_KEPT if hands_state_on else 0)
-        self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas)
+        self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas, presence)
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
         self.updated_s = 0.0
@@ -88,6 +88,17 @@ class Shard:
         self._losses = 0.0
         self._timeout_s = timeout_s
         self._over_s = math.inf
+        self._presence = presence
+        self._handlers: dict[Any, Callable[[Any], None]] = {
+            Push: self._take,
+            Pull: self._pull,
+            Goodbye: self._part,
+            GaveUp: self._note_given_up,
+            Refused: self.refuse,
+            Interrupt: lambda told: self.interrupt(told.signal),
+            SnapshotPull: self._snapshot_pull,
+        }
+        presence.attend(self)
 
     def restore(self, account: Account, next_seq: list[int]) -> None:
         """Go on from a checkpoint, before `begin`; `update` has its tensors.
@@ -121,8 +132,7 @@ class Shard:
         self._over_s = self.updated_s + self._timeout_s
         if self.records.checkpoints is not None:
             self._mark()
-        if self.faults is not None:
-            self.faults.begin()
+        self._presence.begin()
 
     def serve_on(self, evaluate: Callable[[], None] | None = None) -> None:
         """Serve to the end; save an interrupted run."""
@@ -130,14 +140,13 @@ class Shard:
         while (
             learning := rules.present or (rules.absent and not (rules.finished or rules.interrupted))
         ) or self.snapshot_server.is_open:
-            if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
-                self.faults.end()
+            if not learning and evaluate is not None and self._presence.evaluates:
+                self._presence.end()
                 evaluate()
             else:
                 self.serve_one()
         self.answering.end()
-        if self.faults is not None:
-            self.faults.end()
+        self._presence.end()
         cut_short = rules.interrupted and not rules.finished
         if cut_short and records.checkpoints is not None and records.saved_clock != rules.clock:
             records.checkpoints.wait()
@@ -150,44 +159,38 @@ class Shard:
             self.log.summary(rules.clock, self.update.samples, carried + sum(self.received), carried + sum(self.pushed), diverged)
 
     def serve_one(self) -> None:
-        rules, update, faults, whose = self.rules, self.update, self.faults, None
+        rules, update, presence, whose = self.rules, self.update, self._presence, None
         if rules.ordered and not update.room_to_park:  # no memory to park pushes
             whose = rules.turn()
-        until_s = self._over_s if faults is None else min(self._over_s, faults.look_s)
+        until_s = min(self._over_s, presence.look_s)
         put_off = self.answering.put_off
         message = put_off.popleft() if put_off else self.channel.receive(update.inbox, whose, until_s)
         if message is not None:
             self.handle(message)
-        elif faults is None or self.channel.now_s() >= self._over_s:
+        elif self._over_s <= presence.look_s or self.channel.now_s() >= self._over_s:
             self._over_s = math.inf
             self._tell(Event.TIMEOUT)
             rules.on_timeout()
             self.settle()
         else:
-            faults.look(whose)
+            presence.look(whose)
 
     def handle(self, message: Message) -> None:
-        if self.faults is not None and self.faults.hear(message):
+        if self._presence.hear(message):
             return
-        if isinstance(message, Push):
-            self._take(message)
-        elif isinstance(message, Pull):
-            self._pull(message)
-        elif isinstance(message, Goodbye):
-            self._part(message)
-        elif isinstance(message, GaveUp):
-            self._tell(Event.GAVE_UP, message.learner_id, message.seq)
-            if message.learner_id == 0:
-                self.snapshot_server.has_computed()
-        elif isinstance(message, Refused):
-            self.refuse(message)
-        elif isinstance(message, Interrupt):
-            self.interrupt(message.signal)
-        elif isinstance(message, SnapshotPull):
-            self.see_enough(message)
-            self.snapshot_server.ask(message.number)
-        else:
+        handler = self._handlers.get(message.__class__)
+        if handler is None:
             raise ProtocolError(f"{message}: only a fault-tolerant shard is told")
+        handler(message)
+
+    def _note_given_up(self, told: GaveUp) -> None:
+        self._tell(Event.GAVE_UP, told.learner_id, told.seq)
+        if told.learner_id == 0:
+            self.snapshot_server.has_computed()
+
+    def _snapshot_pull(self, asked: SnapshotPull) -> None:
+        self.see_enough(asked)
+        self.snapshot_server.ask(asked.number)
 
     def _tell(self, event: Event, learner_id: int = -1, value: float = math.nan) -> None:
         self.log.event(event, self.rules.clock, self.channel.now_s(), learner_id, value)
@@ -211,8 +214,8 @@ class Shard:
             self.snapshot_server.has_computed()
         was_absent = learner_id in rules.absent
         place = rules.on_push(learner_id, push.timestamp)
-        if was_absent and self.faults is not None:
-            self.faults.note_if_back(learner_id)
+        if was_absent:
+            self._presence.note_if_back(learner_id)
         if self._cannot_be(push):
             return
         if why := self.update.take_in(push.runs):
@@ -326,11 +329,9 @@ class Shard:
             self.snapshot_server.has_pulled()
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
-            if self.faults is not None:
-                self.faults.note_if_alone(learner_id)
+            self._presence.note_if_alone(learner_id)
             self._let_go()
-        if self.faults is not None:
-            self.faults.note_if_passed(learner_id, pull.min_clock)
+        self._presence.note_if_passed(learner_id, pull.min_clock)
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
@@ -362,8 +363,7 @@ class Shard:
         self.settle()
         if learner_id == 0 and self.rules.present:  # else `end_if_deserted` does
             self.snapshot_server.answer()
-        if self.faults is not None:
-            self.faults.note_who_passes()
+        self._presence.note_who_passes()
         self.answering.answer_waiting()
         self._let_go()
 

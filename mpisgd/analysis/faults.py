@@ -1,4 +1,4 @@
-"""Learners that died or hung: when shards noticed, waits, mini-batches under way (`serving/faults.py`)."""
+"""Learners that died or hung: when shards noticed, waits, mini-batches under way (`serving/fault_tolerant.py`)."""
 
 from __future__ import annotations
 

@@ -260,8 +260,8 @@ class LearnerChannel(Exchanges):
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Receive all weights; a consistent protocol asks lagging shards again, and no shard waits for another (law 2).
 
-        Duplex: send the noted gradient meanwhile, and call `meanwhile` once the gradient has left; `push_ns` is the excess over
-        the pull. Layerwise: return the last known clocks, -1 for none, and a shard's stop.
+        Duplex: send the noted gradient, then call `meanwhile`; `push_ns` is the excess. Layerwise: return the last known clocks,
+        -1 = none, and a shard's stop.
         """
         if self._wire.signal > 0:
             self._tell_of_signal()

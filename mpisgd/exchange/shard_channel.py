@@ -16,6 +16,7 @@ from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,
     Fields,
+    FromLearner,
     GaveUp,
     Goodbye,
     Interrupt,
@@ -187,7 +188,7 @@ class ShardChannel:
         """Return the learner whose begun pushes a message stands behind; -1: none's."""
         if isinstance(message, SnapshotPull):
             return self.learner_of(self._evaluator_rank)
-        return message.learner_id if isinstance(message, Pull | Goodbye | GaveUp) else -1
+        return message.learner_id if isinstance(message, FromLearner) else -1
 
     def receive_pull(self) -> Message | None:
         message, gathering = self._take(EMPTY, None, 0.0, _PULLS), self._gathering

@@ -12,9 +12,8 @@
     layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
                                 top layers, read last and pushed first, are the least stale [Chen16 2, Table 1]
 
-Where gradients may be rejected, weights are pulled whole, even at different clocks: the next mini-batch must be known before its
-first layer. Weights requested ahead arrive in separate memory: a backward pass may still read finished weights, if used again
-behind `detach`.
+Where gradients may be rejected, weights are pulled whole: the next mini-batch must be known before its first layer. Weights
+requested ahead arrive in separate memory: a backward pass may still read older weights, if used again behind `detach`.
 
 No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
 `no-deadlock.md`.
@@ -58,11 +57,7 @@ LAYERWISE = Way(At.LEAVE, At.NEED)
 
 
 class LayerTimes:
-    """Times of a mini-batch whose slices leave one by one.
-
-    A push reports seconds of its own slice: computing from its weights to its gradient, and delay until then. Seconds of pushing
-    exclude the time hidden behind the backward pass.
-    """
+    """Times of a mini-batch whose slices leave one by one; seconds of pushing exclude the time hidden behind computing."""
 
     def __init__(self, clock: Clock, delays: Delays, slices: int) -> None:
         self._clock = clock

@@ -5,7 +5,7 @@ and code that keeps Python's global lock (a C extension, a debugger). Two forms 
 
 fail-fast       all ask the hub, which listens to all; silence beyond patience ends the job, on both sides of a cut link.
 fault-tolerant  a waiting learner asks the shards, of which none may hang; shards ask only ranks that all wait for
-                (`serving/faults.py`), and a shard that holds up their own message. Before all have agreed how to start: as
+                (`serving/fault_tolerant.py`), and a shard that holds up their own message. Before all have agreed how to start: as
                 fail-fast.
 
 A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no heartbeat. TCP's

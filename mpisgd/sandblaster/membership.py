@@ -7,17 +7,16 @@ torn, or missing on another shard, is in no sum.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from mpisgd.comm.messages import Message
 from mpisgd.records.log.schema import Event
-from mpisgd.serving.faults import Faults
+from mpisgd.serving.fault_tolerant import FaultTolerant
 
 _PATIENCES = 2
 """Waits for a goodbye, in `patience_s`: a shard may wait for a hung learner, and all others for that shard."""
 
 
-class Membership(Faults):
+class Membership(FaultTolerant):
     def begin(self) -> None:
         self.look_s = math.inf
 
@@ -26,9 +25,6 @@ class Membership(Faults):
         super().begin()
 
     def _hear_from(self, message: Message) -> None:
-        """Do nothing: no debt."""
-
-    def _given(self, learner_id: int) -> None:
         """Do nothing: no debt."""
 
     def look(self, whose: int | None) -> None:
@@ -53,4 +49,3 @@ class Given:
 
     def __init__(self, lambda_: int) -> None:
         self.given = [(-1, 0.0)] * lambda_
-        self.on_given: Callable[[int], None] | None = None

@@ -6,7 +6,6 @@ in no sum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
@@ -36,7 +35,7 @@ from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
 from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.membership import Given
 from mpisgd.sandblaster.slots import Slots, name_of
-from mpisgd.serving.faults import Faults
+from mpisgd.serving.fail_fast import FailFast
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_server import SnapshotServer
 from mpisgd.update.slice_update import Step
@@ -62,6 +61,7 @@ class BatchShard:
         records: ShardRecords,
         train_samples: int,
         charges: Charges,
+        presence: FailFast,
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
@@ -72,7 +72,7 @@ class BatchShard:
         self.updated_s = 0.0
         self.log = records.log
         self.answering = Given(lambda_)
-        self.faults: Faults | None = None
+        self._presence = presence
         self.received, self.pushed = [0] * lambda_, [0] * lambda_
         self.snapshot_server = SnapshotServer(channel, rules, slots, records.snapshots)
         self._train_samples = train_samples
@@ -87,6 +87,7 @@ class BatchShard:
         self._epochs = 0.0
         self._signal = 0
         self._over = False
+        presence.attend(self)
 
     def serve(self, evaluate: Callable[[], None] | None = None) -> None:
         """Serve until the last command and goodbye; `evaluate`: to be run once learners have left."""
@@ -95,10 +96,9 @@ class BatchShard:
         if not self._resumed:
             records.take_snapshot(self.slots, 0, self.channel.now_s())
         self._mark()
-        if self.faults is not None:
-            self.faults.begin()
+        self._presence.begin()
         while (learning := not self._over or rules.present) or self.snapshot_server.is_open:
-            if not learning and evaluate is not None and self.faults is not None and self.faults.evaluates:
+            if not learning and evaluate is not None and self._presence.evaluates:
                 evaluate()
             else:
                 self._serve_one()
@@ -110,11 +110,11 @@ class BatchShard:
             log.flush()
 
     def _serve_one(self) -> None:
-        message = self.channel.receive(self.slots.inbox, None, math.inf if self.faults is None else self.faults.look_s)
+        message = self.channel.receive(self.slots.inbox, None, self._presence.look_s)
         if message is not None:
             self.handle(message)
-        elif self.faults is not None:
-            self.faults.look(None)
+        else:
+            self._presence.look(None)
 
     def snapshot(self, number: int) -> Taken:
         while (taken := self.snapshot_server.find(number)) is None:
@@ -128,7 +128,7 @@ class BatchShard:
         self.snapshot_server.ask(NOTHING_MORE)
 
     def handle(self, message: Message) -> None:
-        if self.faults is not None and self.faults.hear(message):
+        if self._presence.hear(message):
             return
         if isinstance(message, Push):
             self._take(message)
@@ -186,7 +186,7 @@ class BatchShard:
         self.refusals.last_seq[push.learner_id] = max(self.refusals.last_seq[push.learner_id], push.seq)
 
     def _acknowledge(self, push: Push, *, whole: bool) -> None:
-        if self.faults is not None:
+        if self._presence.tolerant:
             self.channel.taken(push.learner_id, push.seq, whole=whole)
 
     def _drop(self, push: Push, verdict: Verdict = DROP_MISSED) -> None:
@@ -294,8 +294,7 @@ class BatchShard:
         else:
             self.rules.on_interrupt()
             self._tell(Event.INTERRUPTED, value=self._signal)
-        if self.faults is not None:
-            self.faults.end_of_commands()
+        self._presence.end_of_commands()
         self.snapshot_server.answer()
 
     def _part(self, goodbye: Goodbye) -> None:

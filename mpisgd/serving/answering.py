@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
 from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import GIVE, STOP, Do, Rules
+from mpisgd.serving.fail_fast import FailFast
 from mpisgd.serving.finiteness import Finiteness
 from mpisgd.vectors.computing import Updates
 
@@ -21,7 +21,6 @@ class Answering:
         chunked: whether weights are sent while being made.
         given: clock and second of each learner's last weights.
         put_off: messages for after the update.
-        on_given: listener to each learner given weights.
     """
 
     def __init__(
@@ -32,6 +31,7 @@ class Answering:
         log: ShardLog,
         finiteness: Finiteness,
         deltas: Deltas | None = None,
+        presence: FailFast | None = None,
     ) -> None:
         self._channel = channel
         self._rules = rules
@@ -44,7 +44,7 @@ class Answering:
         self.chunked = channel.chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
         self.put_off: deque[Message] = deque()
-        self.on_given: Callable[[int], None] | None = None
+        self._note_given = presence.note_given if presence is not None and presence.tolerant else None
 
     def begin(self) -> None:
         if self._deltas is not None:
@@ -108,7 +108,7 @@ class Answering:
     def _finish(self, learner_ids: list[int], now_s: float) -> None:
         if self._finiteness.later:
             self._finiteness.check()
-        channel, clock, compensation, on_given = self._channel, self._rules.clock, self._update.compensation, self.on_given
+        channel, clock, compensation, note_given = self._channel, self._rules.clock, self._update.compensation, self._note_given
         if not channel.duplex and not channel.finish_answers():
             self._update.renew_weights()
         for learner_id in learner_ids:
@@ -116,8 +116,8 @@ class Answering:
             self._log.answered(learner_id, now_s)
             if compensation is not None:
                 compensation.given(learner_id, clock)
-            if on_given is not None:
-                on_given(learner_id)
+            if note_given is not None:
+                note_given(learner_id)
 
     def leave(self) -> None:
         """Let the weights change: wait until answers have left, or go on elsewhere."""

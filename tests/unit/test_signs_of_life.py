@@ -12,7 +12,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import FINAL, Ending, Goodbye, Interrupt, Lost, SnapshotPull
 from mpisgd.protocols import AsyncOptions, HardsyncOptions, ProtocolOptions, VersionedOptions
 from mpisgd.records.log.schema import Event
-from tests.unit.tolerant_served import EVALUATOR, LEAVE, Channel, Served, byes, now, pulls
+from tests.unit.tolerant_served import EVALUATOR, LEAVE, SHARD_0, Channel, Served, byes, now, pulls
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_one_that_was_missed_may_still_come_back_if_it_lives(log: Path) -> None:
     hanging, back = [*pulls(0, 1), None, None, None], [(now(0), 1.0), *pulls(0, clock=1), (now(0, 1), 1.0), *pulls(0, clock=2)]
     script = [*hanging, *back, Goodbye(0, 2, Ending.FINISHED), None, LEAVE]
     done = serve(log, script, AsyncOptions(), hang={2})
-    assert done.channel.asked == {1, 2}
+    assert done.channel.asked == {1, 2, SHARD_0}
     assert done.told(Event.MISSED, Event.RETURNED, Event.LOST) == [
         (Event.MISSED, 0, 0), (Event.RETURNED, 0, 0), (Event.MISSED, 2, 1), (Event.LOST, 2, 1)
     ]  # fmt: skip
@@ -115,3 +115,8 @@ def test_other_shards_wait_for_shard_0(log: Path) -> None:
     assert done.channel.given_up == []
     assert done.evaluated == []
     assert done.answers[-1][0] == "snapshot"
+
+
+def test_other_shards_end_the_job_without_shard_0(log: Path) -> None:
+    with pytest.raises(PeerError, match="no job without it"):
+        serve(log, [*_TRAINED, Goodbye(1, 1, Ending.FINISHED), None], hang={SHARD_0})

@@ -22,7 +22,7 @@ from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
-from mpisgd.serving.faults import Faults
+from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.shard import Shard
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import ScriptedChannel, push, tensor
@@ -30,7 +30,7 @@ from tests.unit.fakes import ScriptedChannel, push, tensor
 PATIENCE_S = 100.0
 LATER_NS = 10**12
 """So long after the start that who was heard of then is not overdue."""
-EVALUATOR = 9
+EVALUATOR, SHARD_0 = 9, 10
 LEAVE = SnapshotPull(NOTHING_MORE)
 
 
@@ -38,6 +38,7 @@ class Channel(ScriptedChannel):
     """This shard is rank 0, learner l rank l + 1, the evaluator at first rank 9. Where the script has no message, time passes."""
 
     evaluator_rank = EVALUATOR
+    first_rank = SHARD_0
     is_first = False
 
     def __init__(self, script: list[Any]) -> None:
@@ -106,9 +107,9 @@ class Served:
             update,
             ShardRecords(log, Progress("off", 1.0, 1.0), snapshots),
             nonfinite="stop",
+            presence=FaultTolerant(channel, lambda_, PATIENCE_S, "shard 0"),
         )
         channel.is_first = first
-        Faults(shard, channel, PATIENCE_S, "shard 0")
         self.evaluated: list[Taken] = []
         """The last weights, if they were evaluated on this rank."""
         try:

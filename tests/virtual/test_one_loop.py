@@ -36,7 +36,8 @@ LOOPS = [
             "learner",
             "shard",
             "serving/answering",
-            "serving/faults",
+            "serving/fail_fast",
+            "serving/fault_tolerant",
             "serving/finiteness",
             "serving/snapshot_server",
             "job/allreduce",
@@ -146,7 +147,7 @@ def test_what_builds_the_roles_does_not_ask_either(path: Path) -> None:
 
 
 #: What makes a role, and the two worlds' own rooms.
-ROLES_PARTS = {"learn", "follow", "Collective", "Leader", "Member", "Shard", "ShardChannel", "Rules", "Faults", "Evaluator"}
+ROLES_PARTS = {"learn", "follow", "Collective", "Leader", "Member", "Shard", "ShardChannel", "Rules", "FaultTolerant", "Evaluator"}
 WORLDS_OWN = [path for room in ("job/run", "simulate") for path in sorted((PACKAGE / room).glob("*.py"))]
 
 

@@ -41,6 +41,7 @@ from mpisgd.sandblaster.membership import Membership
 from mpisgd.sandblaster.noted import Noted
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
+from mpisgd.serving.fail_fast import FAIL_FAST
 
 
 def options_of(setup: Setup) -> SandblasterOptions:
@@ -135,12 +136,12 @@ class BatchShardRole(RankRole):
         tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
         channel = tolerant or BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
-        self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.charges(rank))
+        presence, name = FAIL_FAST, f"shard {self.index} on {setup.hosts[rank]}"
+        if tolerant is not None:
+            presence = Membership(tolerant, setup.roles.lambda_, setup.config.faults.patience_s, name)
+        self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.charges(rank), presence)
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
-        if tolerant is not None:
-            name = f"shard {self.index} on {setup.hosts[rank]}"
-            Membership(self.server, tolerant, setup.config.faults.patience_s, name)
 
     def train(self) -> None:
         self.server.serve(lambda: self._evaluate(self.server))

@@ -33,7 +33,8 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.serving.faults import Faults
+from mpisgd.serving.fail_fast import FAIL_FAST, FailFast
+from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.shard import Shard
 from mpisgd.update.groups import within
 from mpisgd.vectors.computing import Computes, Updates
@@ -46,12 +47,12 @@ class ShardRole(RankRole):
         self._seen = setup.seen_by(rank).roles
         if not setup.roles.tolerant:
             channel = shard_channel(setup.config, self.wire, self._seen, self.index, update)
-            self.server = self._make_server(channel, update)
+            self.server = self._make_server(channel, update, FAIL_FAST)
             return
         tolerant = TolerantShardChannel(self.wire, setup.roles, self.index, self._seen)
-        self.server = self._make_server(tolerant, update)
         name = f"shard {self.index} on {setup.hosts[rank]}"
-        Faults(self.server, tolerant, setup.config.faults.patience_s, name)
+        presence = FaultTolerant(tolerant, setup.roles.lambda_, setup.config.faults.patience_s, name)
+        self.server = self._make_server(tolerant, update, presence)
 
     def train(self) -> None:
         self.server.serve(lambda: self._evaluate(self.server))
@@ -76,7 +77,7 @@ class ShardRole(RankRole):
     def waits_for(self) -> str:
         return watchdog.of_shard(self.server, self._seen, self.setup.hosts)
 
-    def _make_server(self, channel: ShardChannel, update: Updates) -> Shard:
+    def _make_server(self, channel: ShardChannel, update: Updates, presence: FailFast) -> Shard:
         setup, world, shard = self.setup, self.world, self.index
         config, lambda_ = setup.config, setup.roles.lambda_
         before = setup.account(shard)
@@ -104,6 +105,7 @@ class ShardRole(RankRole):
             timeout_s=config.protocol.deadline_s,
             deltas=deltas.of_run(config, protocol, update.weights),
             hands_state_on=self._hands_state_on,
+            presence=presence,
         )
         if shard == 0:
             buffers.forget(setup.path, snapshots.count)
@@ -129,7 +131,7 @@ class LearnerShardRole(ShardRole):
         self._gradient: Computes = pushed
         if buckets:
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
-        self.server = self._make_server(self._channel, update)
+        self.server = self._make_server(self._channel, update, FAIL_FAST)
 
     def train(self) -> None:
         setup, learner_id = self.setup, self.index

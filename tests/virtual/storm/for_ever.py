@@ -1,4 +1,4 @@
-"""Storms in which a rank was waited for that is stopped for ever; each is the least that showed it (`serving/hopes.py`)."""
+"""Storms in which a rank was waited for that is stopped for ever, each the least that showed it (`serving/fault_tolerant.py`)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     lost      dead, by MPI: departed from the protocol
     missed    owed a push or a pull beyond the patience: departed until its next message. The last present learner is missed only
-              where others have left because the run is over; else the shard waits (`hopes.py`)
+              where others have left because the run is over; else the shard waits while any candidate gives signs of life
     torn      a gradient came in part, as its learner died. Another shard may have it whole, or not at all
     passed    a learner asked this shard for another shard's clock: no gradient of the own clock will come
     broken    a rank of another stage is lost; the own stage's rank says so in its goodbye
@@ -34,16 +34,16 @@ from mpisgd.comm.messages import (
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.rules.membership import Gone
-from mpisgd.serving.hopes import Hopes
-from mpisgd.serving.serves import Serves
+from mpisgd.serving.fail_fast import FailFast, Serves
 
 
-class Faults:
-    """The presence of a shard's learners; `patience_s`: longest time to owe a message."""
+class FaultTolerant(FailFast):
+    """Presence of a shard's learners; `patience_s`: longest time to owe a message, `lambda_`: number of learners."""
 
-    def __init__(self, shard: Serves, channel: TolerantShardChannel, patience_s: float, name: str) -> None:
-        self._shard = shard
-        self._rules = shard.rules
+    tolerant = True
+    _shard: Serves
+
+    def __init__(self, channel: TolerantShardChannel, lambda_: int, patience_s: float, name: str) -> None:
         self._channel = channel
         self._name = name
         self._unheeded = set[int]()
@@ -51,13 +51,13 @@ class Faults:
         self._gone = set[int]()
         """Lost learners, perhaps alive; their messages count for nothing."""
         self._patience_s = patience_s
-        self._since_s = [0.0] * len(shard.received)
+        self._since_s = [0.0] * lambda_
         """Second since when each learner owes a push or a pull; inf = its pull waits."""
-        self._owes_push = [False] * len(shard.received)
-        self._hopes = Hopes(shard.rules, channel, shard.snapshot_server)
+        self._owes_push = [False] * lambda_
         self.look_s = math.inf
-        shard.faults = self
-        shard.answering.on_given = self._given
+
+    def attend(self, shard: Serves) -> None:
+        self._shard, self._rules = shard, shard.rules
 
     def begin(self) -> None:
         self._since_s = [self._channel.now_s()] * len(self._since_s)
@@ -150,9 +150,6 @@ class Faults:
             raise PeerError(f"no learner is left at clock {rules.clock}")
         self._shard.end_if_deserted()
 
-    def end_of_commands(self) -> None:
-        """Hear of a coordinator's last command (`sandblaster.membership`)."""
-
     def look(self, whose: int | None) -> None:
         """Miss overdue learners, at most a quarter of the patience late; `whose`: the only learner waited for."""
         now_s, present = self._channel.now_s(), self._rules.present
@@ -174,7 +171,7 @@ class Faults:
     def _look_for_life(self, last: int = -1) -> None:
         """Stop waiting for silent ranks where no other goes on; `last`: an overdue learner. Raises PeerError: no orderly end."""
         rules, channel = self._rules, self._channel
-        hang, all_do = self._hopes.silent(last)
+        hang, all_do = self._silent(last)
         back = sorted(rules.absent & rules.waiting.keys()) if last >= 0 and channel.ranks_of(last) in hang else []
         if not (back or all_do):
             return
@@ -190,6 +187,29 @@ class Faults:
             self._lose_for_good(channel.evaluator_rank, channel.learner_of(channel.evaluator_rank))
         else:
             self._lose_all()
+
+    def _hopes(self, last: int) -> list[tuple[int, ...]]:
+        """Return candidates to wait for, by their ranks of all stages; none where others go on. `last`: as in `_look_for_life`.
+
+        Overdue learners are missed, except for the last. The last learner may take any time, and so may the evaluator after all
+        learners left; but stopped for ever, they would hold up the job for ever. Other shards hear of the evaluation's end from
+        shard 0.
+        """
+        rules, channel = self._rules, self._channel
+        if rules.present and last < 0:
+            return []
+        if not rules.present and (rules.finished or rules.interrupted):
+            if not self._shard.snapshot_server.is_open or channel.evaluates:
+                return []
+            return [(channel.evaluator_rank if channel.is_first else channel.first_rank,)]
+        return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))
+
+    def _silent(self, last: int) -> tuple[list[tuple[int, ...]], bool]:
+        """Ask all candidates for a sign of life; return the candidates with a silent rank, and whether all have one."""
+        hopes = self._hopes(last)
+        silent = self._channel.silent(rank for ranks in hopes for rank in ranks)
+        hang = [ranks for ranks in hopes if silent.intersection(ranks)]
+        return hang, bool(hopes) and len(hang) == len(hopes)
 
     def _lose_all(self) -> None:
         for learner_id in sorted(self._rules.present | self._rules.absent):
@@ -220,7 +240,7 @@ class Faults:
         self._rules.membership.on_return(learner_id)
         self._note(Event.RETURNED, learner_id, "is back")
 
-    def _given(self, learner_id: int) -> None:
+    def note_given(self, learner_id: int) -> None:
         """Note weights given to a learner; a missed learner is back."""
         self._owes(learner_id, self._channel.now_s(), push=True)
         if learner_id in self._rules.absent:
@@ -240,7 +260,7 @@ class Faults:
         self._lose(rank, learner_id)
 
     @property
-    def evaluates(self) -> bool:
+    def evaluates(self) -> bool:  # type: ignore[override]
         return self._channel.evaluates
 
     def end(self) -> None:
