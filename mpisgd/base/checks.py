@@ -42,5 +42,5 @@ def require_set(field: str, path: Path) -> None:
     if unset := _VARIABLE.search(str(path)):
         named = unset[1] or unset[2]
         raise ConfigError(
-            f"{field} = {str(path)!r}: the environment variable {named} is not set here, expected that it is, or a path"
+            f"{field} = {str(path)!r}: the environment variable {named} is not set here: expected a set variable, or a path"
         )

@@ -73,7 +73,7 @@ def _import(module_name: str, spec: str, field: str) -> Any:
         parents = module_name.split(".")
         if error.name in {".".join(parents[:count]) for count in range(1, len(parents) + 1)}:
             raise ConfigError(
-                f"{field} = {spec!r}: there is no module {error.name!r} in {here}, on PYTHONPATH or among what is installed"
+                f"{field} = {spec!r}: there is no module {error.name!r} in {here}, on PYTHONPATH or among installed packages"
             ) from error
         raise _failed(error, module_name, spec, field) from error
     except (Exception, SystemExit) as error:
@@ -88,9 +88,13 @@ def refuse_in_import(what: str) -> None:
     A spawned process first imports the script.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError(f"{what} is called as a worker process imports the script: put it below `if __name__ == '__main__':`")
+        raise ConfigError(
+            f"{what} is called as a worker process imports the script: put the call below `if __name__ == '__main__':`"
+        )
     if _under_way:
-        raise ConfigError(f"{what} is called as module {_under_way[-1]} is imported: put it below `if __name__ == '__main__':`")
+        raise ConfigError(
+            f"{what} is called as module {_under_way[-1]} is imported: put the call below `if __name__ == '__main__':`"
+        )
 
 
 def _failed(error: BaseException, module_name: str, spec: str, field: str) -> ConfigError:
@@ -118,7 +122,7 @@ def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, 
         signature.bind(**arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{field}: its parameters are {signature}, but {error}; a file gives them in its table of kwargs"
+            f"{field}: the parameters are {signature}, but {error}; a file gives arguments in the table of kwargs"
         ) from error
     return factory(**arguments)
 

@@ -69,13 +69,13 @@ def data_set(file: h5py.File, name: str, *, virtual: bool = False) -> h5py.Datas
     if not links.exists(name.encode()):
         raise ValueError(f"{name} is missing")
     if links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:  # `name in file` would follow the link
-        raise ValueError(f"{name} is a link, which is not followed")
+        raise ValueError(f"{name} is a link: links are not followed")
     opened = h5py.h5o.open(file.id, name.encode())
     if not isinstance(opened, h5py.h5d.DatasetID):
         raise ValueError(f"{name} is no data set")
     data = h5py.Dataset(opened, readonly=file.mode == "r")
     if (data.is_virtual and not virtual) or data.external:
-        raise ValueError(f"{name} is said to lie in other files, which are not read")
+        raise ValueError(f"{name} lies in other files: expected data in this file")
     if data.dtype.hasobject:
         raise ValueError(f"{name} has elements of any length, expected numbers")
     return data
@@ -85,7 +85,7 @@ def rows(data: h5py.Dataset, count: int) -> int:
     """Return `count`. Raises ValueError if the file is too small: rows were never written, or are compressed."""
     nbytes = count * data.id.get_type().get_size() * math.prod(data.shape[1:])
     if nbytes > h5py.h5i.get_file_id(data.id).get_filesize():
-        raise ValueError(f"{count:,} rows are {nbytes:,} bytes, and the file has fewer: it is damaged")
+        raise ValueError(f"{count:,} rows are {nbytes:,} bytes, and the file has fewer: the file is damaged")
     return count
 
 

@@ -29,12 +29,12 @@ MENDS = {
     errno.EDQUOT: "remove something of yours, or ask for a larger quota",
     errno.EFBIG: "raise the limit of file sizes, `ulimit -f`",
     errno.EROFS: "mount it for writing",
-    errno.ENOENT: "see who removed it, or that its file system is mounted",
-    errno.ESTALE: "see who removed it, or that its file system is mounted",
+    errno.ENOENT: "check that the file system is mounted, and that nothing removed the directory",
+    errno.ESTALE: "check that the file system is mounted, and that nothing removed the directory",
     errno.EACCES: "give yourself leave to write there",
     errno.EPERM: "give yourself leave to write there",
-    errno.EAGAIN: "see which process has locked it, `lsof` tells",
-    errno.EIO: "ask who looks after the disk or the file server",
+    errno.EAGAIN: "find the process with the lock, by `lsof`",
+    errno.EIO: "ask the administrator of the disk or the file server",
 }
 
 _broken: list[Any] = []

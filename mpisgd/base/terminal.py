@@ -73,4 +73,4 @@ def check_visible(where: str, value: Any, *, free: str = "") -> None:
         for each in value:
             check_visible(where, each, free=free)
     elif isinstance(value, str) and _CONTROL.search(value):
-        raise DataError(f"{visible(where)} = {visible(value)!r} has control characters: no run writes such")
+        raise DataError(f"{visible(where)} = {visible(value)!r} has control characters: runs write none")

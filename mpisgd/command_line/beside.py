@@ -23,7 +23,7 @@ def taken_out(words: list[str], options: Mapping[str, str]) -> tuple[dict[str, s
             continue
         given = value if equals else next(remaining, "")
         if not given:
-            raise ConfigError(f"{name}: expected {options[name]} after it")
+            raise ConfigError(f"{name}: expected {options[name]} after {name}")
         found[name] = given
     return found, rest
 
@@ -36,7 +36,7 @@ def resumed(words: list[str]) -> tuple[Path | None, list[str]]:
             rest = words[at + 1 :]
             if not equals:
                 if not rest or rest[0].startswith("-"):
-                    raise ConfigError("--resume: expected the directory of a run after it")
+                    raise ConfigError("--resume: expected the directory of a run after --resume")
                 value, *rest = rest
             return Path(value), [*words[:at], *rest]
     return None, words

@@ -134,10 +134,10 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
     lines = [
         f"usage: {launch}mpisgd {command} [job.toml] [options]",
         "",
-        "The first word may be a TOML file; options override it. In parentheses: the present value.",
-        *_line("--help-all", "Explain every option, also those that few need, with units and sources"),
+        "The first word may be a TOML file; options override the file. In parentheses: the present value.",
+        *_line("--help-all", "Explain every option, common or rare, with units and sources"),
         *_line("--print-config", "Print the resulting configuration and stop"),
-        *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
+        *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from the newest checkpoint")),
     ]
     for heading, names in {**(VIRTUAL if virtual else {}), **GROUPS}.items():
         shown = (name for name in names if _says(config, name, words))

@@ -27,15 +27,15 @@ from mpisgd.config.config_virtual import (
 )
 from mpisgd.liveness.guard import launched_rank
 
-_DESCRIPTION = """The first word may be a TOML file; options on the command line override it.
+_DESCRIPTION = """The first word may be a TOML file; options on the command line override the file.
 --print-config prints the result and stops.{resume}
 
-Components come in kinds; choose one and its own options appear below (--protocol softsync --help-all):
+Components come in kinds; choose a kind, and the options of this kind appear below (--protocol softsync --help-all):
 {kinds}
 --model, --data, --protocol and --schedule also take the user's own package.module:factory."""
 _RESUME = """
---resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
-Code that RUN names runs only where the command line or a TOML file names it, too; or with --trust."""
+--resume RUN goes on with an interrupted run, from the newest checkpoint; RUN has the configuration.
+Code named by RUN runs only where the command line or a TOML file names this code, too; or with --trust."""
 
 #: Tables of a job file for `simulate` alone.
 VIRTUAL = tuple(name for names in help.VIRTUAL.values() for name in names)
@@ -114,7 +114,7 @@ def _refuse_virtual(words: list[str]) -> None:
     """Raise ConfigError for `--virtual.learners` on real ranks, naming `simulate`: a file may have it."""
     for word in words:
         if word.startswith("--") and word.removeprefix("--").partition("=")[0].partition(".")[0] in VIRTUAL:
-            raise ConfigError(f"{word}: it is an option of a virtual cluster: mpisgd simulate has it; expected none of those here")
+            raise ConfigError(f"{word}: an option of virtual clusters, for mpisgd simulate alone; expected no virtual option here")
 
 
 def _known(base: Config) -> set[str]:
@@ -137,7 +137,7 @@ def _refuse_other_kinds(base: Config, words: list[str]) -> None:
         present = kind_of(getattr(base, component))
         if having and present not in having:
             raise ConfigError(
-                f"{word}: {component} is {present!r}, which has no {field!r}; it belongs to --{component.replace('_', '-')}"
+                f"{word}: {component} {present!r} has no {field!r}; this option belongs to --{component.replace('_', '-')}"
                 f" {' or '.join(having)}"
             )
 
@@ -155,7 +155,7 @@ def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:
             continue
         if not equals:
             if not queue:
-                raise ConfigError(f"--{said}: expected one of {', '.join(KINDS[name])} after it")
+                raise ConfigError(f"--{said}: expected one of {', '.join(KINDS[name])} after --{said}")
             value = queue.pop(0)
         present = getattr(base, name)
         if value not in (kind_of(present), getattr(present, "factory", None), getattr(present, "scheduler", None)):

@@ -45,13 +45,13 @@ def _own_steps(field: str) -> Callable[[Config], bool]:
 
 #: Features of real and of virtual ranks.
 FEATURES: Mapping[str, Feature] = {
-    "fresh": Feature(lambda config: config.protocol.fresh, "{}, which applies no stale gradients"),
-    "aborts": Feature(lambda config: config.protocol.aborts, "{}, whose learners give up"),
-    "collective": Feature(lambda config: config.protocol.collective, "{}, whose learners double as shards"),
+    "fresh": Feature(lambda config: config.protocol.fresh, "{} (applies no stale gradients)"),
+    "aborts": Feature(lambda config: config.protocol.aborts, "{} (learners give up)"),
+    "collective": Feature(lambda config: config.protocol.collective, "{} (learners double as shards)"),
     "in memory": Feature(
         lambda config: config.protocol.collective and config.aggregation == "node", "protocol allreduce with aggregation = 'node'"
     ),
-    "no sums": Feature(lambda config: not config.protocol.teams, "{}, which takes no team's sum as one gradient"),
+    "no sums": Feature(lambda config: not config.protocol.teams, "{} (takes no team's sum as one gradient)"),
     "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
     "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
     "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
@@ -66,20 +66,18 @@ FEATURES: Mapping[str, Feature] = {
     "inner rate": Feature(
         lambda config: config.inner_alpha0 != Config.inner_alpha0, "inner_alpha0", "inner_alpha0", str(Config.inner_alpha0)
     ),
-    "waits": Feature(lambda config: not config.protocol.duplex, "{}, whose pulls wait for the learner's own push"),
+    "waits": Feature(lambda config: not config.protocol.duplex, "{} (pulls wait for the learner's own push)"),
     "duplex": Feature(lambda config: config.both_ways, "exchange = 'duplex' or 'prefetch'", "exchange", "'whole'"),
     "streamed": Feature(lambda config: config.exchange == "streamed", "exchange = 'streamed'", "exchange", "'whole'"),
-    "no streams": Feature(
-        lambda config: not config.protocol.streams, "{}, whose updates do not wait for all gradients that were begun to be pushed"
-    ),
+    "no streams": Feature(lambda config: not config.protocol.streams, "{} (updates do not wait for all begun pushes)"),
     "gathered": Feature(lambda config: config.receive == "gathered", "receive = 'gathered'", "receive", "'in-turn'"),
     "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
-    "no layerwise": Feature(lambda config: config.exchange != "layerwise", "an exchange that is not 'layerwise'"),
+    "no layerwise": Feature(lambda config: config.exchange != "layerwise", "an exchange other than 'layerwise'"),
     "buckets": Feature(lambda config: config.in_buckets, "exchange = 'layerwise' of protocol allreduce", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
-    "no topk": Feature(lambda config: config.push_format != "topk", "a push_format that is not 'topk'"),
+    "no topk": Feature(lambda config: config.push_format != "topk", "a push_format other than 'topk'"),
     "topk share": Feature(
         lambda config: config.topk_share != Config.topk_share, "topk_share", "topk_share", str(Config.topk_share)
     ),
@@ -107,10 +105,10 @@ FEATURES: Mapping[str, Feature] = {
         "clip_average_of",
         "'slice'",
     ),
-    "not alike": Feature(lambda config: not config.protocol.alike, "{}, whose shards make updates of different gradients"),
+    "not alike": Feature(lambda config: not config.protocol.alike, "{} (shards make updates of different gradients)"),
     "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
-    "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
+    "no teams": Feature(lambda config: not config.in_teams, "learners in no teams (aggregation = 'node')"),
     "stages": Feature(lambda config: config.in_groups, "group_size > 1", "group_size", "1"),
     "no stages": Feature(lambda config: not config.in_groups, "group_size = 1"),
     "partition": Feature(lambda config: config.group_form == "partition", "group_form = 'partition'", "group_form", "'stages'"),
@@ -134,7 +132,7 @@ FEATURES: Mapping[str, Feature] = {
     "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
     **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
     "epoch samples": Feature(lambda config: config.epoch_samples > 0, "epoch_samples > 0", "epoch_samples", "0"),
-    "no stream": Feature(lambda config: config.sampling != "stream", "a sampling that is not 'stream'"),
+    "no stream": Feature(lambda config: config.sampling != "stream", "a sampling other than 'stream'"),
     "dealt": Feature(lambda config: config.sampling == "dealt", "sampling = 'dealt'", "sampling", "'epoch'"),
     "several pushes": Feature(
         lambda config: config.protocol.mini_batches_per_pull > config.protocol.mini_batches_per_push,
@@ -178,93 +176,93 @@ VIRTUAL: Mapping[str, Feature] = {
     ),
 }
 
-_OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
+_OWN_STEPS = "layers are exchanged in each mini-batch; own steps pull for, or push, several as one"
 _TWICE = "both are own steps of a learner between two pulls"
-_NONE = "it is of own steps, and there are none"
-_PIECE = "what ranks that are at work on the same layer would have to agree on has not been tried"
+_NONE = "only own steps use this option, and there are none"
+_PIECE = "ranks at work on the same layer would have to agree: not tried yet"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
-_BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses its length"
-_WHOLE = "what is summed is the exact gradient of one function, in full"
+_BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses the length"
+_WHOLE = "the sum is the exact gradient of one function, in full"
 
 REFUSED: Mapping[tuple[str, str], str] = {
-    ("layerwise", "aborts"): "what has been pushed cannot be given up",
+    ("layerwise", "aborts"): "a pushed layer cannot be given up",
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
     ("own steps", "layerwise"): _OWN_STEPS,
-    ("duplex", "waits"): "it asks for weights before it pushes the gradient that they are to have",
-    ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
-    ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
-    ("topk", "buckets"): "which elements of a slice are the largest is known when all are there",
-    ("streamed", "no streams"): "a learner's gradient would wait, half received, for those of others",
-    ("streamed", "topk"): "the largest elements of a slice are no chunks of it",
+    ("duplex", "waits"): "a learner asks for weights before pushing, and the weights must contain the gradient",
+    ("duplex", "compensation"): "a shard gives new weights before the gradient of the old weights comes",
+    ("duplex", "tolerant"): "a shard does not wait until answers have left, so a hanging learner stays unseen",
+    ("topk", "buckets"): "the largest elements of a slice are known when the whole slice is there",
+    ("streamed", "no streams"): "a learner's gradient would wait, half received, for the gradients of others",
+    ("streamed", "topk"): "the largest elements of a slice form no chunks",
     ("streamed", "nonfinite"): "the first chunks are summed before the last have come",
-    ("streamed", "tolerant"): "who dies would leave a part of a gradient in the weights",
-    ("streamed", "dealt"): "weights are asked for before the gradient has come, so a learner would have two portions",
-    ("streamed", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with it",
+    ("streamed", "tolerant"): "a dying learner would leave a part of a gradient in the weights",
+    ("streamed", "dealt"): "a learner asks for weights before the gradient has come, and would have two portions",
+    ("streamed", "stages"): "a group agrees on the answers before computing: not tried with streamed gradients",
     ("streamed", "cuda shards"): "chunks are received into the host's memory",
-    ("gathered", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
+    ("gathered", "tolerant"): "a shard does not wait until answers have left, so a hanging learner stays unseen",
     ("gathered", "streamed"): "chunks of all gradients come at the same time already",
-    ("gathered", "collective"): "its learners exchange slices all at once",
-    ("gathered", "batch"): "shards wait for the portions that the coordinator commands",
+    ("gathered", "collective"): "learners exchange slices all at once",
+    ("gathered", "batch"): "shards wait for the coordinator's portions",
     ("gathered", "cuda shards"): "gradients are received into the host's memory",
-    ("prefetch", "cuda"): "what is under way while a GPU computes would need copies of its own",
+    ("prefetch", "cuda"): "messages under way while a GPU computes would need separate copies",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     **dict.fromkeys(
         (("float16", each) for each in ("stages", "micro-batches")), "no stage knows whether another's pass overflowed"
     ),
-    ("float16", "batch"): "a gradient would depend on what its learner computed before",
-    ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
+    ("float16", "batch"): "a gradient would depend on the learner's earlier gradients",
+    ("accumulation", "batched"): "a learner computes the mini-batches of a gradient one after the other",
     ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",
     ("local steps", "n_push"): _TWICE,
     ("local steps", "n_fetch"): _TWICE,
     ("local steps", "own steps"): _TWICE,
-    ("local steps", "aborts"): "own steps that are given up half-way have moved the inner optimiser",
-    ("local steps", "collective"): "its learners step together in every mini-batch",
-    ("local steps", "node"): "a team's ranks have weights in common, from which none may step alone",
+    ("local steps", "aborts"): "own steps given up half-way have moved the inner optimiser",
+    ("local steps", "collective"): "learners step together in every mini-batch",
+    ("local steps", "node"): "a team's ranks have weights in common, and no rank may step alone",
     ("inner optimizer", "no local steps"): _NONE,
     ("inner rate", "no local steps"): _NONE,
-    ("dealt", "collective"): "its learners are shards, each of which would have to ask another what to compute",
-    ("dealt", "node"): "a push is of all ranks of a team, and one portion would have to be cut for them",
-    ("dealt", "layerwise"): "the answer that names a portion may come when its forward pass has begun",
-    ("dealt", "duplex"): "weights are asked for before the gradient has come, so a learner would have two portions",
+    ("dealt", "collective"): "each learner is a shard, and would have to ask another shard for portions",
+    ("dealt", "node"): "a team pushes as a whole, and a portion would have to be cut for the ranks",
+    ("dealt", "layerwise"): "the answer with a portion may come after the start of the forward pass",
+    ("dealt", "duplex"): "a learner asks for weights before the gradient has come, and would have two portions",
     ("dealt", "several pushes"): "a portion comes with each pull",
-    ("dealt", "stages"): "the ranks of a group pull by themselves, each from shards of its own",
-    ("dealt", "drops"): "a portion whose gradient is never finite would be dealt for ever",
-    ("cuda", "layerwise"): "a GPU computes behind the host, which would have to wait for it at each layer",
+    ("dealt", "stages"): "the ranks of a group pull separately, from different shards",
+    ("dealt", "drops"): "a portion without a finite gradient would be dealt for ever",
+    ("cuda", "layerwise"): "a GPU computes behind the host: the host would have to wait at each layer",
     ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
     **dict.fromkeys(
-        ((each, "in memory") for each in ("bfloat16", "topk", "rounded pulls")), "in memory that all share nothing is exchanged"
+        ((each, "in memory") for each in ("bfloat16", "topk", "rounded pulls")), "nothing is exchanged in shared memory"
     ),
-    ("topk", "compensation"): "an element that is pushed may be of many mini-batches, and its square says nothing of one",
+    ("topk", "compensation"): "a pushed element may be of many mini-batches: the square says nothing of a single mini-batch",
     ("topk", "cuda shards"): "indices are looked at, and elements put in their places, on the host",
-    ("topk share", "no topk"): "it is of topk alone",
-    ("rounded pulls", "compensation"): "it wants one copy of the weights of a clock, and learners hold different ones",
-    ("rounded pulls", "cuda shards"): "what learners hold is kept, and rounded, on the host",
-    ("compensation", "fresh"): "a gradient that is not stale needs none",
-    ("rates", "fresh"): "a gradient that is not stale has the weight 1",
-    ("rates", "no weights"): "it makes all weights 1; say which they are, e.g. 'inverse'",
-    ("cycled momentum", "adagrad"): "torch refuses it: the optimiser has no momentum",
-    ("cycled momentum", "local steps"): "the schedule is of own steps, whose optimiser keeps its momentum",
-    ("trust ratios", "local steps"): "what is pushed is a way that weights went, not a gradient; they may be the inner_optimizer",
-    ("agrees", "not alike"): "there is no one averaged gradient, of which the norm could be told",
+    ("topk share", "no topk"): "only topk uses topk_share",
+    ("rounded pulls", "compensation"): "compensation needs one copy of the weights of a clock, and learners hold different copies",
+    ("rounded pulls", "cuda shards"): "the host keeps, and rounds, the weights of learners",
+    ("compensation", "fresh"): "a fresh gradient needs no compensation",
+    ("rates", "fresh"): "a fresh gradient has the weight 1",
+    ("rates", "no weights"): "'none' makes all weights 1; choose a modulation, e.g. 'inverse'",
+    ("cycled momentum", "adagrad"): "torch refuses the schedule: adagrad has no momentum",
+    ("cycled momentum", "local steps"): "the schedule is of own steps: the inner optimiser's momentum stays constant",
+    ("trust ratios", "local steps"): "own steps push a way of weights, not a gradient; lars or lamb may be the inner_optimizer",
+    ("agrees", "not alike"): "there is no single averaged gradient to take the norm of",
     ("agrees", "streamed"): "the first chunks of the new weights leave before the last of the gradients have come",
-    ("agrees", "stages"): "the shards of one stage do not hear of those of another",
-    ("agrees", "tolerant"): "who comes back late would change a sum whose norm has been told",
+    ("agrees", "stages"): "the shards of one stage do not hear of another stage's shards",
+    ("agrees", "tolerant"): "a learner back late would change a sum after the shards told the norm",
     ("node", "no sums"): _SUM,
-    ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
-    ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
-    ("tolerant", "node"): "a team cannot do without any of its ranks",
-    ("stages", "collective"): "its learners are shards, each of all layers",
-    ("stages", "layerwise"): "stages pull and push by themselves already, each with its own shards",
+    ("team size", "no teams"): "team_size is the most ranks of a team; say aggregation = 'node', with a protocol that has teams",
+    ("tolerant", "collective"): "learners are shards, and a run needs every shard",
+    ("tolerant", "node"): "a team cannot do without a rank",
+    ("stages", "collective"): "learners are shards, each of all layers",
+    ("stages", "layerwise"): "stages already pull and push separately, each with own shards",
     ("stages", "node"): "a team's ranks have whole models",
     **dict.fromkeys(((each, "partition") for each in ("local steps", "leaving")), _PIECE),
-    ("partition", "aborts"): "a notice to one rank would have to stop all of its group in the middle of a layer",
-    ("accumulation", "stages"): "micro_batches are parts of a batch that does not fit into memory",
-    ("duplex", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with duplex",
+    ("partition", "aborts"): "a notice to one rank would have to stop the whole group in the middle of a layer",
+    ("accumulation", "stages"): "micro_batches are parts of a batch too large for memory",
+    ("duplex", "stages"): "a group agrees on the answers before computing: not tried with duplex",
     ("cuda", "stages"): "stages have not been tried on GPUs",
     ("batched", "stages"): "torch.func.vmap computes whole models",
-    ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as one",
+    ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as a whole",
     ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("partition", "no stages"): "one rank alone has no pieces of a layer",
     **dict.fromkeys((("cuts", "partition"), ("balance", "partition")), "each rank has a piece of all layers"),
@@ -273,23 +271,23 @@ REFUSED: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(((each, "no stages") for each in ("cuts", "balance")), "one rank alone has the whole model"),
     ("step", "stages"): "a step runs the whole model",
     ("step", "micro-batches"): "a step is given whole mini-batches",
-    ("parameters", "stages"): "stages are those of a model",
-    ("layer seconds", "no layerwise"): "a mini-batch whose gradient leaves as a whole takes its seconds as a whole",
+    ("parameters", "stages"): "stages are parts of a real model",
+    ("layer seconds", "no layerwise"): "the gradient leaves as a whole, and the seconds count as a whole",
     ("step", "loss"): "a step computes the loss itself",
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
-    ("cuda shards", "virtual"): "virtual shards are where learners compute: device says that",
-    ("patience", "no evaluator"): "who evaluates when training is over can end nothing",
-    ("patience", "collective"): "its learners agree on their end by themselves; protocol hardsync computes the same",
+    ("cuda shards", "virtual"): "virtual shards lie where learners compute: set device",
+    ("patience", "no evaluator"): "an evaluation after training can end nothing",
+    ("patience", "collective"): "learners agree on the end among themselves; protocol hardsync computes the same",
     ("best", "sizes"): "only sizes travel, and there are no weights to keep",
-    ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
-    ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
+    ("leaving", "collective"): "no learner can leave an allreduce alone: a slice would be missing",
+    ("leaving", "node"): "no rank can leave a team alone: a part of the sum would be missing",
     **dict.fromkeys(((each, "batch") for each in ("optimizer", "schedule", "groups", "alpha0", "scaling")), _BATCH_STEP),
     ("several portions", "in order"): "each portion is summed by itself",
-    ("patience", "batch"): "its tolerances say when it ends",
-    ("partner", "batch"): "a checkpoint is due when an iteration ends, which its coordinator alone knows",
-    ("epochs", "batch"): "protocol.iterations is its length",
+    ("patience", "batch"): "the tolerances of sandblaster say when training ends",
+    ("partner", "batch"): "only the coordinator knows when an iteration ends and a checkpoint is due",
+    ("epochs", "batch"): "protocol.iterations is the run's length",
     ("local steps", "batch"): "learners evaluate where the coordinator says, and nowhere else",
-    ("weights' average", "batch"): "its weights are those of the last iteration",
+    ("weights' average", "batch"): "the result is the weights of the last iteration",
     **dict.fromkeys(
         (
             (each, "batch")
@@ -309,7 +307,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ),
     ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
     ("epoch samples", "no stream"): "an epoch is all samples of the data set",
-    ("stages", "batch"): "its learners compute portions of the whole model",
+    ("stages", "batch"): "each learner computes portions on the whole model",
     ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",
     ("cuda", "batch"): "portions are summed in the host's memory",
     ("cuda shards", "batch"): "slots lie in the host's memory",
@@ -363,7 +361,7 @@ def _way_out(config: Config, feature: Feature) -> str:
     protocol = config.protocol
     ways = [f"protocol.{words}" for words, other in _variants(protocol) if not feature.asked(replace(config, protocol=other))]
     ways = ways or [name for name, kind in PROTOCOLS.items() if not feature.asked(replace(config, protocol=kind()))]
-    return f"; it goes with {', '.join(ways)}"
+    return f"; allowed with {', '.join(ways)}"
 
 
 def _protocols(feature: Feature) -> str:

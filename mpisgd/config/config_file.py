@@ -50,8 +50,8 @@ def of_run(run: Path) -> Config:
         above = next((each for each in [*run.parents][:2] if each != Path() and (each / path.name).is_file()), None)
         how = f"; did you mean --resume {above}?" if above else ""
         if (run / "LOCK").is_file():
-            how = "; it was killed before it had written that: begin anew with --overwrite"
-        raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no {path.name}{how}")
+            how = "; the run was killed before writing the file: begin anew with --overwrite"
+        raise ConfigError(f"--resume {run}: no run directory of mpisgd, {path.name} is missing{how}")
     return replace(read(path), out=str(run), overwrite=False)
 
 

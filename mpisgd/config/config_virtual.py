@@ -53,7 +53,7 @@ class VirtualOptions:
         require(same, "virtual.backward_s", [*self.backward_s], "the layers of virtual.forward_s and of virtual.layers, in order")
         total = sum(self.forward_s.values()) + sum(self.backward_s.values())
         require(total > 0 or not self.forward_s, "virtual.forward_s", total, "seconds above 0 in all")
-        require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside it")
+        require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside batched")
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from typing import Any
 from mpisgd.base.errors import ConfigError, nearest
 
 _RATE = "the learning rate is `alpha0`"
-_BATCH = "the mini-batch of each learner is `mu`, so lambda learners compute lambda * mu samples at a time"
+_BATCH = "the mini-batch of each learner is `mu`: lambda learners compute lambda * mu samples at a time"
 _RANKS = (
-    "ranks are started by mpisgd run -n RANKS, or mpirun -n RANKS; `shards` of them are shards, one may be an evaluator"
-    " (`evaluator`), all others are learners; on a virtual cluster there are `virtual.learners`"
+    "ranks are started by mpisgd run -n RANKS, or mpirun -n RANKS; `shards` ranks are shards, one may be an evaluator"
+    " (`evaluator`), all others are learners; a virtual cluster has `virtual.learners`"
 )
 _WORKERS = f"learners load their data themselves; {_RANKS}"
-_LENGTH = "the length of a run is `epochs`, which may be a fraction"
+_LENGTH = "the length of a run is `epochs`; a fraction is allowed"
 _OUT = "the run's directory is `out`"
-_DEVICE = "learners compute on `device`, cpu or cuda; those of one node take its GPUs in turn"
-_MPI = "nothing is needed here: ranks find each other by MPI; start them by mpisgd run -n RANKS, or mpirun -n RANKS"
-_FLOAT = "weights and sums are float32; `push_format` and `pull_format` bfloat16 halve what is sent"
+_DEVICE = "learners compute on `device`, cpu or cuda; learners of a node take the node's GPUs in turn"
+_MPI = "no option is needed: ranks find each other by MPI; start ranks by mpisgd run -n RANKS, or mpirun -n RANKS"
+_FLOAT = "weights and sums are float32; `push_format` and `pull_format` bfloat16 halve the bytes sent"
 _MOMENTUM = "optimisers have options of their own: `optimizer.momentum`"
 _DECAY = "optimisers have options of their own: `optimizer.weight_decay`"
 _BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam and adamw"
@@ -30,13 +30,13 @@ _CLIP = "gradients are clipped to the norm `clip_norm`"
 _CHECKPOINT = "checkpoints are written every `checkpoint.every_updates` updates"
 _EVALUATE = "weights are evaluated every `evaluation.every_epochs` epochs"
 _TOLD = "a line is printed every `log.progress_s` seconds"
-_RESUME = "a run goes on by mpisgd train --resume RUN, RUN being its directory"
+_RESUME = "a run goes on by mpisgd train --resume RUN, RUN being the run's directory"
 _FILE = "the configuration file is the first word: mpisgd train job.toml"
 _STALENESS = "the protocol bounds staleness: async by `protocol.most_staleness`, ssp by `protocol.slack`"
-_LOOP = "several runs are a shell loop over mpisgd run or simulate, each with its own `out`, or over mpisgd submit"
-_WARMUP = "the schedule has it: `schedule.warmup_epochs`, `schedule.warmup_updates` or `schedule.warmup_samples`"
+_LOOP = "for several runs, loop in the shell over mpisgd run or simulate, each with a different `out`, or over mpisgd submit"
+_WARMUP = "the schedule has a warm-up: `schedule.warmup_epochs`, `schedule.warmup_updates` or `schedule.warmup_samples`"
 
-_KWARGS = "arguments of torch's schedulers are given in a file, in its table schedule.kwargs"
+_KWARGS = "arguments of torch's schedulers are given in a file, in the table schedule.kwargs"
 _SCHEDULERS_OWN = (
     "anneal_strategy base_lr div_factor end_factor eta_min final_div_factor gamma max_lr milestones mode pct_start power"
     " start_factor step_size step_size_down step_size_up t_0 t_max t_mult three_phase total_iters total_steps"
@@ -74,14 +74,14 @@ _SAME: Mapping[str, str] = {
     _EVALUATE: "eval_every eval_steps eval_interval eval_freq val_every val_interval val_check_interval",
     _TOLD: "log_interval log_every log_every_n_steps logging_steps print_freq verbose quiet v",
     "others' loggers are `loggers`: tensorboard, wandb (offline), mlflow": "wandb tensorboard mlflow report_to logger log_with",
-    "nothing is sent anywhere: mpisgd report RUN and compare draw what the run's directory has": "neptune comet project",
-    "what a model is made of are its own options, `model.hidden` say; of one of your own, `model.kwargs`": (
+    "nothing is sent anywhere: mpisgd report RUN and compare draw from the run's directory": "neptune comet project",
+    "models have options of their own, `model.hidden` say; a model of yours has `model.kwargs`": (
         "dropout hidden_size num_layers depth width"
     ),
-    "stop the job, by Ctrl-C or SIGTERM, which save; then mpisgd run -n RANKS --resume RUN": "resize",
+    "stop the job by Ctrl-C or SIGTERM: both save; then mpisgd run -n RANKS --resume RUN": "resize",
     _RESUME: "resume_from resume_from_checkpoint load restore ckpt ckpt_path",
     _FILE: "config cfg config_file f",
-    "the data set is `data`, and its files are below `data_dir`": "dataset dataset_path data_path data_root root",
+    "the data set is `data`, with files below `data_dir`": "dataset dataset_path data_path data_root root",
     "the network is `model`": "arch net model_name",
     "the optimiser is `optimizer`": "opt optim optimiser",
     "the loss is `loss`": "criterion loss_fn",
@@ -94,9 +94,9 @@ _SAME: Mapping[str, str] = {
     "torch's threads of each rank are `threads`": "num_threads omp_num_threads threads_per_rank cpus_per_task",
     "averaged weights are kept by `averaging`, their decay": "ema ema_decay polyak swa",
     "a virtual cluster is another command: mpisgd simulate": "simulate virtual_learners",
-    "what would be done is printed by --print-config": "dry_run",
+    "--print-config prints the configuration and stops": "dry_run",
     _LOOP: "sweeps grid element",
-    "most of what a run does stands at the top of the file, in no table: epochs, mu, alpha0": "training trainer train hyper",
+    "most options of a run stand at the top of the file, in no table: epochs, mu, alpha0": "training trainer train hyper",
 }
 #: Name, in small letters with underscores -> explanation.
 OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for name in names.split()}
@@ -104,8 +104,8 @@ OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for na
 #: Removed key of a file -> its inert value, and its replacement.
 REMOVED: Mapping[str, tuple[Any, str]] = {
     "sweep": ({}, _LOOP),
-    "spares": (0, "a run goes on without a learner that dies; mpisgd run --max-restarts begins again with all of them"),
-    "log.max_bytes": (0, "`log.enabled` switches the log off; a push takes some 150 bytes of it"),
+    "spares": (0, "a run goes on without a dead learner; mpisgd run --max-restarts begins again with all learners"),
+    "log.max_bytes": (0, "`log.enabled` switches the log off; a push takes some 150 bytes of the log"),
 }
 
 _SUBMIT: Mapping[str, str] = {
@@ -119,20 +119,20 @@ _SUBMIT: Mapping[str, str] = {
     "the job's name is `name`": "job_name j",
     "cores of each rank are `threads`": "cpus_per_task cores c",
     "the script is printed by `dry_run`": "print script test_only preview",
-    "what the run does stands in its configuration file, e.g. job.toml; its directory is results/<name>-<job id>": (
+    "the run's options stand in the configuration file, e.g. job.toml; the run's directory is results/<name>-<job id>": (
         "out output epochs mu alpha0 protocol lr batch_size"
     ),
-    "it is gone; submit each run that is left once more": "resume",
+    "removed; submit each remaining run once more": "resume",
 }
 #: As OPTIONS, for `mpisgd submit`.
 SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
 
 #: Removed options of `mpisgd plan`.
 PLAN: Mapping[str, str] = {
-    "group_size": "it is gone; choose `group_size` and `micro_batches` of a run by hand, and try them by mpisgd simulate",
+    "group_size": "removed; choose `group_size` and `micro_batches` of a run by hand, and try both by mpisgd simulate",
 }
 #: Removed options of `mpisgd compare`.
-COMPARE: Mapping[str, str] = {"sweep": "it is gone; give the runs' directories: mpisgd compare results/a results/b"}
+COMPARE: Mapping[str, str] = {"sweep": "removed; give the runs' directories: mpisgd compare results/a results/b"}
 
 _COMMANDS: Mapping[str, str] = {
     "mpisgd run -n RANKS job.toml": "fit start launch learn exec mpirun mpiexec",
@@ -154,12 +154,12 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
         "(lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
     },
     "protocol": {
-        "(bsp|sync|synchronous|sync_sgd|ssgd)": "that is hardsync",
-        "(asp|asynchronous|asgd|async_sgd|hogwild)": "that is async",
-        "(ddp|horovod|ring|ring_allreduce|nccl|gloo|mpi)": "that is allreduce",
-        "(nsoftsync|n_softsync|1_softsync)": "that is softsync, with protocol.n",
-        "(dynsgd|staleness_aware)": "that is softsync, with protocol.modulation",
-        "(local_sgd|localsgd|diloco|fedavg)": "that is local_steps, with one of these",
+        "(bsp|sync|synchronous|sync_sgd|ssgd)": "use hardsync",
+        "(asp|asynchronous|asgd|async_sgd|hogwild)": "use async",
+        "(ddp|horovod|ring|ring_allreduce|nccl|gloo|mpi)": "use allreduce",
+        "(nsoftsync|n_softsync|1_softsync)": "use softsync, with protocol.n",
+        "(dynsgd|staleness_aware)": "use softsync, with protocol.modulation",
+        "(local_sgd|localsgd|diloco|fedavg)": "use local_steps with another protocol",
         "(easgd|fsdp|zero|gossip)": "it is not here",
     },
     "model": {
@@ -174,15 +174,15 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
         r".*\.py": _BRING_DATA,
     },
     "schedule": {
-        "cosine": "that is CosineAnnealingLR, of torch",
-        "cosine_[a-z_]*": "that is CosineAnnealingLR or CosineAnnealingWarmRestarts, of torch",
-        "(onecycle|one_cycle)[a-z_]*": "that is OneCycleLR, of torch",
-        "(poly|polynomial)[a-z_]*": "that is PolynomialLR, of torch",
-        "(cyclic|triangular)[a-z_]*": "that is CyclicLR, of torch",
-        "warm_?up": "each of them has schedule.warmup_epochs, schedule.warmup_updates, schedule.warmup_samples",
+        "cosine": "use CosineAnnealingLR, of torch",
+        "cosine_[a-z_]*": "use CosineAnnealingLR or CosineAnnealingWarmRestarts, of torch",
+        "(onecycle|one_cycle)[a-z_]*": "use OneCycleLR, of torch",
+        "(poly|polynomial)[a-z_]*": "use PolynomialLR, of torch",
+        "(cyclic|triangular)[a-z_]*": "use CyclicLR, of torch",
+        "warm_?up": "all schedules have schedule.warmup_epochs, schedule.warmup_updates, schedule.warmup_samples",
         "(lambda|multiplicative|inverse_?sqrt|noam)[a-z_]*": "bring your own function: package.module:function",
-        "(reducelronplateau|reduce_lr_on_plateau|plateau)": "no shard sees a metric, and none waits for one",
-        "(sequentiallr|chainedscheduler|swalr)": "it takes objects; bring your own function: package.module:function",
+        "(reducelronplateau|reduce_lr_on_plateau|plateau)": "shards see no metric, and wait for no metric",
+        "(sequentiallr|chainedscheduler|swalr)": "the scheduler takes objects; bring your own function: package.module:function",
     },
 }
 
@@ -195,7 +195,7 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
     if component == "schedule" and own in _SCHEDULERS_OWN.split():
         text = _KWARGS
     if table is OPTIONS and plain in REMOVED:
-        text = f"it is gone; {REMOVED[plain][1]}"
+        text = f"removed; {REMOVED[plain][1]}"
     return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 

@@ -24,7 +24,7 @@ class SgdOptions:
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", momentum=0, weight_decay=0)
         require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
-        require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside it")
+        require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside nesterov")
 
 
 @dataclass(frozen=True)

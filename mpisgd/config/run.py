@@ -46,7 +46,7 @@ class StragglerOptions:
             self.delay != "pareto" or self.delay_spread > 1,
             "straggler.delay_spread",
             self.delay_spread,
-            "a shape above 1 for pareto (its mean is infinite at 1)",
+            "a shape above 1 for pareto (at 1 the mean is infinite)",
         )
         for learner_id, factor in self.slowdown.items():
             require(factor >= 1 and math.isfinite(factor), f"straggler.slowdown[{learner_id}]", factor, "a factor >= 1")

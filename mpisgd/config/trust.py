@@ -58,11 +58,11 @@ def check(where: Path, config: Config, consented: Mapping[str, str], line: str =
     parts = (field.partition(".")[0] for field in OPTIONS if field.endswith(".factory"))
     kwargs = {f"{part}.factory": getattr(getattr(config, part), "kwargs", {}) for part in parts}
     lines = [f"  {field} = {spec!r}{_called_with(kwargs.get(field))}, from {_found(spec)}" for field, spec in names.items()]
-    narrower = f"; or, to these names alone:\n{line}" if line and all(map(is_spec, names.values())) else ""
+    narrower = f"; or, for these names alone:\n{line}" if line and all(map(is_spec, names.values())) else ""
     raise ConfigError(
-        f"{where} names code, which would be imported and called here as yours; nothing of it has been:\n"
+        f"{where} names code to import and call here as yours (nothing imported or called yet):\n"
         + "\n".join(lines)
-        + f"\nif you trust it, say so by --trust (in Python: trust=True){narrower}"
+        + f"\nif you trust this code, say so by --trust (in Python: trust=True){narrower}"
     )
 
 
@@ -108,4 +108,4 @@ def _found(spec: str) -> str:
     if module.partition(".")[0] in sys.stdlib_module_names:
         return f"module {module!r} of Python"
     where = file_of(module) if is_spec(spec) else ""
-    return f"module {module!r}, {where}" if where else f"module {module!r}, of which there is no file here"
+    return f"module {module!r}, {where}" if where else f"module {module!r}, without a file here"

@@ -256,7 +256,7 @@ class Config:
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
         judged, best = self.evaluation.judged[0], self.evaluation.best
-        require(judged in self.evaluated, "evaluation.best", best, "data.validation > 0 beside it, or a name without validation_")
+        require(judged in self.evaluated, "evaluation.best", best, "data.validation > 0, or a name without validation_")
 
     @property
     def evaluated(self) -> tuple[Part, ...]:
@@ -354,7 +354,7 @@ def kind_of(options: object) -> str:
         for name, cls in kinds.items():
             if type(options) is cls:
                 return name
-    raise TypeError(f"{type(options).__name__} is no component that comes in kinds")
+    raise TypeError(f"{type(options).__name__} is no component with kinds")
 
 
 def make_options(component: str, name: str, **fields: Any) -> Any:

@@ -27,7 +27,9 @@ def cache_dir() -> Path:
             return Path(named).expanduser()
         return (Path(base) if base else Path.home() / ".cache") / "mpisgd"
     except RuntimeError as error:
-        raise DataError(f"no directory to cache data in: {error}; name one by the environment variable {ENVIRONMENT}") from error
+        raise DataError(
+            f"no directory to cache data in: {error}; name a directory by the environment variable {ENVIRONMENT}"
+        ) from error
 
 
 def cached(source: Path, name: str, nbytes: int, build: Callable[[], Sequence[npt.NDArray[np.uint8]]]) -> Path:

@@ -53,7 +53,7 @@ def as_dataset(
     train, test = (_Given(each, f"{name}: {which}", nested) for each, which in zip(value, ("train", "test"), strict=True))
     if train.is_stream and reading is None:
         raise ConfigError(
-            f"{train.where}: found a stream, {_describe(train.samples)}, expected sampling = 'stream' beside it, or a Dataset with"
+            f"{train.where}: found a stream, {_describe(train.samples)}, expected sampling = 'stream', or a Dataset with"
             " __len__ and __getitem__"
         )
     splits = (_split(train, reading), None if test.value is None else _split(test, None))

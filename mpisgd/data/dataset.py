@@ -130,7 +130,7 @@ class LazySplit(Split):
 
     def part(self, chosen: npt.NDArray[np.int64]) -> LazySplit:
         if self.in_order:
-            raise ConfigError(f"data.validation: {self.where} is a stream, whose samples nobody can choose: expected 0")
+            raise ConfigError(f"data.validation: {self.where} is a stream, and nobody can choose samples of a stream: expected 0")
         part = copy(self)
         part.dataset = Subset(self.dataset, chosen.tolist())
         part.__dict__["classes"] = self.classes
@@ -240,7 +240,7 @@ def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) 
         counting = split.targets[split.targets != IGNORED]
         least = int(counting.min()) if len(counting) else 0
         if least < 0:
-            raise error(f"{where}: a target is {least}, expected classes from 0, or {IGNORED} for a target that the loss ignores")
+            raise error(f"{where}: a target is {least}, expected classes from 0, or {IGNORED} for a target ignored by the loss")
     return split
 
 

@@ -43,7 +43,7 @@ def load(subtract: bool) -> DataSet:
 def _find() -> Path:
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("digits: scikit-learn, which carries them, is not installed: pip install scikit-learn")
+        raise DataError("digits: scikit-learn carries the data set, and is not installed: pip install scikit-learn")
     return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
 
 
@@ -52,7 +52,7 @@ def _read(path: Path) -> npt.NDArray[np.int64]:
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
     except FileNotFoundError as error:
-        raise DataError(f"digits: {path} is missing, expected it in the installed scikit-learn") from error
+        raise DataError(f"digits: {path} is missing, expected the file in the installed scikit-learn") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"digits: {path}: expected a gzip-compressed table: {error}") from error
     values = text.replace("\n", ",").rstrip(",").split(",")

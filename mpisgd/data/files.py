@@ -34,6 +34,6 @@ def missing(what: str, looked_at: Sequence[Path], folder: str, checksum: str) ->
     return DataError(
         f"{what} is missing\n"
         f"  looked at: {places}\n"
-        f"  put it into {folder}; <data-dir> is named by --data-dir or the environment variable {ENVIRONMENT}\n"
+        f"  put the file into {folder}; <data-dir> is named by --data-dir or the environment variable {ENVIRONMENT}\n"
         f"  the authors' file has {checksum}"
     )

@@ -62,7 +62,7 @@ def _find(named: str, data_dir: str) -> Path:
     found = first_existing(candidates)
     if found is None:
         places = ", ".join(str(candidate.absolute()) for candidate in candidates)
-        raise DataError(f"data.path = {named!r}: there is no such file; looked at: {places}")
+        raise DataError(f"data.path = {named!r}: found no file; looked at: {places}")
     return found
 
 
@@ -212,7 +212,7 @@ class Hdf5Split(Split):
             return ""
         better = (max(1, _GOOD_CHUNK_NBYTES // sample_nbytes), *inputs.shape[1:])
         return (
-            f"{inputs.path}: {inputs.name} has chunks of {inputs.chunks}, so that {read_nbytes:,} bytes are read for a sample of"
-            f" {sample_nbytes:,} unless they are in the cache: store chunks of whole samples, such as {better}, or say"
+            f"{inputs.path}: {inputs.name} has chunks of {inputs.chunks}: {read_nbytes:,} bytes are read for a sample of"
+            f" {sample_nbytes:,} without a cached chunk: store chunks of whole samples, e.g. {better}, or say"
             f" data.cache_nbytes = {inputs.nbytes}"
         )

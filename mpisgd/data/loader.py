@@ -108,9 +108,9 @@ def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
     if not plain or getattr(loader.sampler, "replacement", False):
         found = type(loader.batch_sampler if type(loader.batch_sampler) is not BatchSampler else loader.sampler).__name__
         raise ConfigError(
-            f"{where}: its DataLoader has a sampler of its own, or none ({found}); expected torch's default: which samples make a"
-            " mini-batch is said by `sampling` and `mu`; to draw by weights, a Dataset whose __getitem__ draws its index"
-            " (torch.multinomial): such draws are seeded"
+            f"{where}: the DataLoader has a sampler of your own, or none ({found}); expected torch's default: `sampling` and `mu`"
+            " choose the samples of a mini-batch; to draw by weights, let a Dataset's __getitem__ draw the index"
+            " (torch.multinomial): these draws are seeded"
         )
     if loader.num_workers == 0:
         return None
@@ -118,7 +118,7 @@ def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
     method = "spawn" if context is None else context.get_start_method()
     if method == "fork":
         raise ConfigError(
-            f"{where}: its DataLoader forks workers, expected 'spawn' or 'forkserver': MPI does not live on in a fork"
+            f"{where}: the DataLoader forks workers, expected 'spawn' or 'forkserver': MPI does not live on in a fork"
         )
     count, prefetch = loader.num_workers, loader.prefetch_factor
     if is_stream(loader.dataset):  # each worker would read the whole stream; one is as far ahead as all
@@ -129,8 +129,8 @@ def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
 def check_batch_size(train: Split, mu: int) -> None:
     if isinstance(train, LazySplit) and train.batch_size not in (None, 1, mu):
         raise ConfigError(
-            f"{train.where}: its DataLoader has batch_size = {train.batch_size}, but mu = {mu}: expected the same, or a DataLoader"
-            " without one"
+            f"{train.where}: the DataLoader has batch_size = {train.batch_size}, but mu = {mu}: expected the same, or a DataLoader"
+            " without batch_size"
         )
 
 
@@ -144,7 +144,7 @@ def check_workers(train: Split) -> None:
             ForkingPickler(_Nowhere()).dump((_Fetching(train), workers.begin))
     except Exception as error:  # any error of user objects
         raise ConfigError(
-            f"{train.where}: its DataLoader has num_workers = {workers.count}, but its data set cannot be given to workers:"
+            f"{train.where}: the DataLoader has num_workers = {workers.count}, but the data set cannot be given to workers:"
             f" {type(error).__name__}: {error}; expected classes and functions of a module, or num_workers = 0"
         ) from error
 

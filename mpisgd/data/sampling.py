@@ -52,7 +52,7 @@ class _Dealing:
         self.seed = seed
 
     def deal(self, learner_id: int, portion: int) -> None:
-        raise ProtocolError(f"learner {learner_id} was dealt portion {portion}: it draws by itself")
+        raise ProtocolError(f"learner {learner_id} was dealt portion {portion}: learners draw by themselves")
 
     def _check(self, learner_id: int, seq: int) -> None:
         if not 0 <= learner_id < self.lambda_ or seq < 0:
@@ -164,8 +164,8 @@ class PortionSampling(_Dealing):
         self.samples = max(1, round(share * size))
         if mu > self.samples:
             raise ConfigError(
-                f"mu = {mu}: expected at most the {self.samples:,} samples of the batch ({size:,} x protocol.share = {share:g}), of"
-                " which mu make a portion; take far fewer than the batch / learners"
+                f"mu = {mu}: expected at most the {self.samples:,} samples of the batch ({size:,} x protocol.share = {share:g}):"
+                " mu samples make a portion; take far fewer than the batch / learners"
             )
         self.portions = -(-self.samples // mu)
         self._batch: Indices = stream(Domain.EPOCH, seed, seq=0).permutation(size)[: self.samples]

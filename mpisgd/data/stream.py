@@ -54,7 +54,7 @@ class Stream:
         self._samples = self._reading.samples or _length(dataset)
         if not self._samples:
             other = "epoch_samples" if reading is not None else "a map-style Dataset"
-            raise ConfigError(f"{where}: a stream whose length nobody says: expected a __len__ above 0, or {other}")
+            raise ConfigError(f"{where}: a stream of unknown length: expected a __len__ above 0, or {other}")
         self._again = reading is not None
         self._readers: dict[tuple[int, int], _Reader] = {}
         self._whole: _Reader | None = None
@@ -131,7 +131,7 @@ class _Reader:
         if position < self.position:
             return self._kept[position - self.position]
         if position > self.position:
-            raise DataError(f"{self._where}: a stream, of which sample {position} is wanted after {self.position - 1}")
+            raise DataError(f"{self._where}: a stream cannot skip to sample {position} after {self.position - 1}")
         sample = self._next()
         self._kept.append(sample)
         self.position += 1
@@ -159,9 +159,9 @@ class _Reader:
 
     def _ended(self) -> str:
         if self._length is not None:
-            return f"ends after {self.position:,} samples, expected the {self._length:,} of its __len__"
+            return f"ends after {self.position:,} samples, expected the {self._length:,} of __len__"
         if self.position:
-            return f"gives nothing when it is read again, after {self.position:,} samples: expected an __iter__ that begins anew"
+            return f"gives nothing on a second reading, after {self.position:,} samples: expected an __iter__ that begins anew"
         return (
             f"gives nothing to learner {self.number} of {self._count} (`get_worker_info().id` of `.num_workers`): expected samples"
         )

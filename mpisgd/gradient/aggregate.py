@@ -43,7 +43,7 @@ _TOLD = _FACTS + 2 * _RUNS
 def _in_words(runs: Runs) -> np.ndarray:
     if len(runs) > _RUNS:
         raise ConfigError(
-            f"model: a mini-batch gave no gradient to {len(runs)} runs of parameters, which torch would leave as they are:"
+            f"model: a mini-batch gave no gradient to {len(runs)} runs of parameters: torch would not change these runs:"
             f" expected at most {_RUNS} beside aggregation = 'node'"
         )
     words = np.zeros(2 * _RUNS)
@@ -76,7 +76,9 @@ class SharedMemory:
     def require(self, gradient: Travels) -> None:
         """Raise ProtocolError for a gradient outside this rank's slot, unseen by its team."""
         if gradient.memory is not self.own:
-            raise ProtocolError(f"{type(gradient).__name__} has memory of its own: expected that which the ranks of its node share")
+            raise ProtocolError(
+                f"{type(gradient).__name__} has separate memory: expected the memory shared by the ranks of the node"
+            )
 
 
 class Member:

@@ -160,12 +160,12 @@ class Gradient(Travels):
 
     def detached(self) -> ConfigError:
         return ConfigError(
-            f"{self._whose_loss} does not depend on the model's weights by autograd: was it detached, or made a number?"
+            f"{self._whose_loss} does not depend on the model's weights by autograd: was the loss detached, or made a number?"
         )
 
     @property
     def _whose_loss(self) -> str:
-        return "step: its loss" if isinstance(self.objective, OwnStep) else "loss: it"
+        return "step: the loss" if isinstance(self.objective, OwnStep) else "loss: the result"
 
     def loss_of(self, output: Any, targets: Any) -> Tensor:
         assert not isinstance(self.objective, OwnStep)
@@ -231,8 +231,8 @@ class Gradient(Travels):
 
 def unused(model: FlatModel, why: str) -> ConfigError:
     return ConfigError(
-        f"model: a mini-batch gave no gradient to {', '.join(model.skipped_names[:3])}, which torch would leave as they are, and"
-        f" {why}: expected all parameters used in each mini-batch, frozen ones (requires_grad=False), or SGD without momentum and"
+        f"model: a mini-batch gave no gradient to {', '.join(model.skipped_names[:3])}: torch would not change these, and {why}:"
+        " expected all parameters used in each mini-batch, or frozen (requires_grad=False), or SGD without momentum and"
         " weight decay"
     )
 
@@ -253,7 +253,7 @@ def parameters_of(loss: Tensor) -> set[nn.Parameter]:
 
 def not_the_models(names: Sequence[str]) -> str:
     return (
-        f"parameters that are not the model's ({', '.join(names[:3])}), which would not be trained: expected them in the model, and"
+        f"parameters outside the model ({', '.join(names[:3])}), never trained: expected all parameters in the model, and"
         " a step that calls both, step = lambda model, batch: model.loss(model(batch[0]), batch[1])"
     )
 

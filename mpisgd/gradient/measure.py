@@ -258,7 +258,7 @@ class Measure:
             self._names = self._names or set(metrics)
             if set(metrics) != self._names:
                 now, before = (", ".join(sorted(names)) or "none" for names in (set(metrics), self._names))
-                raise ConfigError(f"step: its metrics are {now} of a batch, but {before} of those before: expected the same")
+                raise ConfigError(f"step: metrics are {now} of a batch, but {before} of earlier batches: expected the same")
             found = {name: value * samples for name, value in metrics.items()}
             return {"loss": loss * (1 if self._summed else samples), **found, COUNTED: samples}
         inputs, targets = pair(batch)

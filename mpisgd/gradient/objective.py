@@ -41,7 +41,7 @@ class OwnStep:
             return {"loss": returned}
         if "loss" not in returned:
             keys = ", ".join(map(repr, returned)) or "nothing"
-            raise ConfigError(f"step: it returned a mapping of {keys}, expected a scalar tensor under 'loss'")
+            raise ConfigError(f"step: returned a mapping of {keys}, expected a scalar tensor under 'loss'")
         return returned
 
 
@@ -56,7 +56,7 @@ def scalar(loss: Any, who: str) -> Tensor:
     """Return the loss. Raises ConfigError: no real scalar tensor."""
     if not isinstance(loss, Tensor) or loss.is_complex():
         found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else described(loss)
-        raise ConfigError(f"{who}: it returned {found}, expected a scalar tensor that autograd can differentiate")
+        raise ConfigError(f"{who}: returned {found}, expected a scalar tensor that autograd can differentiate")
     if loss.numel() != 1:
         raise ConfigError(f"{who}: expected a scalar, got shape {tuple(loss.shape)}")
     return loss
@@ -71,7 +71,7 @@ def described(value: Any) -> str:
 def _named(name: Any) -> str:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
-    raise ConfigError(f"step: its metric {name!r} has no name for a column: expected letters, digits, blanks and . , / @ % ( ) + -")
+    raise ConfigError(f"step: metric {name!r} has no name for a column: expected letters, digits, blanks and . , / @ % ( ) + -")
 
 
 def _number(value: Any, name: str) -> float:
@@ -80,4 +80,4 @@ def _number(value: Any, name: str) -> float:
     if isinstance(value, Real | np.bool_):
         return float(value)
     found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
-    raise ConfigError(f"step: its metric {name!r} is {found}, expected a number: the mean over the batch")
+    raise ConfigError(f"step: metric {name!r} is {found}, expected a number: the mean over the batch")

@@ -48,7 +48,9 @@ def build(
     A list of modules becomes a Sequential. Of a list of factories, or several `places`, all or the `needed` pieces are made.
     """
     if isinstance(factory, nn.Module):
-        raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
+        raise ConfigError(
+            f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes a model on each rank"
+        )
     offered = {"input_shape": input_shape, "seed": seed}
     if classes is not None:
         offered["classes"] = classes
@@ -60,7 +62,7 @@ def build(
     elif isinstance(model, list | tuple | nn.ModuleList) and all(isinstance(each, nn.Module) for each in model):
         model = nn.Sequential(*model)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of them")
+        raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of modules")
     _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.InPieces | Partitioned) and needed is not None)
     refuse_shared_memory(model, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -86,7 +88,7 @@ def _check_values(model: nn.Module, input_shape: tuple[int, ...], field: str, *,
     """Raise ConfigError for parameters or buffers without shape or, outside other ranks' pieces, values."""
     for name, parameter in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(parameter):
-            expected = f"a model that has seen a batch of inputs (n, {', '.join(map(str, input_shape))}) before it is returned"
+            expected = f"a model that has seen a batch of inputs (n, {', '.join(map(str, input_shape))}) in the factory"
             raise ConfigError(f"{field}: {name} of a lazy module has no shape yet, expected {expected}")
         if parameter.is_meta and not in_parts:
             raise ConfigError(f"{field}: {name} is on the device 'meta', without values, expected initial weights on the CPU")
@@ -94,7 +96,7 @@ def _check_values(model: nn.Module, input_shape: tuple[int, ...], field: str, *,
 
 def unknown_classes(who: str) -> ConfigError:
     return ConfigError(
-        f"{who} needs the number of classes, which the data set does not tell, and its samples are not all read to find out:"
-        " expected an attribute `classes` (a number, or the names) of the training Dataset, or its `targets`; or `data.classes` for"
+        f"{who} needs the number of classes: the data set does not tell, and not all samples are read to find out:"
+        " expected an attribute `classes` (a number, or the names) or `targets` of the training Dataset; or `data.classes` for"
         " an HDF5 file"
     )

@@ -42,7 +42,7 @@ def build(factories: Sequence[Any], offered: dict[str, Any], seed: int, field: s
     """Return the pieces; only the `needed` have values."""
 
     def make(place: int) -> nn.Module:
-        name = f"{field}: factory {place} of its list"
+        name = f"{field}: factory {place} of the list"
         with seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place)):
             piece = call_factory(factories[place], {}, offered, name)
         if not isinstance(piece, nn.Module):

@@ -113,6 +113,6 @@ class _End:
 
 def apart(place: int, other: int, call: int, back: bool) -> str:
     return (
-        f"model: piece {place} makes call {call} of its partition{' in the backward pass' if back else ''}, which piece {other}"
-        " does not make there: expected the same calls in the same order from all pieces"
+        f"model: piece {place} makes call {call} of the partition{' in the backward pass' if back else ''}, and piece {other}"
+        " does not make this call there: expected the same calls in the same order from all pieces"
     )

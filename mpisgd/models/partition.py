@@ -50,7 +50,7 @@ class Partition:
     def share(self, size: int) -> range:
         """Return this piece's even part of `size` units; the first pieces have one more."""
         if size < self.places:
-            raise ConfigError(f"group_size = {self.places}: expected at most what a layer can be cut into, {size}")
+            raise ConfigError(f"group_size = {self.places}: expected at most the units of a layer, {size}")
         base, more = divmod(size, self.places)
         start = self.place * base + min(self.place, more)
         return range(start, start + base + (self.place < more))
@@ -59,7 +59,7 @@ class Partition:
         """Return the tensor between both neighbours' borders, 2 `halo` longer along `dim`; zeros beyond first and last piece."""
         if not 0 <= halo <= tensor.shape[dim]:
             found = f"exchange: halo = {halo}: piece {self.place} of {self.places} has a tensor of shape {tuple(tensor.shape)}"
-            raise ConfigError(f"{found}: expected a halo from 0 to its size along dim {dim}, {tensor.shape[dim]}")
+            raise ConfigError(f"{found}: expected a halo from 0 to the tensor's size along dim {dim}, {tensor.shape[dim]}")
         return self._call(_Exchange, tensor, halo, dim) if halo else tensor
 
     def gather(self, tensor: Tensor, dim: int = -1) -> Tensor:
@@ -82,8 +82,8 @@ class Partition:
         self._links = None
         if self._open:
             raise ConfigError(
-                f"model: piece {self.place} of {self.places} made {self._calls} calls of its partition, and in the backward pass"
-                f" {self._calls - self._open}: expected what each returns to be used on the way to the loss, or else others wait"
+                f"model: piece {self.place} of {self.places} made {self._calls} calls of the partition, and in the backward pass"
+                f" {self._calls - self._open}: expected the loss to use the result of each call, or else other pieces wait"
             )
 
     def _call(self, function: Any, tensor: Tensor, *how: Any) -> Tensor:
@@ -98,7 +98,7 @@ class Partition:
 
     def _deal(self, call: int, parts: Parts, *, back: bool) -> Parts:
         if self._links is None:
-            raise ConfigError(f"partition: piece {self.place} of {self.places} made a call outside of a pass of its model")
+            raise ConfigError(f"partition: piece {self.place} of {self.places} made a call outside of a pass of the model")
         return self._links.deal(call, [None if part is None else part.contiguous() for part in parts], back=back)
 
     def _swap(self, call: int, before: Tensor, after: Tensor, *, back: bool) -> tuple[Tensor | None, Tensor | None]:

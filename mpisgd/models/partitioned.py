@@ -87,10 +87,10 @@ def _without_values(make: Callable[[int], nn.Module], place: int) -> nn.Module:
 def _check(piece: nn.Module, name: str, place: int, found: Any) -> None:
     """Raise ConfigError for a piece without trainable parameters, or with another piece's."""
     if not any(parameter.requires_grad for parameter in piece.parameters()):
-        raise ConfigError(f"{name} has no parameters to train, expected some, which it has on shards of its own")
+        raise ConfigError(f"{name} has no parameters to train, expected some, for the shards of this piece")
     for own, parameter in piece.named_parameters():
         if (other := found.setdefault(parameter, place)) != place:
             raise ConfigError(
-                f"{name}: its parameter {own} is one of piece {other}, too: expected each in one piece, for it lies on one"
-                " rank; what all need, one of them gives to the others by partition.sum or gather"
+                f"{name}: parameter {own} is in piece {other}, too: expected each parameter in one piece, on one"
+                " rank; a value for all pieces comes from one piece by partition.sum or gather"
             )

@@ -25,7 +25,7 @@ def refuse_shared_memory(module: nn.Module, field: str) -> None:
         for (first, one), (second, other) in itertools.combinations(sharing, 2):
             if {first, second} & trainable and overlap(one, other):
                 raise ConfigError(
-                    f"{field}: {first} and {second} share memory (tied by .data, or a view?), which would come apart in training:"
+                    f"{field}: {first} and {second} share memory (tied by .data, or a view?), and would come apart in training:"
                     " expected one nn.Parameter under both names (b.weight = a.weight), or the view made in forward (a.weight.t())"
                 )
 

@@ -55,7 +55,7 @@ class OwnProtocolOptions(ProtocolOptions):
             raise ConfigError(f"protocol.factory = {self.factory!r}: expected a subclass of mpisgd.protocols.Protocol")
         missing = sorted(found.__abstractmethods__)
         if missing:
-            raise ConfigError(f"protocol.factory = {self.factory!r}: it does not say {', '.join(missing)}, which a protocol must")
+            raise ConfigError(f"protocol.factory = {self.factory!r}: missing {', '.join(missing)}, expected in every protocol")
         return found
 
     def make(self, lambda_: int) -> Protocol:

@@ -79,4 +79,4 @@ class Sandblaster(Protocol):
 
     @staticmethod
     def next_clock(timestamp: int) -> NoReturn:
-        raise ProtocolError("sandblaster: the coordinator says at which clock a learner computes")
+        raise ProtocolError("sandblaster: the coordinator says the clock of a learner")

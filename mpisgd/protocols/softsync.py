@@ -39,7 +39,7 @@ class SoftsyncOptions(ProtocolOptions):
     def make(self, lambda_: int) -> Softsync:
         if self.n > lambda_:
             raise ConfigError(
-                f"protocol.n = {self.n}: expected 1 <= n <= lambda = {lambda_} learners, so that c = floor(lambda/n) >= 1"
+                f"protocol.n = {self.n}: expected 1 <= n <= lambda = {lambda_} learners, for c = floor(lambda/n) >= 1"
             )
         return Softsync(lambda_, self.n, Modulation(self.modulation))
 

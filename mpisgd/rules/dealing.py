@@ -97,7 +97,7 @@ class Dealing:
         Raises ProtocolError for a portion never dealt to the learner.
         """
         if (portion, learner_id) not in self._given:
-            raise ProtocolError(f"learner {learner_id} has computed portion {portion}, which it was not dealt")
+            raise ProtocolError(f"learner {learner_id} has computed portion {portion}, not dealt to this learner")
         if learner_id not in self._dealt.get(portion, []):
             return False
         del self._dealt[portion]

@@ -85,7 +85,7 @@ def units(model: nn.Module, count: int) -> list[Unit]:
     if not is_sequential(model):
         raise ConfigError(
             f"group_size = {count}: the model is a {type(model).__name__}: expected a torch.nn.Sequential, or a factory that"
-            " returns a list of modules, which can be cut into stages; or stages.at, the names of modules of any model"
+            " returns a list of modules, to cut into stages; or stages.at, the names of modules of any model"
         )
     found, unit = list[Unit](), dict[nn.Parameter, int]()
     for at, (name, child) in enumerate(model._modules.items()):
@@ -131,8 +131,8 @@ def cut_into_stages(model: nn.Module, count: int, shards: int, begin: Sequence[s
     found = units(model, count)
     if len(found) < count:
         raise ConfigError(
-            f"group_size = {count}: expected at most the number of stages that the model can be cut into, {len(found)}"
-            " (children of its Sequential, or modules of its list, with trainable parameters of their own)"
+            f"group_size = {count}: expected at most the number of possible stages of the model, {len(found)}"
+            " (children of the Sequential, or modules of the list, with trainable parameters of their own)"
         )
     children = list(model._modules)
     if begin:
@@ -150,7 +150,7 @@ def cut_into_stages(model: nn.Module, count: int, shards: int, begin: Sequence[s
         one = next(each for each in found if any(each.first < start <= each.last for start in starts))
         raise ConfigError(
             f"stages.at = {list(begin)}: modules {one.name!r} and {children[one.last]!r} have weights in common, expected cuts that"
-            " leave them, and all between them, in one stage"
+            " leave both, and all modules between, in one stage"
         )
     for run, layers in zip(runs, own, strict=True):
         if not layers:

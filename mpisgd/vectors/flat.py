@@ -123,7 +123,7 @@ def bounds_of(slices: Sequence[Sequence[Layer]]) -> list[tuple[int, int]]:
 
 
 _UNDONE = (
-    " by the model, the loss or the step, which the next pull of weights would undo: expected the loss alone; constrain weights by"
+    " by the model, the loss or the step; the next pull would undo the change: expected the loss alone; constrain weights by"
     " torch.nn.utils.parametrize, say"
 )
 
@@ -173,7 +173,7 @@ class FlatModel:
         self._parameters = parameters
         self._trained = {(name, each): each.requires_grad for name, each in module.named_parameters()}
         if not parameters:
-            raise ConfigError("model: it has no trainable parameters")
+            raise ConfigError("model: no trainable parameters")
         for name, parameter in parameters:
             if parameter.dtype != torch.float32:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
@@ -229,8 +229,8 @@ class FlatModel:
         for (name, parameter), trained in self._trained.items():
             if parameter.requires_grad != trained:
                 raise ConfigError(
-                    f"model: requires_grad of {name} became {parameter.requires_grad} in training: expected what the factory made;"
-                    " to train a part later, resume a run from a factory that makes it trainable (init_from)"
+                    f"model: requires_grad of {name} became {parameter.requires_grad} in training: expected the factory's value;"
+                    " to train a part later, resume a run from a factory that makes the part trainable (init_from)"
                 )
 
     def _refuse_gradients(self) -> None:
@@ -238,7 +238,7 @@ class FlatModel:
         for name, parameter, _ in self._places:
             if parameter.grad is not None and bool(parameter.grad.any()):
                 raise ConfigError(
-                    f"step: it computed the gradient of {name} itself (backward) and left it: expected the loss alone: mpisgd calls"
+                    f"step: backward in the step left a gradient of {name}: expected the loss alone: mpisgd calls"
                     " backward, and shards step"
                 )
 
@@ -349,7 +349,7 @@ def unchanged(model: FlatModel) -> Iterator[None]:
     before = model.weights.clone()
     yield
     if not torch.equal(model.weights, before):
-        raise ConfigError(f"model: its weights were changed in place{_UNDONE}")
+        raise ConfigError(f"model: weights were changed in place{_UNDONE}")
 
 
 def in_channels_last(_: str, value: Any) -> Any:

@@ -350,14 +350,14 @@ def check_saving(module: nn.Module) -> None:
                 torch.load(file, weights_only=True)
     except Exception as error:  # whatever the user's hooks, or pickle, raise
         raise ConfigError(
-            f"model: {what} of its state cannot be saved, and read by torch.load(..., weights_only=True): {type(error).__name__}:"
+            f"model: {what} of the state cannot be saved, and read by torch.load(..., weights_only=True): {type(error).__name__}:"
             f" {error}; expected tensors, numbers and text, in lists and dicts"
         ) from error
     for name, parameter in module.named_parameters():
         if not (isinstance(found := state.get(name), Tensor) and found.shape == parameter.shape):
             raise ConfigError(
-                f"model: its state_dict() has no {name} of shape {tuple(parameter.shape)}: expected each parameter under its own"
-                " name, by which weights are saved, read and replayed; other names in a file of your own, made of weights.pt"
+                f"model: state_dict() has no {name} of shape {tuple(parameter.shape)}: expected each parameter under its own"
+                " name, for saving, reading and replaying weights; other names in a file of your own, made of weights.pt"
             )
 
 

@@ -23,8 +23,8 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import ConfigError
 
 _WAY_OUT = (
-    "expected a model whose passes do the same whatever the values are (torch.export has the rules), and the same for each"
-    " micro-batch; or let the factory return a list of modules, each of which takes what the one before returns"
+    "expected a model with the same passes for all values (torch.export has the rules), and for each"
+    " micro-batch; or let the factory return a list of modules, each with the result of the module before as input"
 )
 
 
@@ -103,8 +103,8 @@ def split(model: nn.Module, begin: Sequence[str], inputs: Any) -> Traced:
             hook.remove()
     if pipe.num_stages != len(begin) + 1:
         raise ConfigError(
-            f"stages.at = {list(begin)}: torch's splitter made {pipe.num_stages} stages, expected {len(begin) + 1}: a module that"
-            " is called more than once begins a stage each time, and one that is never called none"
+            f"stages.at = {list(begin)}: torch's splitter made {pipe.num_stages} stages, expected {len(begin) + 1}: a module"
+            " called more than once begins a stage each time, and a module never called begins none"
         )
     pieces = tuple(_pieces(model, pipe.split_gm, forms[-1]))
     return Traced(pieces, _parameters(model, pieces, begin))
@@ -189,13 +189,13 @@ def _parameters(model: nn.Module, pieces: Sequence[nn.Module], begin: Sequence[s
             if each in trained and stage_of.setdefault(each, stage) != stage:
                 raise ConfigError(
                     f"stages.at = {list(begin)}: parameter {trained[each]} is used in stages {stage_of[each]} and {stage}, expected"
-                    " cuts that leave each in one stage"
+                    " cuts that leave each parameter in one stage"
                 )
     for each, name in trained.items():
         if each not in stage_of:
             raise ConfigError(
-                f"stages.at = {list(begin)}: parameter {name} has no part in the model's output, expected none such, or that it"
-                " does not require a gradient"
+                f"stages.at = {list(begin)}: parameter {name} has no part in the model's output, expected a"
+                " part, or requires_grad = False"
             )
     own = tuple(tuple(each for each in trained if stage_of[each] == stage) for stage in range(len(pieces)))
     for stage, parameters in enumerate(own):

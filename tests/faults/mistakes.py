@@ -143,11 +143,11 @@ MISTAKES = (
     Mistake("AdamW", "train --optimizer AdamW", ("did you mean 'adamw'",)),
     Mistake("Lion", "train --optimizer lion", ("not here", "adagrad, adam, adamw, lamb, lars, rmsprop, sgd")),
     Mistake("SGD", "train --optimizer SGD", ("'sgd'",)),
-    Mistake("bulk synchronous", "train --protocol bsp", ("that is hardsync",)),
-    Mistake("DDP", "train --protocol ddp", ("that is allreduce",)),
+    Mistake("bulk synchronous", "train --protocol bsp", ("use hardsync",)),
+    Mistake("DDP", "train --protocol ddp", ("use allreduce",)),
     Mistake("a model of torchvision", "train --model resnet50", ("torchvision.models:resnet18",)),
     Mistake("CIFAR-100", "train --data cifar100", ("package.module:factory", "hdf5")),
-    Mistake("a cosine schedule", "train --schedule cosine", ("that is CosineAnnealingLR",)),
+    Mistake("a cosine schedule", "train --schedule cosine", ("use CosineAnnealingLR",)),
     tried("the class of a loss", "--loss CrossEntropyLoss", "did you mean 'cross_entropy'"),
     tried("the class of a loss", "--loss MSELoss", "did you mean 'mse_loss'"),
     # Files and first words.
@@ -195,7 +195,7 @@ MISTAKES = (
     tried("classes as floats", "--data user:floats", "targets torch.float32", "Long"),
     tried("channels last", "--data user:images --model user:cnn", "(16, 8, 8, 3)", "3 channels"),
     tried("a loss of one argument", "--loss user:one_argument", "(output, target)"),
-    tried("MNIST without its files", "--data mnist --model softmax --data-dir .", "put it into"),
+    tried("MNIST without its files", "--data mnist --model softmax --data-dir .", "put the file into"),
 )
 
 

@@ -309,8 +309,8 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
         ("other", 2, "alpha0 = 0.7: the run to be continued has 0.05; may change: epochs"),
         ("held", 2, "held is being written by another job, process"),
         ("model", 2, "is of another model: parameters of the checkpoint 650 ("),
-        ("nowhere", 2, "--resume nowhere: it is no run directory of mpisgd, it has no config.toml"),
-        ("nothing", 2, "--resume: expected the directory of a run after it"),
+        ("nowhere", 2, "--resume nowhere: no run directory of mpisgd, config.toml is missing"),
+        ("nothing", 2, "--resume: expected the directory of a run after --resume"),
     ],
 )
 def test_what_cannot_be_continued_says_why(refused: dict[str, Launched], name: str, status: int, said: str) -> None:

@@ -283,7 +283,8 @@ def test_a_gradient_that_is_not_finite_leaves_good_weights_behind(ended: Ended) 
 def test_a_directory_that_vanishes_is_missed_in_seconds(ended: Ended) -> None:
     done = ended.jobs["vanished"]
     assert done.status != 0
-    assert "results/run/shard-000.attempt-0.h5 cannot be written: No such file or directory: see who removed it" in done.text
+    why = "No such file or directory: check that the file system is mounted"
+    assert f"results/run/shard-000.attempt-0.h5 cannot be written: {why}" in done.text
     assert not ended.run("vanished").exists(), "and is not made again"
 
 

@@ -148,7 +148,7 @@ ZOO: dict[str, Idiom] = {
     "a weighted sampler": Idiom(
         net,
         data=weighted,
-        refused="to draw by weights, a Dataset whose __getitem__ draws its index",
+        refused="to draw by weights, let a Dataset's __getitem__ draw the index",
         instead="a Dataset that draws its index by torch.multinomial",
     ),
 }

@@ -407,7 +407,7 @@ ZOO: dict[str, Idiom] = {
         lambda: Clamped("weight"), refused="layer.weight was changed in place", instead="torch.nn.utils.parametrize"
     ),
     "weights clamped by .data": Idiom(
-        lambda: Clamped("data"), refused="its weights were changed in place", instead="torch.nn.utils.parametrize"
+        lambda: Clamped("data"), refused="model: weights were changed in place", instead="torch.nn.utils.parametrize"
     ),
     "activations checkpointed": Idiom(Checkpointed),
     "autograd.Function": Idiom(Binary),
@@ -434,7 +434,7 @@ ZOO: dict[str, Idiom] = {
     ),
     "extra state": Idiom(Counting),
     "extra state that cannot be read": Idiom(
-        lambda: Counting(Unreadable()), refused="_extra_state of its state cannot be saved", instead="numbers, text, tensors"
+        lambda: Counting(Unreadable()), refused="_extra_state of the state cannot be saved", instead="numbers, text, tensors"
     ),
     "lazy modules run once": Idiom(lazy_run_once),
     "lazy modules": Idiom(
@@ -445,7 +445,7 @@ ZOO: dict[str, Idiom] = {
     "several losses": Idiom(net, step=several_losses),
     "mixup": Idiom(net, step=mixed_up),
     "backward in the step": Idiom(
-        net, step=leaving_gradients, refused="itself (backward) and left it", instead="return the loss alone"
+        net, step=leaving_gradients, refused="backward in the step left a gradient of", instead="return the loss alone"
     ),
     "weights clipped in the step": Idiom(
         net, step=clipping_weights, refused="changed in place", instead="torch.nn.utils.parametrize"

@@ -150,7 +150,7 @@ ZOO: dict[str, Idiom] = {
     "AdaptiveLogSoftmaxWithLoss": Idiom(
         net,
         loss=nn.AdaptiveLogSoftmaxWithLoss(2, 2, [1]),
-        refused="AdaptiveLogSoftmaxWithLoss has parameters that are not the model's",
+        refused="AdaptiveLogSoftmaxWithLoss has parameters outside the model",
         instead="a model that has the loss, and a step that calls both",
     ),
     "CrossEntropyLoss": Idiom(net, loss=nn.CrossEntropyLoss()),
@@ -177,13 +177,13 @@ ZOO: dict[str, Idiom] = {
     "a loss with parameters": Idiom(
         net,
         loss=CENTER,
-        refused="Center has parameters that are not the model's (centres), which would not be trained",
+        refused="Center has parameters outside the model (centres), never trained",
         instead="a model that has the loss, and a step that calls both",
     ),
     "a closure over parameters": Idiom(
         net,
         loss=by_centres,
-        refused="depends on parameters that are not the model's",
+        refused="depends on parameters outside the model",
         instead="a model that has the loss, and a step that calls both",
     ),
     "a model that has its loss": Idiom(WithItsLoss, step=step_with_its_loss),

@@ -111,9 +111,9 @@ ZOO: dict[str, Idiom] = {
         for name, why in {
             "LambdaLR": "bring your own function",
             "MultiplicativeLR": "bring your own function",
-            "SequentialLR": "it takes objects; bring your own function",
-            "ChainedScheduler": "it takes objects; bring your own function",
-            "ReduceLROnPlateau": "no shard sees a metric, and none waits for one",
+            "SequentialLR": "the scheduler takes objects; bring your own function",
+            "ChainedScheduler": "the scheduler takes objects; bring your own function",
+            "ReduceLROnPlateau": "shards see no metric, and wait for no metric",
         }.items()
     },
 }

@@ -265,7 +265,7 @@ ZOO: dict[str, Idiom] = {
     "heads in turn": Idiom(InTurn),
     "a buffer that evaluations change": Idiom(Observing),
     "weights made of other parameters": Idiom(FromOthers),
-    "layers in a list": Idiom(Outside, refused="it depends on parameters that are not the model's", instead="nn.ModuleList"),
+    "layers in a list": Idiom(Outside, refused="the result depends on parameters outside the model", instead="nn.ModuleList"),
     "a hook of a gradient": Idiom(halving(after=False)),
     "a hook after a gradient": Idiom(halving(after=True)),
     "a hook that changes weights": Idiom(bounded, refused="0.weight was changed in place", instead="torch.nn.utils.parametrize"),
@@ -277,7 +277,7 @@ ZOO: dict[str, Idiom] = {
         Complex, refused="parameter weight is torch.complex64, expected torch.float32", instead="real and imaginary part"
     ),
     "state_dict by other names": Idiom(
-        Renamed, refused="its state_dict() has no layer.weight of shape (2, 8)", instead="other names in a copy of weights.pt"
+        Renamed, refused="model: state_dict() has no layer.weight of shape (2, 8)", instead="other names in a copy of weights.pt"
     ),
     "autocast in the step": Idiom(net, step=in_bfloat16),
     "clipping in the step": Idiom(net, step=clipped_before),

@@ -225,7 +225,7 @@ def test_only_what_computes_in_shared_memory_is_taken_into_a_team(stage: str, th
     if theirs and stage == "timed":
         join()
         return
-    with pytest.raises(ProtocolError, match="of its whole team" if theirs and stage == "own steps" else "memory of its own"):
+    with pytest.raises(ProtocolError, match="of the whole team" if theirs and stage == "own steps" else "has separate memory"):
         join()
 
 

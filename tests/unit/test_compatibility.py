@@ -113,8 +113,8 @@ def test_print_config_and_dry_run_refuse_what_train_does(tmp_path: Path) -> None
         assert "push_format = 'bfloat16': expected 'float32' beside protocol allreduce with aggregation = 'node'" in said
     path.write_text('compensation = 0.5\nprotocol = "hardsync"\n')
     said = refusal(lambda: train_cli.main([str(path), "--print-config"]))
-    assert said.startswith("compensation = 0.5: expected 0 beside protocol hardsync, which applies no stale gradients: ")
-    assert said.endswith("; it goes with softsync, async, downpour, ssp")
+    assert said.startswith("compensation = 0.5: expected 0 beside protocol hardsync (applies no stale gradients): ")
+    assert said.endswith("; allowed with softsync, async, downpour, ssp")
 
 
 def test_submit_asks_for_what_its_script_will_say(tmp_path: Path) -> None:

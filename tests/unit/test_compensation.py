@@ -79,9 +79,9 @@ def test_there_are_never_more_copies_than_learners() -> None:
 @pytest.mark.parametrize(
     ("lambda_", "parameters", "shards", "text"),
     [
-        (8, 3 * 2**20, 1, "up to 8 copies of its slice on each shard, 96.0 MiB"),
-        (1000, 2**21 + 1, 2, "up to 1,000 copies of its slice on each shard, 4,000.0 MiB"),
-        (1, 2**18, 4, "up to 1 copy of its slice on each shard, 0.2 MiB"),
+        (8, 3 * 2**20, 1, "up to 8 copies of the slice on each shard, 96.0 MiB"),
+        (1000, 2**21 + 1, 2, "up to 1,000 copies of the slice on each shard, 4,000.0 MiB"),
+        (1, 2**18, 4, "up to 1 copy of the slice on each shard, 0.2 MiB"),
     ],
 )
 def test_what_they_cost_in_memory(lambda_: int, parameters: int, shards: int, text: str) -> None:

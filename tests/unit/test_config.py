@@ -170,7 +170,7 @@ def test_every_bound(cls: type, prefix: str, name: str, value: Any, expected: st
         (BackupOptions, {"abort": True, "late": "apply"}, r"protocol\.abort = True: expected False, or late = \"drop\": a learner"),
         (TimeoutOptions, {"N": 2, "N_min": 3}, r"protocol\.N_min = 3: expected at most protocol\.N = 2"),
         (DownpourOptions, {"n_push": 2, "n_fetch": 3}, r"protocol\.n_fetch = 3: expected a multiple of protocol\.n_push = 2: a"),
-        (SgdOptions, {"nesterov": True, "momentum": 0.0}, r"optimizer\.nesterov = True: expected momentum > 0 beside it"),
+        (SgdOptions, {"nesterov": True, "momentum": 0.0}, r"optimizer\.nesterov = True: expected momentum > 0 beside nesterov"),
         (StragglerOptions, {"delay": "pareto"}, r"straggler\.delay_spread = 1\.0: expected a shape above 1 for pareto"),
         (StragglerOptions, {"slowdown": {0: 2.0, 3: 0.5}}, r"straggler\.slowdown\[3\] = 0\.5: expected a factor >= 1"),
         (StragglerOptions, {"rest_deviation_s": 0.1}, r"straggler\.rest_deviation_s = 0\.1: expected 0, or straggler\.rest_mean_s"),
@@ -209,7 +209,7 @@ def test_unknown_kinds_are_refused_with_the_nearest() -> None:
         make_options("protocol", "softsink")
     with pytest.raises(
         ConfigError,
-        match="schedule = 'cosine' is unknown: that is CosineAnnealingLR, of torch; expected one of: ConstantLR, Cosi",
+        match="schedule = 'cosine' is unknown: use CosineAnnealingLR, of torch; expected one of: ConstantLR, Cosi",
     ):
         make_options("schedule", "cosine")
     with pytest.raises(ConfigError, match="optimizer = 'mine:make' is unknown"):

@@ -155,7 +155,7 @@ def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
         ('[protocol]\nname = "hardsync"\nn = 4', r"unknown key 'protocol\.n'"),
         ('[optimizer]\nname = "sgd"\nmomentun = 0.5', r"unknown key 'optimizer\.momentun'; did you mean 'momentum'\?"),
         ('protocol = "softsink"', r"protocol = 'softsink' is unknown; did you mean 'softsync'\?"),
-        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: that is CosineAnnealingLR, of torch; expected one of: "),
+        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: use CosineAnnealingLR, of torch; expected one of: "),
         ("[protocol]\nn = 4", r"protocol = \{'n': 4\}: expected a table with the key 'name', one of hardsync, softsync"),
         ("[protocol]\nname = 4", r"expected a table with the key 'name'"),
         ("protocol = 4", r"protocol = 4: expected a table with the key 'name'"),
@@ -259,7 +259,7 @@ def test_a_key_that_is_gone_is_passed_over_where_it_did_nothing_and_else_refused
         return config_file.from_mapping({table: {name: value}} if table else {name: value})
 
     assert read(hints.REMOVED[key][0]) == Config()
-    with pytest.raises(ConfigError, match=f"unknown key '{key}': it is gone; "):
+    with pytest.raises(ConfigError, match=f"unknown key '{key}': removed; "):
         read("anything")
-    with pytest.raises(ConfigError, match=f"unknown option {option}: it is gone; "):
+    with pytest.raises(ConfigError, match=f"unknown option {option}: removed; "):
         parse([option, "3"], "mpisgd train")

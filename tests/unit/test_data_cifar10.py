@@ -236,7 +236,7 @@ def test_missing_cifar10(tmp_path: Path) -> None:
     for folder in (tmp_path / "cifar10", tmp_path):
         assert f"{folder}/cifar-10-batches-bin" in message
         assert f"{folder}/cifar-10-binary.tar.gz" in message
-    assert "put it into <data-dir>/cifar10" in message
+    assert "put the file into <data-dir>/cifar10" in message
     assert "md5 c32a1d4ab5d03f1284b67883e8d87530" in message
 
 

@@ -205,7 +205,7 @@ def test_what_the_python_api_takes() -> None:
         (([[1, 2]], None), "mine: train: found a list of 1"),
         ((Subset(["ab"], [0]), None), "mine: train: sample 0 is str, expected a pair"),  # type: ignore[arg-type]
         ((Subset([(object(), 1)], [0]), None), "the input of sample 0 is object, expected a tensor"),  # type: ignore[arg-type]
-        ((Stream(), None), "mine: train: found a stream, Stream, expected sampling = 'stream' beside it"),
+        ((Stream(), None), "mine: train: found a stream, Stream, expected sampling = 'stream'"),
     ],
 )
 def test_what_is_no_data(value: Any, message: str) -> None:

@@ -63,7 +63,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         load(Hdf5Options(), seed=1)
     with pytest.raises(DataError) as caught:
         load(Hdf5Options(path="none.h5"), data_dir=str(tmp_path), seed=1)
-    assert str(caught.value).startswith("data.path = 'none.h5': there is no such file; looked at: ")
+    assert str(caught.value).startswith("data.path = 'none.h5': found no file; looked at: ")
     assert f"{Path.cwd()}/none.h5, {tmp_path}/none.h5" in str(caught.value)
 
 
@@ -178,8 +178,8 @@ def test_the_cache_has_at_least_a_chunk_and_advice_is_given(tmp_path: Path) -> N
         options = Hdf5Options(path=str(path), train_inputs=name, train_targets="y", test_inputs="", cache_nbytes=2**20)
         found[name] = load(options, seed=1).train
     assert found["bad"].advice == (
-        f"{path}: bad has chunks of (2000, 1, 32, 32), so that 6,144,000 bytes are read for a sample of 3,072 unless they are in"
-        " the cache: store chunks of whole samples, such as (21, 3, 32, 32), or say data.cache_nbytes = 12288000"
+        f"{path}: bad has chunks of (2000, 1, 32, 32): 6,144,000 bytes are read for a sample of 3,072 without a cached"
+        " chunk: store chunks of whole samples, e.g. (21, 3, 32, 32), or say data.cache_nbytes = 12288000"
     )
     assert found["good"].advice == found["plain"].advice == ""
     kept = [split._inputs._found.id.get_access_plist().get_chunk_cache()[1] for split in (found["bad"], found["good"])]

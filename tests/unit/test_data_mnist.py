@@ -65,7 +65,7 @@ def test_a_missing_file_says_where_it_was_looked_for_and_goes(tmp_path: Path) ->
     for part in (
         "mnist: train-images-idx3-ubyte, plain or .gz, is missing",
         f"looked at: {tmp_path}/mnist/train-images-idx3-ubyte, {tmp_path}/mnist/train-images-idx3-ubyte.gz",
-        "put it into <data-dir>/mnist; <data-dir> is named by --data-dir or the environment variable MPISGD_DATA",
+        "put the file into <data-dir>/mnist; <data-dir> is named by --data-dir or the environment variable MPISGD_DATA",
         "sha256 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609 (of train-images-idx3-ubyte.gz)",
     ):
         assert part in message

@@ -124,7 +124,7 @@ def test_digits_without_scikit_learn_or_with_another_file(tmp_path: Path, monkey
         with pytest.raises(DataError, match="expected a table of numbers"):
             load(DigitsOptions(), seed=1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="digits: scikit-learn, which carries them, is not installed: pip install"):
+    with pytest.raises(DataError, match="digits: scikit-learn carries the data set, and is not installed: pip install"):
         load(DigitsOptions(), seed=1)
 
 

@@ -65,7 +65,7 @@ def test_portions_are_not_dealt_far_ahead_of_the_first_that_is_missing() -> None
 
 def test_what_cannot_be_is_refused() -> None:
     dealing = Dealing(2, duplicates=True)
-    with pytest.raises(ProtocolError, match="portion 0, which it was not dealt"):
+    with pytest.raises(ProtocolError, match="portion 0, not dealt to this learner"):
         dealing.done(0, 0)
     assert dealing.ask(0) == 0
     assert dealing.ask(1) == 1

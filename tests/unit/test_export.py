@@ -99,5 +99,5 @@ def test_another_model_and_foreign_code_are_refused(tmp_path: Path, capsys: pyte
     text = config_file.dumps(replace(made, loss="nowhere.there:loss"), {"learners": 3, "threads": 1})
     (run / "config.toml").write_text(text)
     assert main(["export", str(run), out, "--clock", "13"]) == 2
-    assert "names code, which would be imported" in capsys.readouterr().err
+    assert "names code to import" in capsys.readouterr().err
     assert main(["export", str(run), out, "--clock", "13", "--loss", "cross_entropy"]) == 0

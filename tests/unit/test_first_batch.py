@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a vector": ({"model": linear(), "loss": lambda output, target: output.sum(1)}, r"loss: expected a scalar, got shape \(16,\)"),
     "complex": (
         {"model": linear(), "loss": lambda output, target: output.sum().to(torch.complex64)},
-        "loss: it returned a tensor of torch.complex64, expected a scalar tensor",
+        "loss: returned a tensor of torch.complex64, expected a scalar tensor",
     ),
     "infinite": ({"model": linear(), "loss": lambda output, target: output.sum() / 0}, "loss = -?inf at the first mini-batch"),
     "too few outputs": (
@@ -129,7 +129,9 @@ def test_a_loss_that_was_detached(tmp_path: Path) -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output, target).detach()
 
-    with pytest.raises(ConfigError, match="loss: it does not depend on the model's weights by autograd: was it detached"):
+    with pytest.raises(
+        ConfigError, match="loss: the result does not depend on the model's weights by autograd: was the loss detached"
+    ):
         simulate(_config(tmp_path), UserObjects(loss=loss))
 
 
@@ -182,7 +184,7 @@ def test_a_mini_batch_is_read_of_a_lazy_data_set() -> None:
 )
 def test_a_model_that_needs_the_number_of_classes_says_so(kind: str, factory: Any, who: str) -> None:
     train = Many(6000)
-    message = rf"^{who} needs the number of classes, which the data set does not tell, .*: expected an attribute `classes`"
+    message = rf"^{who} needs the number of classes: the data set does not tell, .*: expected an attribute `classes`"
     with pytest.raises(ConfigError, match=message):
         first_batch(factory, data=(train, None), kind=kind)
     assert train.fetched == 1

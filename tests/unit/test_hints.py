@@ -45,9 +45,9 @@ OURS = {item.name for item in dataclasses.fields(Config)}
         ("--save-every", "--checkpoint.every-updates"),
         ("--max-grad-norm", "--clip-norm"),
         ("--resume-from-checkpoint", "--resume RUN"),
-        ("--sweep", "it is gone; .*--out"),
+        ("--sweep", "removed; .*--out"),
         ("--resize", "mpisgd run -n RANKS --resume RUN"),
-        ("--element", "a shell loop .*--out"),
+        ("--element", "loop in the shell .*--out"),
     ],
 )
 def test_an_option_of_another_framework_is_answered_with_ours(word: str, mend: str) -> None:
@@ -70,7 +70,7 @@ def test_what_torchs_schedulers_take_stands_in_kwargs() -> None:
     """A scheduler's step_size is no learning rate."""
     with pytest.raises(ConfigError, match=r"unknown key 'schedule\.step_size': .* schedule\.kwargs$"):
         config_file.from_mapping({"schedule": {"name": "StepLR", "step_size": 3}})
-    with pytest.raises(ConfigError, match=r"unknown option --schedule\.T-max: .* in a file, in its table schedule\.kwargs$"):
+    with pytest.raises(ConfigError, match=r"unknown option --schedule\.T-max: .* in a file, in the table schedule\.kwargs$"):
         parse(["--schedule", "CosineAnnealingLR", "--schedule.T-max", "4"], "mpisgd train")
 
 
@@ -101,9 +101,9 @@ def test_what_is_named_as_the_mend_exists() -> None:
 @pytest.mark.parametrize(
     ("command", "words", "said"),
     [
-        (compare, ["--sweep", "results/grid"], "--sweep: it is gone; give the runs' directories"),
-        (submit, ["job.toml", "--resume", "results/grid"], "--resume: it is gone; submit each run that is left"),
-        (plan, ["results/run", "--group-size=4"], "--group-size: it is gone; choose --group-size"),
+        (compare, ["--sweep", "results/grid"], "--sweep: removed; give the runs' directories"),
+        (submit, ["job.toml", "--resume", "results/grid"], "--resume: removed; submit each remaining run"),
+        (plan, ["results/run", "--group-size=4"], "--group-size: removed; choose --group-size"),
     ],
 )
 def test_an_option_that_is_gone_is_refused_by_its_command(command: Callable[[list[str]], int], words: list[str], said: str) -> None:
@@ -121,14 +121,14 @@ def test_an_option_that_is_gone_is_refused_by_its_command(command: Callable[[lis
         ("optimizer", "SGD", "; did you mean 'sgd'?"),
         ("optimizer", "Adam", "; did you mean 'adam'?"),
         ("optimizer", "sgdd", "; did you mean 'sgd'?"),
-        ("protocol", "BSP", ": that is hardsync; expected one of"),
-        ("protocol", "DiLoCo", ": that is local_steps, with one of these; expected one of"),
-        ("protocol", "ddp", ": that is allreduce; expected one of"),
+        ("protocol", "BSP", ": use hardsync; expected one of"),
+        ("protocol", "DiLoCo", ": use local_steps with another protocol; expected one of"),
+        ("protocol", "ddp", ": use allreduce; expected one of"),
         ("data", "cifar100", ": bring your own: .* expected one of"),
         ("model", "resnet18", ": bring your own: package.module:factory"),
-        ("schedule", "cosine", ": that is CosineAnnealingLR, of torch; expected one of: ConstantLR"),
-        ("schedule", "one_cycle", ": that is OneCycleLR, of torch; expected one of"),
-        ("schedule", "ReduceLROnPlateau", ": no shard sees a metric, and none waits for one; expected one of"),
+        ("schedule", "cosine", ": use CosineAnnealingLR, of torch; expected one of: ConstantLR"),
+        ("schedule", "one_cycle", ": use OneCycleLR, of torch; expected one of"),
+        ("schedule", "ReduceLROnPlateau", ": shards see no metric, and wait for no metric; expected one of"),
         ("schedule", "LambdaLR", ": bring your own function: package.module:function; expected one of"),
         ("schedule", "cosineannealinglr", "; did you mean 'CosineAnnealingLR'?"),
         ("schedule", "CosineAnealingLR", "; did you mean 'CosineAnnealingLR'?"),

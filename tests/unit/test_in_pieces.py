@@ -119,7 +119,7 @@ def frozen() -> nn.Module:
         (
             lambda: [tanh(6, 6), tanh(6, 6), tanh(6, 3), lambda: 3],
             {},
-            "factory 3 of its list returned int, expected a torch.nn.Module",
+            "factory 3 of the list returned int, expected a torch.nn.Module",
         ),
         (lambda: [tanh(6, 6), tanh(6, 6)], {}, "group_size = 3: expected at most .* cut into, 2 "),
         (four, {"init_from": "w.pt"}, "init_from = 'w.pt': expected none beside a list of factories"),

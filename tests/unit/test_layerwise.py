@@ -310,7 +310,7 @@ def test_layers_that_do_not_show_when_they_are_used_are_refused(held: bool) -> N
     net = Net(lambda net, x: net.a(x) if next(calls) == 0 else F.linear(x, net.a.weight), a=linear(), b=linear())
     gradient, _, _ = followed(net, held=held)
     gradient.prepare(0)
-    with pytest.raises(ConfigError, match=r"expected 'whole' for this model: its weights were used before .*: parameter a.weight"):
+    with pytest.raises(ConfigError, match=r"expected 'whole' for this model: the weights were used before .*: parameter a.weight"):
         gradient.compute(0)
 
 
@@ -319,5 +319,5 @@ def test_gradients_that_come_in_parts_are_refused() -> None:
     net = Net(lambda net, x: two(net, x.requires_grad_(), use_reentrant=True), a=(a := linear()), b=a)
     gradient, _, _ = followed(net)
     gradient.prepare(0)
-    with pytest.raises(ConfigError, match="expected 'whole' for this model: its gradient came in parts: parameter a"):
+    with pytest.raises(ConfigError, match="expected 'whole' for this model: the gradient came in parts: parameter a"):
         gradient.compute(0)

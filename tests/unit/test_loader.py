@@ -170,7 +170,8 @@ def test_a_script_that_trains_as_it_is_imported_is_told_where_to_put_it(tmp_path
     (tmp_path / "script.py").write_text(UNGUARDED)
     ran = run_script(tmp_path / "script.py")
     assert ran.returncode == 1
-    assert "ConfigError: mpisgd.train() is called as a worker process imports the script: put it below `if __name__" in ran.stderr
+    why = "is called as a worker process imports the script: put the call below `if __name__"
+    assert f"ConfigError: mpisgd.train() {why}" in ran.stderr
     assert "exited unexpectedly" in ran.stderr
 
 
@@ -203,9 +204,9 @@ class Shared:
 LOADERS: dict[str, tuple[Any, str]] = {
     "sampler": (
         lambda: DataLoader(Crops(), sampler=WeightedRandomSampler([1.0] * 32, 32)),  # type: ignore[arg-type]
-        r"a sampler of its own, or none \(WeightedRandomSampler\)",
+        r"a sampler of your own, or none \(WeightedRandomSampler\)",
     ),
-    "no batches": (lambda: DataLoader(Crops(), batch_size=None), "a sampler of its own, or none"),  # type: ignore[arg-type]
+    "no batches": (lambda: DataLoader(Crops(), batch_size=None), "a sampler of your own, or none"),  # type: ignore[arg-type]
     "fork": (
         lambda: DataLoader(Crops(), num_workers=1, multiprocessing_context="fork"),  # type: ignore[arg-type]
         "forks workers, expected 'spawn' or 'forkserver'",
@@ -223,7 +224,7 @@ def test_what_cannot_be_taken_from_a_loader_is_refused(name: str) -> None:
 def test_the_size_of_its_batches_is_mu() -> None:
     x = torch.ones(20, 3)
     samples = DataLoader(list(zip(x, x, strict=True)), batch_size=8)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"data: train: its DataLoader has batch_size = 8, but mu = 16: expected the same"):
+    with pytest.raises(ConfigError, match=r"data: train: the DataLoader has batch_size = 8, but mu = 16: expected the same"):
         parts.load_data(Config(mu=16), UserObjects(data=(samples, None)))
     assert len(parts.load_data(Config(mu=8), UserObjects(data=(samples, None))).train) == 20
 
@@ -234,5 +235,5 @@ def test_what_workers_cannot_be_given_is_refused_before_the_start() -> None:
     check_workers(as_dataset((DataLoader(shared, num_workers=1), None)).train)  # type: ignore[arg-type]
     assert not [each for each in threading.enumerate() if "_serve" in each.name], "nobody offers its tensors"
     split = as_dataset((DataLoader(Crops(), collate_fn=lambda samples: samples[0], num_workers=1), None), nested=True).train  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"num_workers = 1, but its data set cannot be given to workers: .*lambda"):
+    with pytest.raises(ConfigError, match=r"num_workers = 1, but the data set cannot be given to workers: .*lambda"):
         check_workers(split)

@@ -35,7 +35,8 @@ def test_stages_are_runs_of_the_flat_vector_with_shards_of_their_own(hidden: lis
     model = mlp(*hidden)
     flat = FlatModel(model)
     if count > 1 + 2 * len(hidden):
-        with pytest.raises(ConfigError, match=rf"group_size = {count}: expected at most .* can be cut into, {1 + 2 * len(hidden)}"):
+        most = 1 + 2 * len(hidden)
+        with pytest.raises(ConfigError, match=rf"group_size = {count}: expected at most .* possible stages of the model, {most}"):
             cut_into_stages(model, count, count + more)
         return
     stages = cut_into_stages(model, count, count + more)
@@ -181,7 +182,7 @@ def tensors(model: Any, **options: Any) -> Tensors:
             r"of stage 0, of shape \(2, 5\), does not fit stage 1 with first weights of shape \(3, 4\): RuntimeError",
         ),
         (lambda: [Named(), Join()], "stage 0 of the model returned dict, expected a tensor or a tuple of tensors"),
-        (lambda: (nn.Linear(6, 3), "layer"), "returned tuple, expected a torch.nn.Module, or a list of them"),
+        (lambda: (nn.Linear(6, 3), "layer"), "returned tuple, expected a torch.nn.Module, or a list of modules"),
     ],
 )
 def test_stages_that_do_not_fit_are_refused(model: Any, refused: str) -> None:

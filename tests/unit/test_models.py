@@ -232,7 +232,7 @@ def test_a_users_factory(user_module: str) -> None:
     [
         ("number", {}, "model.factory = 'my_models:number': returned int, expected a torch.nn.Module"),
         ("idle", {}, "returned ReLU without parameters to train"),
-        ("plain", {"widht": 3}, r"its parameters are \(width=3\), but got an unexpected keyword argument 'widht'"),
+        ("plain", {"widht": 3}, r"the parameters are \(width=3\), but got an unexpected keyword argument 'widht'"),
         ("made", {}, "found a Linear, expected a function"),
         ("__name__", {}, "expected a callable, found str"),
     ],

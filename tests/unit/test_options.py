@@ -137,9 +137,9 @@ def test_print_config_round_trips_and_runs_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--protocol.n 4", "protocol is 'hardsync', which has no 'n'; it belongs to --protocol softsync"),
-        ("--protocol softsync --protocol.b=1", "protocol is 'softsync', which has no 'b'; it belongs to --protocol backup"),
-        ("--optimizer adam --optimizer.no-nesterov", "optimizer is 'adam', which has no 'nesterov'; it belongs to --optimizer sgd"),
+        ("--protocol.n 4", "protocol 'hardsync' has no 'n'; this option belongs to --protocol softsync"),
+        ("--protocol softsync --protocol.b=1", "protocol 'softsync' has no 'b'; this option belongs to --protocol backup"),
+        ("--optimizer adam --optimizer.no-nesterov", "optimizer 'adam' has no 'nesterov'; this option belongs to --optimizer sgd"),
     ],
 )
 def test_an_option_of_another_kind_is_refused_with_the_kind_it_belongs_to(words: str, message: str) -> None:
@@ -189,7 +189,7 @@ def test_the_inner_optimizer_has_kinds_and_says_whose_option_is_wrong() -> None:
     assert found == SgdOptions(momentum=0.5)
     for more, said in (
         ("2", "inner_optimizer.momentum = 2.0: expected a number below 1"),
-        ("0 --inner-optimizer.beta1 0", "which has no 'beta1'; it belongs to --inner-optimizer adam or adamw or lamb"),
+        ("0 --inner-optimizer.beta1 0", "has no 'beta1'; this option belongs to --inner-optimizer adam or adamw or lamb"),
         ("0 --optimizer.momentum 2", "optimizer.momentum = 2.0: expected a number below 1"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)) as caught:
@@ -220,7 +220,7 @@ def test_one_rank_prints_the_help(capsys: pytest.CaptureFixture[str], monkeypatc
 
 @pytest.mark.parametrize("words", ["--virtual.learners 3", "--virtual.no-gradients", "--compute normal", "--network.latency-s 0"])
 def test_options_of_the_virtual_cluster_are_those_of_simulate_alone(words: str) -> None:
-    with pytest.raises(ConfigError, match=f"{words.partition(' ')[0]}: it is an option of a virtual cluster"):
+    with pytest.raises(ConfigError, match=f"{words.partition(' ')[0]}: an option of virtual clusters"):
         configured(words)
     assert parse(words.split(), "mpisgd simulate", virtual=True)[0] != Config()
 

@@ -256,9 +256,9 @@ def tied(partition: Partition) -> nn.Module:
 @pytest.mark.parametrize(
     ("how", "refused"),
     [
-        (unequal, "piece . makes call 1 of its partition, which piece . does not make there: expected the same calls"),
-        (unused, "piece 0 of 2 made 2 calls of its partition, and in the backward pass 1: expected what each returns to be used"),
-        (unused_by_one, "piece . makes call 0 of its partition in the backward pass, which|piece 0 of 2 made 2 calls"),
+        (unequal, "piece . makes call 1 of the partition, and piece . does not make this call there: expected the same calls"),
+        (unused, "piece 0 of 2 made 2 calls of the partition, and in the backward pass 1: expected the loss to use the result"),
+        (unused_by_one, "piece . makes call 0 of the partition in the backward pass, and piece|piece 0 of 2 made 2 calls"),
         (lambda partition, passed: passed, "no call of its partition joins all pieces: expected at least one gather or sum"),
         (
             lambda partition, passed: partition.sum(passed) * (1 + partition.place),
@@ -267,7 +267,8 @@ def tied(partition: Partition) -> nn.Module:
         (lambda partition, passed: partition.sum(passed) * torch.rand(1), "piece 1 computed the loss"),
         (
             lambda partition, passed: partition.sum(partition.exchange(passed, 4)),
-            r"exchange: halo = 4: piece 0 of 2 has a tensor of shape \(4, 3\): expected a halo from 0 to its size along dim -1, 3",
+            r"exchange: halo = 4: piece 0 of 2 has a tensor of shape \(4, 3\): expected a halo from 0 to the tensor's size along"
+            " dim -1, 3",
         ),
         (lambda partition, passed: partition.sum(passed[:, : 1 + partition.place]), "fails at the first mini-batch"),
         (
@@ -374,9 +375,9 @@ def test_a_rank_makes_its_own_piece_alone() -> None:
         (lambda: nn.Linear(4, 3), {}, "group_form = 'partition': expected a factory with a parameter `partition`, model has none"),
         (lambda partition: "piece", {}, "model: piece 0 of 2 is str, expected a torch.nn.Module"),
         (lambda partition: nn.ReLU(), {}, "model: piece 0 of 2 has no parameters to train"),
-        (tied, {}, "piece 1 of 2: its parameter 0.weight is one of piece 0, too: expected each in one piece"),
+        (tied, {}, "piece 1 of 2: parameter 0.weight is in piece 0, too: expected each parameter in one piece"),
         (None, {"model": MlpOptions()}, "model 'mlp' has no pieces, expected 'speech' or 'local', or a factory of your own"),
-        (None, {"model": SpeechOptions(hidden=(1,))}, "group_size = 2: expected at most what a layer can be cut into, 1"),
+        (None, {"model": SpeechOptions(hidden=(1,))}, "group_size = 2: expected at most the units of a layer, 1"),
         (None, {"model": LocalOptions()}, r"model = 'local': inputs of shape \(4,\), expected \(channels, height, width\)"),
     ],
 )
@@ -395,6 +396,6 @@ def test_options_are_refused() -> None:
 
 
 def test_a_call_outside_of_a_pass_is_refused() -> None:
-    with pytest.raises(ConfigError, match="piece 1 of 2 made a call outside of a pass of its model"):
+    with pytest.raises(ConfigError, match="piece 1 of 2 made a call outside of a pass of the model"):
         Partition(1, 2).sum(torch.zeros(2))
     assert torch.equal(Partition().exchange(torch.ones(2), 1), torch.tensor([0.0, 1.0, 1.0, 0.0])), "one alone needs no others"

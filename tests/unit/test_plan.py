@@ -325,7 +325,7 @@ def test_refusals(small: Run, exact: Fit, tmp_path: Path, monkeypatch: pytest.Mo
     for wrong, said in (("--pushes=1", "--pushes 1"), ("--noise-samples=-1", "--noise-samples -1"), ("--bandwidth=0", "bandwidth")):
         with pytest.raises(ConfigError, match=said):
             command.main([str(small.path), wrong])
-    with pytest.raises(ConfigError, match=r"unknown option --group-size: it is gone; choose --group-size and --micro-batches of a"):
+    with pytest.raises(ConfigError, match=r"unknown option --group-size: removed; choose --group-size and --micro-batches of a"):
         command.main([str(small.path), "--group-size", "2"])
     with pytest.raises(ConfigError, match="--ranks-per-node 0"):
         Wishes(ranks_per_node=0)

@@ -105,7 +105,7 @@ def test_wanted(options: BackupOptions, lambda_: int, wanted: int) -> None:
 @pytest.mark.parametrize(
     ("options", "lambda_", "message"),
     [
-        (SoftsyncOptions(n=5), 4, r"protocol\.n = 5: expected 1 <= n <= lambda = 4 learners, so that c = floor"),
+        (SoftsyncOptions(n=5), 4, r"protocol\.n = 5: expected 1 <= n <= lambda = 4 learners, for c = floor"),
         (BackupOptions(N=5), 4, r"protocol\.N = 5: expected at most lambda = 4 learners"),
         (BackupOptions(N=3, b=2), 4, r"protocol\.N \+ protocol\.b = 3 \+ 2 = 5: expected lambda = 4 learners"),
         (BackupOptions(N=1, b=2), 4, r"protocol\.N \+ protocol\.b = 1 \+ 2 = 3: expected lambda = 4 learners"),

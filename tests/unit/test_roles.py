@@ -179,7 +179,7 @@ ASYNCHRONOUS = [SoftsyncOptions(), AsyncOptions(), SspOptions(), DownpourOptions
 )
 def test_teams_are_refused_where_their_gradients_are_not_of_one_clock(protocol: ProtocolOptions, way_out: str) -> None:
     name = kind_of(protocol)
-    expected = f"aggregation = 'node': expected 'none' beside protocol {name}, which takes .*; it goes with {way_out}$"
+    expected = f"aggregation = 'node': expected 'none' beside protocol {name} \\(takes .*; allowed with {way_out}$"
     with pytest.raises(ConfigError, match=expected):
         on_ranks(Config(protocol=protocol, aggregation="node"), "aaa")
     on_ranks(Config(protocol=protocol), "aaa")
@@ -197,7 +197,7 @@ def test_an_allreduce_shares_memory_of_one_node() -> None:
     with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2; leave it out"):
         of_job(config, "aab")
     assert of_job(replace(config, evaluator=True), "aab").learner_ranks == (0, 1), "the evaluator shares none"
-    with pytest.raises(ConfigError, match="team_size = 2: expected 0 beside learners that are in no teams"):
+    with pytest.raises(ConfigError, match="team_size = 2: expected 0 beside learners in no teams"):
         on_ranks(replace(config, team_size=2), "aaa")
 
 

@@ -72,7 +72,7 @@ def test_a_run_that_was_killed_before_its_config_toml(tmp_path: Path) -> None:
                 Lock(run)
                 os._exit(0)
             os.waitpid(pid, 0)
-            with pytest.raises(ConfigError, match="it was killed before it had written that: begin anew with --overwrite"):
+            with pytest.raises(ConfigError, match="the run was killed before writing the file: begin anew with --overwrite"):
                 config_file.of_run(run)
         with pytest.raises(ConfigError, match="say --overwrite to replace it"):
             directory.claim(run, overwrite=False)

@@ -129,10 +129,10 @@ def group(file: h5py.File, name: str, outside: Path) -> None:
 
 
 WHYS = {
-    external_link: "is a link, which is not followed",
-    soft_link: "is a link, which is not followed",
-    virtual: "is said to lie in other files, which are not read",
-    external: "is said to lie in other files, which are not read",
+    external_link: "is a link: links are not followed",
+    soft_link: "is a link: links are not followed",
+    virtual: "lies in other files: expected data in this file",
+    external: "lies in other files: expected data in this file",
     objects: "has elements of any length, expected numbers",
     group: "is no data set",
 }
@@ -167,7 +167,7 @@ def test_rows_that_are_not_there_fill_no_memory(packed: bool, run: Path) -> None
         file["committed"][0] = count
         file["sums"][0] = (count, 0)
     forget(run)
-    with pytest.raises(DataError, match=r"rows are [\d,]+ bytes, and the file has fewer: it is damaged"):
+    with pytest.raises(DataError, match=r"rows are [\d,]+ bytes, and the file has fewer: the file is damaged"):
         read(run)
     with pytest.raises(DataError, match="the file has fewer"):
         Run(run).books()

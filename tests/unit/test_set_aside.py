@@ -114,7 +114,9 @@ def test_what_cannot_be_set_aside_is_refused() -> None:
         set_aside(data, SAMPLES, 1)
     with pytest.raises(ConfigError, match=r"data\.validation = -1: expected"):
         config(Path("run"), TENSORS, data={"validation": -1})
-    with pytest.raises(ConfigError, match=r"evaluation\.best = 'validation_loss': expected data\.validation > 0 beside it"):
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.best = 'validation_loss': expected data\.validation > 0, or a name without"
+    ):
         config(Path("run"), TENSORS, evaluation={"best": "validation_loss"})
 
     class Endless(torch.utils.data.IterableDataset[Any]):
@@ -122,7 +124,9 @@ def test_what_cannot_be_set_aside_is_refused() -> None:
             while True:
                 yield torch.zeros(1), 0
 
-    with pytest.raises(ConfigError, match=r"data\.validation: .* is a stream, whose samples nobody can choose: expected 0"):
+    with pytest.raises(
+        ConfigError, match=r"data\.validation: .* is a stream, and nobody can choose samples of a stream: expected 0"
+    ):
         simulated(
             Path("run"), TENSORS, UserObjects(data=(Endless(), None)), data={"validation": 4}, sampling="stream", epoch_samples=40
         )

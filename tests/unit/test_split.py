@@ -159,13 +159,17 @@ class Unused(nn.Module):
         (
             cut_models.Fickle(),
             ["second"],
-            r"stages.at = \['second'\]: torch's splitter cannot trace the Fickle: \w+: .*: expected a model whose passes do the"
-            " same whatever the values are .* or let the factory return a list of modules",
+            r"stages.at = \['second'\]: torch's splitter cannot trace the Fickle: \w+: .*: expected a model with the same"
+            " passes for all values .* or let the factory return a list of modules",
         ),
-        (Twice(), ["second"], r"made 3 stages, expected 2: a module that is called more than once begins a stage each time"),
-        (Unused(), ["third"], r"made 1 stages, expected 2: .* one that is never called none"),
+        (Twice(), ["second"], r"made 3 stages, expected 2: a module called more than once begins a stage each time"),
+        (Unused(), ["third"], r"made 1 stages, expected 2: .* a module never called begins none"),
         (Unused(), ["second"], r"parameter third.weight has no part in the model's output"),
-        (Tied(), ["second"], r"parameter first.weight is used in stages 0 and 1, expected cuts that leave each in one stage"),
+        (
+            Tied(),
+            ["second"],
+            r"parameter first.weight is used in stages 0 and 1, expected cuts that leave each parameter in one stage",
+        ),
         (Tied(), ["relu"], r"stages.at = \['relu'\]: stage 1 has no trainable parameters, expected some in each"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_log_where_there_are_no_locks(number: int, tmp_path: Path, monkeypatch
 def test_a_log_that_another_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage.h5py, "File", lockless(errno.EAGAIN))
     with pytest.raises(
-        StorageError, match=r"a\.h5 cannot be written: Resource temporarily unavailable: see which process has locked"
+        StorageError, match=r"a\.h5 cannot be written: Resource temporarily unavailable: find the process with the lock"
     ):
         TableFile(tmp_path / "a.h5", shard=0, flush_rows=4, flush_s=1.0)
 
@@ -57,8 +57,8 @@ def test_a_log_that_another_has_locked(tmp_path: Path, monkeypatch: pytest.Monke
             "Disk quota exceeded: remove something",
         ),
         (OSError(errno.EROFS, "x"), "Read-only file system: mount it for writing"),
-        (OSError(errno.ESTALE, "x"), "Stale file handle: see who removed it"),
-        (OSError(errno.EIO, "x"), "Input/output error: ask who looks after the disk"),
+        (OSError(errno.ESTALE, "x"), "Stale file handle: check that the file system is mounted"),
+        (OSError(errno.EIO, "x"), "Input/output error: ask the administrator of the disk"),
         (OSError(errno.ENAMETOOLONG, "x"), "File name too long"),
         (RuntimeError("something\n else"), "something else"),
         (ValueError(), "ValueError"),
@@ -119,7 +119,8 @@ except StorageError as error:
 def test_a_log_that_somebody_removed_is_missed(how: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", REMOVED, str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), how]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=3000)
-    assert done.stdout.startswith(f"{tmp_path / 'a.h5'} cannot be written: No such file or directory: see who removed it")
+    why = "No such file or directory: check that the file system is mounted"
+    assert done.stdout.startswith(f"{tmp_path / 'a.h5'} cannot be written: {why}")
     assert (tmp_path / "b.h5").stat().st_size > 0
 
 

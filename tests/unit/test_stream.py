@@ -201,14 +201,14 @@ REFUSED: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
         {"sampling": "stream"},
         Untold(),
         ConfigError,
-        "data: train: a stream whose length nobody says: expected a __len__ above 0, or epoch_samples",
+        "data: train: a stream of unknown length: expected a __len__ above 0, or epoch_samples",
     ),
     "nothing": ({"sampling": "stream"}, Numbers(0, 5), DataError, "train: the stream Numbers gives nothing to learner 0 of 1"),
     "batches": (
         {"sampling": "stream"},
         DataLoader(Numbers(), batch_size=None),
         ConfigError,
-        "has a sampler of its own, or none",
+        "has a sampler of your own, or none",
     ),
 }
 
@@ -222,10 +222,10 @@ def test_what_cannot_be_read_is_refused(name: str) -> None:
 
 def test_a_stream_of_the_test_data_says_its_length_and_keeps_to_it() -> None:
     x = (torch.ones(9, 3), torch.zeros(9, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=r"mine: test: a stream whose length nobody says: .* or a map-style Dataset"):
+    with pytest.raises(ConfigError, match=r"mine: test: a stream of unknown length: .* or a map-style Dataset"):
         as_dataset((x, Untold()), "mine")
     test = as_dataset((x, Numbers(6, 8)), "mine").test
-    with pytest.raises(DataError, match="mine: test: the stream Numbers ends after 6 samples, expected the 8 of its __len__"):
+    with pytest.raises(DataError, match="mine: test: the stream Numbers ends after 6 samples, expected the 8 of __len__"):
         test.batch(np.arange(8))
 
 
@@ -248,7 +248,7 @@ def test_shards_are_looked_at_before_the_start(name: str) -> None:
 def test_what_can_be_read_once_only_says_so_where_it_ends() -> None:
     split = split_of(Once())
     with pytest.raises(
-        DataError, match="gives nothing when it is read again, after 11 samples: expected an __iter__ that begins anew"
+        DataError, match="gives nothing on a second reading, after 11 samples: expected an __iter__ that begins anew"
     ):
         for seq in range(4):
             batch(split, 0, seq, learners=1)

@@ -100,7 +100,7 @@ ALL = ("model", "data", "loss", "modulation")
 @pytest.mark.parametrize("name", NAMED)
 def test_replay_imports_nothing_that_a_run_names(name: str, stranger: Callable[..., Path]) -> None:
     run = stranger(name)
-    with pytest.raises(ConfigError, match="run names code, which would be imported and called here as yours; nothing of it has"):
+    with pytest.raises(ConfigError, match=r"run names code to import and call here as yours \(nothing imported or called yet\)"):
         replay_command.main([str(run)])
     with pytest.raises(ConfigError, match="run names code"):
         replay.replay(run)
@@ -165,7 +165,7 @@ def test_the_message_lists_names_files_and_arguments(stranger: Callable[..., Pat
     lines = str(refused.value).splitlines()
     assert f"  model.factory = 'theirs_too.below:called', from module 'theirs_too.below', {tmp_path}/theirs_too/below.py" in lines
     assert f"  data.factory = 'theirs:called', from module 'theirs', {tmp_path / 'theirs.py'}" in lines
-    assert lines[-1] == "if you trust it, say so by --trust (in Python: trust=True)", "what it says of objects is not the same"
+    assert lines[-1] == "if you trust this code, say so by --trust (in Python: trust=True)", "objects are told otherwise"
     shutil.rmtree(run)
     with pytest.raises(ConfigError, match=r"'os:system' called with \{'command': 'touch executed'\}, from module 'os' of Python"):
         replay.replay(stranger("system"))

@@ -213,7 +213,7 @@ def test_replay_says_the_line_that_brings_a_scripts_objects_again(
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     assert main(["replay", str(scripted / "named")]) == 2
     refused = capsys.readouterr().err
-    assert "model.factory = 'mine:make_model', from module 'mine', of which there is no file here" in refused
+    assert "model.factory = 'mine:make_model', from module 'mine', without a file here" in refused
     said = [each for each in refused.splitlines() if "mpisgd replay /" in each or "mpisgd replay '/" in each]
     assert len(said) == 1
     proven = shell(said[0], tmp_path)
@@ -271,7 +271,7 @@ def test_a_module_that_has_changed_since_is_named(scripted: Path, tmp_path: Path
 def test_a_script_that_trains_as_it_is_imported_is_told_to_guard_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "unguarded.py").write_text("import mpisgd\ndef make_model(): ...\nmpisgd.train(model=make_model)\n")
     monkeypatch.chdir(tmp_path)
-    message = "importing module unguarded failed with ConfigError: mpisgd.train.. is called as module unguarded is imported: put it"
+    message = "importing module unguarded failed with ConfigError: mpisgd.train.. is called as module unguarded is imported: put"
     with pytest.raises(ConfigError, match=message):
         imports.load_attribute("unguarded:make_model", "model.factory")
     with pytest.raises(ConfigError, match="cannot be read"):  # called by itself, it looks at its configuration

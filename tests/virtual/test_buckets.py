@@ -158,7 +158,7 @@ def test_buckets_leave_before_the_last_is_there(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"push_format": "topk"}, r"exchange = 'layerwise' of protocol allreduce: which elements of a slice are the largest"),
+        ({"push_format": "topk"}, r"exchange = 'layerwise' of protocol allreduce: the largest elements of a slice are known"),
         ({"aggregation": "node"}, "aggregation = 'node'"),
     ],
 )

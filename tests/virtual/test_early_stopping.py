@@ -148,8 +148,8 @@ def test_the_rule(patience: int, delta: float, losses: tuple[float, ...], over_a
         ({"evaluation": {"every_epochs": 0}}, "evaluation.every_epochs = 0.*: expected above 0 beside evaluation.patience > 0"),
         ({"evaluation": {"patience": -1}}, "evaluation.patience = -1: expected a finite number >= 0"),
         ({"evaluation": {"min_delta": -0.5}}, "evaluation.min_delta = -0.5: expected a finite number >= 0"),
-        ({"evaluator": False}, "evaluation.patience = 2: expected 0 beside evaluator = false: who evaluates when training is over"),
-        ({"protocol": "allreduce"}, "evaluation.patience = 2: expected 0 beside protocol allreduce, .*it goes with hardsync"),
+        ({"evaluator": False}, "evaluation.patience = 2: expected 0 beside evaluator = false: an evaluation after training"),
+        ({"protocol": "allreduce"}, "evaluation.patience = 2: expected 0 beside protocol allreduce .*allowed with hardsync"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

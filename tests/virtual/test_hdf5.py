@@ -54,5 +54,5 @@ def test_the_user_is_told_of_chunks_that_cost_much(tmp_path: Path, capsys: pytes
         file["train/targets"] = np.arange(20_000) % 3
     data = {"name": "hdf5", "path": str(tmp_path / "data.h5"), "test_inputs": "", "cache_nbytes": 0}
     simulated(tmp_path / "run", {**TENSORS, "data": data, "epochs": 0.003})
-    told = "train/inputs has chunks of (12000, 6), so that 288,000 bytes are read for a sample of 24 unless they are in the cache"
+    told = "train/inputs has chunks of (12000, 6): 288,000 bytes are read for a sample of 24 without a cached chunk"
     assert capsys.readouterr().err.count(told) == 1

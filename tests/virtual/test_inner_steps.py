@@ -189,7 +189,7 @@ def test_nobody_steps_alone_in_memory_of_a_team() -> None:
         def compute(self, seq: int) -> float:
             return 0.0
 
-    with pytest.raises(ProtocolError, match="would move the weights of its whole team"):
+    with pytest.raises(ProtocolError, match="would move the weights of the whole team"):
         InnerSteps(Shared(), 2, AdamwOptions(), lambda clock, place: 0.1, tell_nonfinite=False)
 
 

@@ -199,7 +199,7 @@ def test_layers_that_cannot_be_are_refused(virtual: dict[str, Any], said: str) -
 
 def test_seconds_of_layers_go_with_layers_alone() -> None:
     seconds = {"1": 1.0, "3": 1.0}
-    with pytest.raises(ConfigError, match=r"takes its seconds as a whole"):
+    with pytest.raises(ConfigError, match=r"the seconds count as a whole"):
         simulated(Path("run"), TENSORS, protocol="async", virtual={"forward_s": seconds, "backward_s": seconds})
 
 

@@ -338,7 +338,7 @@ def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
-        ({"group_size": 5}, "group_size = 5: expected at most the number of stages that the model can be cut into, 2"),
+        ({"group_size": 5}, "group_size = 5: expected at most the number of possible stages of the model, 2"),
         ({"group_size": 2, "shards": 1}, "shards = 1: expected at least group_size = 2, one for each stage"),
         ({"group_size": 2, "accumulation": 2}, "accumulation = 2: expected 1 beside group_size > 1: micro_batches are parts"),
         ({"group_size": 2, "protocol": "allreduce", "shards": 1}, "group_size = 2: expected 1 beside protocol allreduce"),

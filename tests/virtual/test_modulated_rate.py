@@ -64,8 +64,8 @@ def test_of_one_gradient_plain_sgd_goes_the_same_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("protocol", "told"),
     [
-        ("hardsync", "beside protocol hardsync, which applies no stale gradients: a gradient that is not stale has the weight 1"),
-        ("async", r"beside protocol\.modulation = 'none': it makes all weights 1; say which they are"),
+        ("hardsync", r"beside protocol hardsync \(applies no stale gradients\): a fresh gradient has the weight 1"),
+        ("async", r"beside protocol\.modulation = 'none': 'none' makes all weights 1; choose a modulation"),
     ],
 )
 def test_where_all_weights_are_1_it_is_refused(protocol: str, told: str, tmp_path: Path) -> None:

@@ -91,5 +91,5 @@ def test_the_log_and_the_weights_are_those_of_the_cpu(
 def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="device = 'cuda': torch finds no CUDA device here"):
         simulate(config(tmp_path / "run", TENSORS, device="cuda"))
-    with pytest.raises(ConfigError, match=r"shard_device = 'cuda': .* virtual shards are where learners compute"):
+    with pytest.raises(ConfigError, match=r"shard_device = 'cuda': .* virtual shards lie where learners compute"):
         simulate(config(tmp_path / "run", TENSORS, shard_device="cuda"))

@@ -101,7 +101,7 @@ def test_local_steps_are_those_of_downpour(
 @pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout", "versioned"])
 def test_there_is_nothing_to_compensate_where_no_gradient_is_stale(protocol: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"compensation = 0\.04: expected 0 beside protocol {protocol}, which applies no stale gradients: "
+        ConfigError, match=rf"compensation = 0\.04: expected 0 beside protocol {protocol} \(applies no stale gradients\): "
     ):
         simulated(tmp_path / "run", TENSORS, protocol=protocol, compensation=0.04)
     if protocol == "backup":

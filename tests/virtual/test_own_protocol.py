@@ -60,7 +60,7 @@ def test_majority_runs_and_is_replayed(shards: int, tmp_path: Path) -> None:
 def test_it_says_what_goes_with_it() -> None:
     assert "versioned" not in str(refused(from_mapping({"protocol": "own_others:Tuned", "exchange": "layerwise"})))
     assert refused(from_mapping({"protocol": "own_majority:Majority", "exchange": "layerwise"})) == ""
-    expected = "compensation = 0.5: expected 0 beside protocol own_majority:Majority, which applies no stale gradients"
+    expected = "compensation = 0.5: expected 0 beside protocol own_majority:Majority (applies no stale gradients)"
     assert expected in refused(from_mapping({"protocol": "own_majority:Majority", "compensation": 0.5}))
 
 
@@ -78,7 +78,7 @@ def refused(config: Config) -> str:
         ("own_nowhere:Majority", {}, "own_nowhere"),
         ("own_others:Missing", {}, "Missing"),
         ("own_others:Plain", {}, r"protocol.factory = 'own_others:Plain': expected a subclass of mpisgd.protocols.Protocol"),
-        ("own_others:Half", {}, r"'own_others:Half': it does not say next_clock, on_update, update_due, which a protocol must"),
+        ("own_others:Half", {}, r"'own_others:Half': missing next_clock, on_update, update_due, expected in every protocol"),
         ("own_others:Tuned", {}, r"called with \(lambda_, \*\*\{\}\): .*gain"),
         ("own_others:Tuned", {"kwargs": {"gain": 1, "loss": 2}}, r"called with .*loss"),
         ("own_others:Tuned", {"kwargs": {"gain": 1}, "timeout_s": -1.0}, r"protocol.timeout_s = -1.0"),

@@ -286,16 +286,16 @@ def metric_that_fails(model: nn.Module, batch: Any) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
-    "number": (lambda model, batch: _loss(model, batch).item(), "step: it returned float .*, expected a scalar tensor"),
-    "nothing": (lambda model, batch: None, "step: it returned NoneType, expected a scalar tensor"),
+    "number": (lambda model, batch: _loss(model, batch).item(), "step: returned float .*, expected a scalar tensor"),
+    "nothing": (lambda model, batch: None, "step: returned NoneType, expected a scalar tensor"),
     "vector": (lambda model, batch: model(batch[0]), r"step: expected a scalar, got shape \(4, 3\)"),
     "no loss": (
         lambda model, batch: {"error": 1.0},
-        "step: it returned a mapping of 'error', expected a scalar tensor under 'loss'",
+        "step: returned a mapping of 'error', expected a scalar tensor under 'loss'",
     ),
-    "detached": (lambda model, batch: _loss(model, batch).detach(), "step: its loss does not depend on the model's weights"),
+    "detached": (lambda model, batch: _loss(model, batch).detach(), "step: the loss does not depend on the model's weights"),
     "nan": (lambda model, batch: _loss(model, batch) * math.nan, "step: the loss = nan at the first mini-batch"),
-    "backward": (backward, r"step: it computed the gradient of .* itself \(backward\) and left it"),
+    "backward": (backward, r"step: backward in the step left a gradient of .*: expected the loss alone"),
     "fails": (misspelt, r"the step fails at the first mini-batch, at .*test_own_step.py:\d+: TypeError"),
     "metric fails": (metric_that_fails, r"the step fails at the first batch of an evaluation, at .*py:\d+: IndexError"),
     "metric of a shape": (
@@ -338,7 +338,7 @@ def test_metrics_are_numbers_of_any_library_and_the_same_ones_of_all_batches(tmp
 
     made = config(tmp_path / "forgets", TENSORS, mu=4, evaluation={"batch": 4})
     x, y = torch.ones(40, 6), torch.zeros(40, dtype=torch.int64)
-    with pytest.raises(ConfigError, match="step: its metrics are other of a batch, but share of those before: expected the same"):
+    with pytest.raises(ConfigError, match="step: metrics are other of a batch, but share of earlier batches: expected the same"):
         simulate(made, UserObjects(step=forgets, data=((x, y), (x[:5], y[:5])), model=lambda: nn.Linear(6, 3)))
 
 

@@ -195,7 +195,7 @@ def test_pieces_take_their_share_and_the_slowest_link(tmp_path: Path) -> None:
     [
         ({"group_form": "partition"}, "group_form = 'partition': expected 'stages' .*: one rank alone has no pieces of a layer"),
         ({**LOCAL, "group_size": 2, "pipeline": "1f1b"}, "pipeline = '1f1b': expected 'gpipe' .*: all ranks are at work"),
-        ({**LOCAL, "group_size": 7, "shards": 7}, "group_size = 7: expected at most what a layer can be cut into, 6"),
+        ({**LOCAL, "group_size": 7, "shards": 7}, "group_size = 7: expected at most the units of a layer, 6"),
         ({"group_size": 2, "group_form": "partition"}, "model 'mlp' has no pieces, expected 'speech' or 'local'"),
         ({**LOCAL, "group_size": 2, "shards": 1}, "shards = 1: expected at least group_size = 2"),
         (

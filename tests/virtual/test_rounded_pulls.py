@@ -1,4 +1,4 @@
-"""Weights pulled as bfloat16: what learners hold is what the definition says, bit for bit; bytes, replay, and what is refused."""
+"""Weights pulled as bfloat16: the host keeps is what the definition says, bit for bit; bytes, replay, and what is refused."""
 
 from __future__ import annotations
 
@@ -186,10 +186,10 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     [
         (
             {"protocol": "allreduce", "aggregation": "node"},
-            "protocol allreduce with aggregation = 'node': in memory that all share",
+            "protocol allreduce with aggregation = 'node': nothing is exchanged in shared",
         ),
-        ({"protocol": "async", "compensation": 0.1}, "compensation > 0: it wants one copy"),
-        ({"shard_device": "cuda"}, "shard_device = 'cuda': what learners hold"),
+        ({"protocol": "async", "compensation": 0.1}, "compensation > 0: compensation needs one copy"),
+        ({"shard_device": "cuda"}, "shard_device = 'cuda': the host keeps"),
     ],
     ids=["allreduce", "compensation", "cuda"],
 )

@@ -290,7 +290,7 @@ REFUSED = [
     ("--network.slow-links 1 -2.0", ["network.slow_links[1]", "-2.0", ">= 0"]),
     ("--virtual.pause-mean-s -1", ["virtual.pause_mean_s", "-1", ">= 0"]),
     ("--virtual.ranks-per-node 0", ["virtual.ranks_per_node", "0", ">= 1"]),
-    ("--virtual.batched", ["virtual.batched", "True", "virtual.gradients = true beside it"]),
+    ("--virtual.batched", ["virtual.batched", "True", "virtual.gradients = true beside batched"]),
     ("--shard-device cuda", ["shard_device", "'cuda'", "'cpu'"]),
     ("--protocol softsync --protocol.n 5", ["protocol.n", "5", "1 <= n <= lambda = 4"]),
     ("--protocol backup --protocol.b 4", ["protocol.b", "4", "N = lambda - b = 4 - 4 >= 1"]),
@@ -333,7 +333,7 @@ def test_mpirun_is_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--data hdf5 --data.path /nowhere", "DataError: data.path = '/nowhere': there is no such file"),
+        ("--data hdf5 --data.path /nowhere", "DataError: data.path = '/nowhere': found no file"),
         ("--model mnist_cnn", "virtual.parameters = 0: the model's are counted, but model = 'mnist_cnn'"),
         ("--model nowhere:factory", "virtual.parameters = 0: the model's are counted, but model.factory = 'nowhere:factory'"),
     ],

@@ -25,7 +25,7 @@ def test_delay_compensation_tells_its_memory(tmp_path: Path, capsys: pytest.Capt
     """Four copies of 150,002 float32: 2,400,032 bytes."""
     wide = {"model": {"name": "mlp", "hidden": [30000]}, "shards": 2}  # 300,003 parameters
     simulated(tmp_path / "run", TENSORS, **SPOKEN, **wide, protocol="async", compensation=0.04)
-    cost = "up to 4 copies of its slice on each shard, 2.3 MiB"
+    cost = "up to 4 copies of the slice on each shard, 2.3 MiB"
     assert f"300,003 parameters, 120 training samples, delay compensation: {cost}," in capsys.readouterr().err
     assert reported(tmp_path / "run")["delay compensation"] == f"0.04: {cost}"
 

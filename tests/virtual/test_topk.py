@@ -129,7 +129,7 @@ def test_the_report_says_how_much(tmp_path: Path) -> None:
     [
         ({"protocol": "async", "compensation": 0.1}, "push_format = 'topk': .* beside compensation > 0: an element"),
         ({"shard_device": "cuda"}, "push_format = 'topk': .* beside shard_device = 'cuda': indices"),
-        ({"push_format": "bfloat16"}, "topk_share = 0.1: expected 0.01 beside a push_format that is not 'topk'"),
+        ({"push_format": "bfloat16"}, "topk_share = 0.1: expected 0.01 beside a push_format other than 'topk'"),
         ({"topk_share": 0}, r"topk_share = 0\.0: expected a number above 0"),
         ({"topk_share": 1.5}, "topk_share = 1.5: expected a number above 0, at most 1"),
         ({"topk_share": math.nan}, "topk_share"),

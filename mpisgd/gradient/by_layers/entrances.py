@@ -87,7 +87,7 @@ def within(model: nn.Module, bounds: Sequence[tuple[int, int]]) -> Iterator[tupl
 
 
 def refused(name: str, *, unseen: bool) -> ConfigError:
-    why = "its weights were used before its module was called" if unseen else "its gradient came in parts"
+    why = "the weights were used before the call of the module" if unseen else "the gradient came in parts"
     return ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
 
 

@@ -57,7 +57,7 @@ class InnerSteps(Travels):
         self.memory, self.scaled = gradient.memory, gradient.scaled
         self.waited = gradient.waited
         if self.memory.shared:
-            raise ProtocolError("InnerSteps in shared memory: a learner's own steps would move the weights of its whole team")
+            raise ProtocolError("InnerSteps in shared memory: a learner's own steps would move the weights of the whole team")
         self.samples = 0
         if self.memory.has_numbers:
             self._weights, self._vector = self.memory.tensors

@@ -37,7 +37,7 @@ class LocalSteps(Travels):
         self.memory = memory = gradient.memory
         self.waited, self.scaled = gradient.waited, gradient.scaled
         if memory.shared:
-            raise ProtocolError("LocalSteps in shared memory: a learner's own steps would move the weights of its whole team")
+            raise ProtocolError("LocalSteps in shared memory: a learner's own steps would move the weights of the whole team")
         self.samples = 0
         self._step: Any = np.empty_like(memory.weights) if memory.has_numbers else None
         self._accrued = np.empty_like(memory.gradients) if memory.has_numbers and count > 1 else None
