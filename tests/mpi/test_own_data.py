@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "model": (("--model", "user:other_model"), ("model: rank 1 has another than rank 0: initial 2.bias", "rank 2-3 also differ")),
     "loss": (("--loss", "user:other_loss"), ("loss: rank 2 has another than rank 1: loss of a first mini-batch",)),
     "a tuple": (("--model", "user:Pair"), ("model: returned a tuple of 2 (Tensor, Tensor), and the loss fails",)),
-    "a float": (("--loss", "user:float_loss"), ("loss: it returned float", "expected a scalar tensor")),
+    "a float": (("--loss", "user:float_loss"), ("loss: returned float", "expected a scalar tensor")),
     "lazy": (("--model", "user:lazy"), ("1.weight of a lazy module has no shape yet",)),
 }
 

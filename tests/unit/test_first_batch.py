@@ -74,10 +74,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a float": (
         {"model": linear(), "loss": as_number},
-        r"loss: it returned float \d.*, expected a scalar tensor that autograd can",
+        r"loss: returned float \d.*, expected a scalar tensor that autograd can",
     ),
-    "an array": ({"model": linear(), "loss": as_array}, r"loss: it returned ndarray, expected a scalar tensor"),
-    "nothing": ({"model": linear(), "loss": lambda output, target: None}, "loss: it returned NoneType, expected a scalar tensor"),
+    "an array": ({"model": linear(), "loss": as_array}, r"loss: returned ndarray, expected a scalar tensor"),
+    "nothing": ({"model": linear(), "loss": lambda output, target: None}, "loss: returned NoneType, expected a scalar tensor"),
     "a vector": ({"model": linear(), "loss": lambda output, target: output.sum(1)}, r"loss: expected a scalar, got shape \(16,\)"),
     "complex": (
         {"model": linear(), "loss": lambda output, target: output.sum().to(torch.complex64)},

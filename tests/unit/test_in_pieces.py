@@ -121,7 +121,7 @@ def frozen() -> nn.Module:
             {},
             "factory 3 of the list returned int, expected a torch.nn.Module",
         ),
-        (lambda: [tanh(6, 6), tanh(6, 6)], {}, "group_size = 3: expected at most .* cut into, 2 "),
+        (lambda: [tanh(6, 6), tanh(6, 6)], {}, "group_size = 3: expected at most .* possible stages of the model, 2 "),
         (four, {"init_from": "w.pt"}, "init_from = 'w.pt': expected none beside a list of factories"),
         (four, {"evaluation": EvaluationOptions(best="error")}, "evaluation.best = 'error': expected '' beside a list"),
         (lambda: [*four()[:3], Sees, tanh(6, 3)], {}, "evaluation.buffers = 'learner': expected 'initial' beside a list"),

@@ -109,7 +109,7 @@ def test_64_learners_do_not_say_it_again(capsys: pytest.CaptureFixture[str], mon
         ("--protocol softsink", "protocol = 'softsink' is unknown; did you mean 'softsync'"),
         (
             "--protocol",
-            "--protocol: expected one of hardsync, softsync, .*, allreduce, sandblaster, custom after it",
+            "--protocol: expected one of hardsync, softsync, .*, allreduce, sandblaster, custom after --protocol",
         ),
         ("--mu 0", "mu = 0: expected a finite number >= 1"),
         ("--protocol softsync --protocol.n 0", r"protocol\.n = 0"),

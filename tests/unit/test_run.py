@@ -68,7 +68,7 @@ def started(*words: str) -> list[str]:
     ("words", "said"),
     [
         ("", "-n is missing: expected a number of at least 1"),
-        ("-n", "-n: expected RANKS after it"),
+        ("-n", "-n: expected RANKS after -n"),
         ("-n 0", "-n 0: expected a number of at least 1"),
         ("-n four", "-n four: expected a number of at least 1"),
         ("-n 3 --max-restarts -1", "--max-restarts -1: expected a number of at least 0"),

@@ -300,18 +300,18 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "metric fails": (metric_that_fails, r"the step fails at the first batch of an evaluation, at .*py:\d+: IndexError"),
     "metric of a shape": (
         lambda model, batch: {"loss": _loss(model, batch), "each": torch.ones(2)},
-        r"its metric 'each' is a tensor of shape \(2,\), expected a number",
+        r"step: metric 'each' is a tensor of shape \(2,\), expected a number",
     ),
     "metric of text": (
         lambda model, batch: {"loss": _loss(model, batch), "each": "0.5"},
-        "its metric 'each' is str '0.5', expected a number",
+        "step: metric 'each' is str '0.5', expected a number",
     ),
     "name": (
         lambda model, batch: {"loss": _loss(model, batch), "samples": 1},
         "its metric 'samples' has the name of a column of the log",
     ),
-    "no name": (lambda model, batch: {"loss": _loss(model, batch), 3: 1.0}, "its metric 3 has no name for a column"),
-    "name of a table": (lambda model, batch: {"loss": _loss(model, batch), "a | b": 1.0}, r"its metric 'a \| b' has no name"),
+    "no name": (lambda model, batch: {"loss": _loss(model, batch), 3: 1.0}, "step: metric 3 has no name for a column"),
+    "name of a table": (lambda model, batch: {"loss": _loss(model, batch), "a | b": 1.0}, r"step: metric 'a \| b' has no name"),
     "not callable": (3, "step: found int 3, expected a callable of"),  # type: ignore[dict-item]
 }
 

@@ -127,7 +127,7 @@ def test_the_report_says_how_much(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"protocol": "async", "compensation": 0.1}, "push_format = 'topk': .* beside compensation > 0: an element"),
+        ({"protocol": "async", "compensation": 0.1}, "push_format = 'topk': .* beside compensation > 0: a pushed element"),
         ({"shard_device": "cuda"}, "push_format = 'topk': .* beside shard_device = 'cuda': indices"),
         ({"push_format": "bfloat16"}, "topk_share = 0.1: expected 0.01 beside a push_format other than 'topk'"),
         ({"topk_share": 0}, r"topk_share = 0\.0: expected a number above 0"),
