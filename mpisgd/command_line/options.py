@@ -30,7 +30,7 @@ from mpisgd.liveness.guard import launched_rank
 _DESCRIPTION = """The first word may be a TOML file; options on the command line override the file.
 --print-config prints the result and stops.{resume}
 
-Components come in kinds; choose a kind, and the options of this kind appear below (--protocol softsync --help-all):
+Components come in kinds; the options of a chosen kind appear below (--protocol softsync --help-all):
 {kinds}
 --model, --data, --protocol and --schedule also take the user's own package.module:factory."""
 _RESUME = """
