@@ -189,7 +189,7 @@ class Evaluator:
                 names = zip(("theta", "thetabar"), self._pulled, strict=False)
                 views = {name: self._model.views(vector) for name, vector in names}
                 self._save({name: {at: each.clone() for at, each in every.items()} for name, every in views.items()}, path)
-                error.add_note(f"the evaluation failed, not the training: its last parameters are in {path}")
+                error.add_note(f"the evaluation failed, not the training: the last parameters are in {path}")
             raise
 
     def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:

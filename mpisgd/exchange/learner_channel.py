@@ -167,7 +167,7 @@ class LearnerChannel(Exchanges):
         """
         if self.duplex:
             if self._noted is not None or meanwhile is not None:
-                raise ProtocolError("exchange = 'duplex': two pushes without a pull between them")
+                raise ProtocolError("exchange = 'duplex': two pushes, no pull in between")
             self._noted = report
             return
         if self._times is not None:
@@ -377,7 +377,7 @@ class LearnerChannel(Exchanges):
     def _take_notice(self, shard: int) -> int:
         """Return the clock of a shard's next notice."""
         if not self._notices or not self._notices[shard]:
-            raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than it can have sent")
+            raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than this rank can have sent")
         posted = self._notices[shard].popleft()
         fields: tuple[int, int] = self._wire.header(posted)
         self._wire.finish(posted)

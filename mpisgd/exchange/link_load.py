@@ -81,7 +81,7 @@ def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tu
     carried = f"links carry up to {_megabytes(nbytes)} one way for a push and a pull of each learner ({host}):"
     text = f"{carried} at least {nbytes / GIGABIT:.3g} s at 1 Gbit/s"
     if _may_stream(config, bounds):
-        text += ", which --exchange streamed comes nearer to, with the same bits"
+        text += "; --exchange streamed comes nearer to this bound, with the same bits"
     better = _best(config, hosts)
     if better is None:
         return text, ""

@@ -158,9 +158,11 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     roles = double(len(hosts), evaluator=config.evaluator)
     nodes = len({hosts[rank] for rank in roles.learner_ranks})
     if config.aggregation == "node" and nodes > 1:
-        raise ConfigError(f"aggregation = 'node': allreduce shares memory of one node, found learners on {nodes}; leave it out")
+        raise ConfigError(
+            f"aggregation = 'node': allreduce shares memory of one node, found learners on {nodes}; leave aggregation out"
+        )
     if config.shards not in (1, roles.lambda_):  # a run writes lambda_ into its own config.toml
-        raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
+        raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave shards out")
     return roles
 
 
@@ -235,8 +237,8 @@ def in_groups(roles: Roles, size: int, hosts: Sequence[str]) -> Roles:
     if left := len(ranks) % size:
         fewer = f"{len(ranks) - left} or " if len(ranks) > size else ""
         raise ConfigError(
-            f"group_size = {size}: {len(ranks)} ranks compute, which do not divide into groups of {size}: expected"
-            f" {fewer}{len(ranks) - left + size} of them"
+            f"group_size = {size}: {len(ranks)} computing ranks do not divide into groups of {size}: expected"
+            f" {fewer}{len(ranks) - left + size} ranks"
         )
     nodes: dict[str, list[int]] = {}
     for rank in ranks:

@@ -204,7 +204,7 @@ class ShardChannel:
             return Lost(source, self._learner_of_rank[source])
         if tag == Tag.STUCK:
             return Stuck(source, self._learner_of_rank[source])
-        raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not", source)
+        raise PeerError(f"rank {source} poses as learner {fields[0]}", source)
 
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
         sender: int = fields[0]

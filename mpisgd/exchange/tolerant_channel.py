@@ -67,8 +67,8 @@ class TolerantShardChannel(ShardChannel):
             if number != NOTHING_MORE:
                 self.lose_evaluator()
         elif source != self._evaluator_rank or (number == NOTHING_MORE and not self.is_first):
-            what = "said that nothing more is evaluated" if number == NOTHING_MORE else "pulled a snapshot"
-            raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
+            what = "announced the end of evaluation" if number == NOTHING_MORE else "pulled a snapshot"
+            raise PeerError(f"rank {source} {what}: not the task of this rank", source)
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         """Return the patterns to take meanwhile; the evaluator is known only by its pulls."""

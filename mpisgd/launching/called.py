@@ -37,7 +37,7 @@ def main(place: Path, ranks: int) -> None:
     try:
         if MPI.COMM_WORLD.Get_size() != ranks:
             found = MPI.COMM_WORLD.Get_size()
-            raise ConfigError(f"this MPI sees {found} of {ranks} ranks: mpirun and the MPI that mpi4py was built for do not match")
+            raise ConfigError(f"this MPI sees {found} of {ranks} ranks: mpirun and the MPI of mpi4py do not match")
         (place / BEGUN.format(rank)).touch()
         function, args, kwargs = pickle.loads((place / CALL).read_bytes())
         result = function(*args, **kwargs)

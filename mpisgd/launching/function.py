@@ -98,14 +98,14 @@ def _packed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     by_value = importlib.util.find_spec("cloudpickle") is not None
     if not by_value and getattr(function, "__module__", None) == "__main__":
         raise ConfigError(
-            f"launch: {name} is of this script or notebook, where ranks cannot import it: put it into a module of its own, or"
+            f"launch: ranks cannot import {name} from this script or notebook: put the function into a module, or"
             " pip install cloudpickle"
         )
     try:
         return bytes(called.packer().dumps((function, args, kwargs)))
     except Exception as error:  # whatever an object's own __reduce__ raises
-        hint = "" if by_value else "; pip install cloudpickle, which sends more"
-        raise ConfigError(f"launch: {name} or one of its arguments cannot be sent to ranks: {error}{hint}") from error
+        hint = "" if by_value else "; pip install cloudpickle to send more"
+        raise ConfigError(f"launch: {name} or an argument cannot be sent to ranks: {error}{hint}") from error
 
 
 def _refuse_after_mpi() -> None:
@@ -114,5 +114,5 @@ def _refuse_after_mpi() -> None:
     if loaded is not None and loaded.Is_initialized():
         raise ConfigError(
             "launch: this process has initialised MPI, by mpisgd.train() or by importing mpi4py.MPI, and cannot start ranks any"
-            " more: call launch() in a process that has not (restart the notebook's kernel)"
+            " more: call launch() in a new process (restart the notebook's kernel)"
         )

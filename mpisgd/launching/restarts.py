@@ -94,20 +94,20 @@ class Attempts:
             print(f"mpisgd run: stopped by {name_of(self._told)} before the ranks had begun", file=sys.stderr)
             return 128 + self._told
         if status == EXIT_OK:
-            print(f"mpisgd run: the launcher says 0, but {self._job.path} is not DONE: see what was said above", file=sys.stderr)
+            print(f"mpisgd run: the launcher says 0, but {self._job.path} is not DONE: see the messages above", file=sys.stderr)
             return EXIT_FAILED
         return status
 
     def _again(self) -> tuple[Sequence[str], str]:
         path = self._job.path
         if not (self._ours or self._job.resumed):
-            return self._job.words, "it had not begun, and is started anew"
+            return self._job.words, "the run had not begun, and is started anew"
         clock, asked, self._asked_nodes = newest(path), self._asked_nodes, False
         if clock is None and (asked or not keeps_near(path)):
-            return [*self._job.words, "--overwrite"], "it has no checkpoint, and begins anew"
+            return [*self._job.words, "--overwrite"], "the run has no checkpoint, and begins anew"
         self._asked_nodes = clock is None
-        how = "the newest state that nodes hold" if clock is None else f"its checkpoint of clock {clock:,}"
-        return shlex.split(resume_line(path, config_file.of_run(path)))[2:], f"it goes on from {how}"
+        how = "the newest state on the nodes" if clock is None else f"the checkpoint of clock {clock:,}"
+        return shlex.split(resume_line(path, config_file.of_run(path)))[2:], f"the run goes on from {how}"
 
     def _stamp(self) -> tuple[int, int]:
         """Identify config.toml: each attempt writes its own, once all ranks hear signals."""

@@ -105,4 +105,6 @@ def refuse_among_ranks() -> None:
     """Raise ConfigError if a launcher has started this process: each rank would start ranks."""
     for name in SIZE_VARIABLES:
         if os.environ.get(name, "1") not in ("", "1"):
-            raise ConfigError(f"this starts ranks itself, but {name} = {os.environ[name]}: start it once, without mpirun or srun")
+            raise ConfigError(
+                f"this process starts the ranks, but {name} = {os.environ[name]}: start a single process, without mpirun or srun"
+            )

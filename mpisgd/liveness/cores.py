@@ -80,7 +80,7 @@ def bind(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> tuple[Ranks, str]:
     host = ranks.hosts[ranks.rank]
     here = [rank for rank, name in enumerate(ranks.hosts) if name == host]
     share = of_node(ranks.allowed, here, roles)[ranks.rank]
-    problem = f"{host} has {ranks.cores} core(s) for {len(here)} ranks, which share them all" if not share else take(share)
+    problem = f"{host} has {ranks.cores} core(s) for {len(here)} ranks: all ranks share all cores" if not share else take(share)
     everybody = comm.allgather((binding.own_cores(), len(share) if not problem else 0, problem))
     problems = list(dict.fromkeys(problem for *_, problem in everybody if problem))
     told = f"binding = 'roles': {problems[0]}{f', and {len(problems) - 1} more' * (len(problems) > 1)}" if problems else ""
@@ -103,4 +103,4 @@ def take(share: Share) -> str:
         except OSError as error:
             return f"{where}: {error.strerror}"
     found = binding.own_cores()
-    return "" if found == wanted else f"{where}: it is on {ranges(sorted(found))}"
+    return "" if found == wanted else f"{where}: found core {ranges(sorted(found))}"

@@ -136,7 +136,7 @@ def failing_fast(
         alone = ulfm.enabled() and expendable() and not is_of_others(error)
         if not (ulfm.enabled() and _has_been_said(comm, error)):
             where = "" if isinstance(error, MpisgdError) or _is_failure(comm, error) else traceback.format_exc()
-            what = "the others go on without it" if alone else "the job is ended"
+            what = "the others go on without this rank" if alone else "the job is ended"
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
             lines = [where, text, _cause(comm, error), "" if alone else way_on()]
             for tell in _TOLD:

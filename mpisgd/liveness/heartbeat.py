@@ -257,7 +257,7 @@ class Heartbeat:
         ranks = sorted(silent_s, key=lambda rank: -silent_s[rank])
         who = ", ".join(map(self._name, ranks[:3])) + f" and {len(ranks) - 3} more" * (len(ranks) > 3)
         patient = f"longer than faults.patience_s = {self._patience_s:g}"
-        why = "it is stopped, no network leads there, or its code lets no other thread run"
+        why = "a stopped process, no network to the rank, or code that lets no other thread run"
         text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
         last_words(f"{text}; the job is ended")
         way_on = self._way_on()  # reads files, perhaps across the same link

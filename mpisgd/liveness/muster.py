@@ -22,7 +22,7 @@ _HERE = 32_101
 """Tag of an arriving rank's message to ranks 0 and 1."""
 _WORD = np.zeros(1, np.uint8)
 _LOOK_S = 0.01
-_EVERY = "every rank of the job calls it, and so not below `if rank == 0:`"
+_EVERY = "call train() on every rank of the job, never below `if rank == 0:`"
 
 
 @contextmanager

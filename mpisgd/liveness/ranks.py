@@ -129,8 +129,8 @@ def refuse_singletons(ranks: Ranks) -> None:
     """Refuse N jobs of one rank instead of a job of N (TRAPS 7). Raises ConfigError."""
     if ranks.size == 1 and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
-            f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a launcher like it, starts processes"
-            f" that MPI knows nothing of; start them by {words(int(os.environ['WORLD_SIZE']))} mpisgd train ..."
+            f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a similar launcher, starts processes"
+            f" unknown to MPI; start the ranks by {words(int(os.environ['WORLD_SIZE']))} mpisgd train ..."
         )
     if ranks.size > 1:
         return
@@ -139,9 +139,9 @@ def refuse_singletons(ranks: Ranks) -> None:
         said = f"{launched_rank_variable()} = {launched_rank()}"
     if said:
         raise ConfigError(
-            f"this MPI sees 1 rank, but {said}: the launcher and the MPI that mpi4py was built for do not"
-            " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun --mpi=...;"
-            " mpisgd doctor says which launchers fit"
+            f"this MPI sees 1 rank, but {said}: the launcher and the MPI of mpi4py do not"
+            " belong together: every rank believes it is alone; use the mpirun of mpi4py's MPI, or srun --mpi=...;"
+            " mpisgd doctor names the launchers that fit"
         )
 
 

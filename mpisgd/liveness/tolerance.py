@@ -11,7 +11,7 @@ def of(config: Config) -> bool:
     """Return whether others go on when a learner dies. Raises ConfigError: asked for without failure reports."""
     mode = config.faults.mode
     if mode == "tolerant":
-        needs = "'auto' or 'fail-fast': tolerant needs an MPI that tells of failures; Open MPI 5: mpirun --with-ft ulfm ..."
+        needs = "'auto' or 'fail-fast': tolerant needs an MPI with reports of failures; Open MPI 5: mpirun --with-ft ulfm ..."
         require(ulfm.enabled(), "faults.mode", mode, needs)
     wanted = replace(config, faults=FaultOptions(mode="tolerant"))
     possible = not any("tolerant" in pair for pair in compatibility.refused(wanted))

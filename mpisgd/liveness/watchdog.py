@@ -85,5 +85,5 @@ def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:
         parts.append(f"{learner(learner_id)}, which {since if clock >= 0 else 'has not asked for weights yet'}")
     text += "; ".join(parts) or "nobody"
     for learner_id, clock in list(waiting.items()):  # the loop goes on meanwhile
-        text += f"; {learner(learner_id)} waits for it, for clock {clock} or later"
+        text += f"; {learner(learner_id)} waits for this shard, for clock {clock} or later"
     return text

@@ -115,8 +115,8 @@ def given(spec: str, user_objects: Callbacks) -> Callbacks:
     known = [each.name for each in fields(Callbacks)]
     has = [name for name in dir(kind) if name.startswith("on_")]
     if not has or set(has) - set(known):
-        found = ", ".join(name for name in has if name not in known) or "none that begins with on_"
-        raise ConfigError(f"{field_}: its methods are {found}, expected some of {', '.join(known)}")
+        found = ", ".join(name for name in has if name not in known) or "no method on_..."
+        raise ConfigError(f"{field_}: found {found}, expected some of {', '.join(known)}")
     made = call_factory(kind, {}, {}, field_)
     return Callbacks(**{name: getattr(made, name) for name in has})
 

@@ -36,12 +36,12 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
     try:
         if path.exists():
             if not overwrite:
-                raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
+                raise ConfigError(f"out = {str(path)!r} exists: choose another, or replace the directory by --overwrite")
             lock = Lock(path) if (path / schema.LOCK).exists() else None  # no run while its holder empties it
             if not (_is_run(path) or _never_began(path)):
                 if lock is not None:
                     lock.release()
-                raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
+                raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: not replaced")
             lock = lock or Lock(path)
             _empty(path)
             return lock

@@ -31,7 +31,7 @@ def described_in(run: Directory) -> dict[str, str]:
     """Return a run's entry on its initial file. Raises DataError if missing."""
     entry = run.environment.get("brought", {}).get(NAME)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("file", "sha256")):
-        raise DataError(f"{run.path / schema.CONFIG}: {NAME} is given, but not which file that was")
+        raise DataError(f"{run.path / schema.CONFIG}: {NAME} is given, but the name or sha256 of the file is missing")
     return dict(entry)
 
 
@@ -40,10 +40,10 @@ def same(run: Directory, where: str = "") -> Path:
     entry = described_in(run)
     path = weights.file_of(Path(where or entry["file"]))
     if not path.is_file():
-        raise DataError(f"{path} is not there: {run.path} began with its weights (sha256 {entry['sha256']})")
+        raise DataError(f"{path} is not there: {run.path} began with the weights of this file (sha256 {entry['sha256']})")
     found = _sha256(path)
     if found != entry["sha256"]:
-        raise DataError(f"{path} has changed since {run.path} began with its weights: its sha256 was {entry['sha256']}, is {found}")
+        raise DataError(f"{path} has changed since {run.path} began with the weights: the sha256 was {entry['sha256']}, is {found}")
     return path
 
 
@@ -52,7 +52,7 @@ def load(module: nn.Module, config: Config) -> None:
     field = f"{NAME} = {config.init_from!r}"
     path, out = _file(config), Path(config.out).resolve()
     if config.overwrite and out in path.resolve().parents:
-        raise ConfigError(f"{field} lies in out = {config.out!r}, which overwrite empties: expected another out")
+        raise ConfigError(f"{field} lies in out = {config.out!r}, and overwrite empties this directory: expected another out")
     try:
         state = weights.read(Path(config.init_from))
     except (CheckpointError, DataError) as error:
@@ -81,18 +81,18 @@ def _problems(module: nn.Module, state: State) -> Iterator[str]:
         by_parameter.setdefault(parameter, []).append(name)
     lacking = [names[0] for names in by_parameter.values() if not any(name in state for name in names)]
     if lacking:
-        yield f"it lacks {lacking[0]!r}{_count(lacking)}"
+        yield f"the file lacks {lacking[0]!r}{_count(lacking)}"
     foreign = [name for name in state if name not in own]
     if foreign:
-        yield f"it has {foreign[0]!r}, which the model has not{_count(foreign)}"
+        yield f"the file has {foreign[0]!r}, unknown to the model{_count(foreign)}"
     other = [name for name in state if name in own and _kind(state[name]) != _kind(own[name])]
     if other:
-        yield f"its {other[0]!r} is {_kind(state[other[0]])}, expected {_kind(own[other[0]])}{_count(other)}"
+        yield f"{other[0]!r} of the file is {_kind(state[other[0]])}, expected {_kind(own[other[0]])}{_count(other)}"
     for names in by_parameter.values():
         first, *others = [name for name in names if name in state] or [""]
         apart = [name for name in others if name not in other and not torch.equal(state[name], state[first])]
         if apart:
-            yield f"its {apart[0]!r} and {first!r} have other values, and are one parameter"
+            yield f"{apart[0]!r} and {first!r} of the file have different values, but are the same parameter"
 
 
 def _kind(tensor: Tensor) -> str:

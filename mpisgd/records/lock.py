@@ -120,7 +120,7 @@ def check(run: Path) -> None:
 def _check(run: Path, path: Path, text: str) -> None:
     who = _held_by(text)
     if who:
-        raise ConfigError(f"{run} is being written by another job, {who}; if that job has ended, remove {path} and try again")
+        raise ConfigError(f"{run} is being written by another job, {who}; if the other job has ended, remove {path} and try again")
 
 
 def _chain(run: Path) -> list[tuple[Path, str]]:
@@ -172,7 +172,7 @@ def _held_by(text: str) -> str:
         holder = sums.checked(schema.LOCK, json.loads(text), _mine())
         host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])
     except (ValueError, KeyError, TypeError, DataError) as error:
-        return f"whose {schema.LOCK} cannot be read ({type(error).__name__})"
+        return f"with an unreadable {schema.LOCK} ({type(error).__name__})"
     mine = _mine()
 
     def same(*names: str) -> bool:

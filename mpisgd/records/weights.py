@@ -31,7 +31,7 @@ def of_run(run: Directory, *, averaged: bool = False) -> State:
     """
     path, told = run.path / schema.WEIGHTS, (run.done or {}).get("weights")
     if not path.is_file():
-        raise CheckpointError(f"{run.path} has no {schema.WEIGHTS}: a run leaves its weights when it ends")
+        raise CheckpointError(f"{run.path} has no {schema.WEIGHTS}: a run writes weights at the end")
     if told is not None:
         sums.check_file(path, told)
     states = _torch(path)
@@ -53,7 +53,7 @@ def best_of_run(run: Directory) -> State:
     """Return a run's best weights (`evaluation.best`) so far. Raises as `of_run`."""
     path, told = run.path / schema.BEST, (run.done or {}).get("best")
     if not path.is_file():
-        raise CheckpointError(f"{run.path} has no {schema.BEST}: a run keeps its best weights with --evaluation.best error")
+        raise CheckpointError(f"{run.path} has no {schema.BEST}: a run keeps the best weights with --evaluation.best error")
     if told is not None:
         sums.check_file(path, told)
     return _state(read_best(path)[WEIGHTS], path)
@@ -83,11 +83,11 @@ def read(path: Path) -> State:
 def check_new(path: Path) -> None:
     """Raise ConfigError if `write` could not make this file, or would replace another."""
     if path.suffix not in (TORCH, SAFETENSORS):
-        raise ConfigError(f"{path}: expected a name that ends in {TORCH} or {SAFETENSORS}")
+        raise ConfigError(f"{path}: expected a name ending in {TORCH} or {SAFETENSORS}")
     if path.suffix == SAFETENSORS:
         _library()
     if path.exists() or not path.parent.is_dir():
-        why = "exists: choose another name, or remove it" if path.exists() else f"cannot be made: there is no {path.parent}"
+        why = "exists: choose another name, or remove the file" if path.exists() else f"cannot be made: there is no {path.parent}"
         raise ConfigError(f"{path} {why}")
 
 

@@ -59,14 +59,14 @@ def simulate_again(record: Record, user_objects: UserObjects, proof: Proof, *, e
 def _why_not(record: Record) -> str:
     config = record.config
     if (record.run.events["kind"] == Event.INTERRUPTED).any():
-        return "a signal interrupted it, which is not in its configuration"
+        return "a signal interrupted the run, and the configuration holds no signals"
     if (record.rules < 3 and config.by_layers) or (record.rules < 4 and config.in_buckets):
         return "an earlier mpisgd cut layers or buckets, and asked for their weights, otherwise"
     if record.rules < 5 and config.network.core_bandwidth:
         return "an earlier mpisgd's cores copied nothing within their nodes (network.core_bandwidth)"
     compute = config.compute
     if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():
-        return f"its compute seconds were drawn from {compute.run}, which is not here"
+        return f"the compute seconds were drawn from {compute.run}, not found here"
     return ""
 
 
@@ -79,7 +79,7 @@ def _simulate(config: Config, user_objects: UserObjects, record: Record, evaluat
     try:
         job = Job(config, user_objects, evaluated=needed, kept=False)
     except MpisgdError as error:
-        refuse(f"it cannot be simulated as it says: {error}", -1, schema.CONFIG)
+        refuse(f"a run of this configuration cannot be simulated: {error}", -1, schema.CONFIG)
     compare(record, job.environment())
     try:
         job.run()
@@ -142,12 +142,12 @@ def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tu
         clock = int(ours["clock"][row]) if "clock" in (ours.dtype.names or ()) else -1
         refuse(why, shard, table, row=row, clock=clock)
     if len(theirs) > len(ours) or (whole and len(theirs) < len(ours)):
-        refuse(f"it has {len(theirs)} rows, simulated again {len(ours)}", shard, table, row=both)
+        refuse(f"{len(theirs)} rows, simulated again {len(ours)}", shard, table, row=both)
 
 
 def _compare_end(record: Record, again: Run, failed: str) -> None:
     if again.done is None:
-        refuse(f"simulated again, it does not end: {failed}", -1, schema.DONE)
+        refuse(f"simulated again, the run does not end: {failed}", -1, schema.DONE)
     for name in ("clock", "samples", "seconds"):
         if (record.done or {}).get(name) != again.done[name]:
             refuse(f"{name} {(record.done or {}).get(name)}, simulated again {again.done[name]}", -1, schema.DONE)

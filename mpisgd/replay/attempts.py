@@ -81,7 +81,7 @@ def check_start(record: Record, shard: ShardRecord) -> None:
     """Raise Untrue if shards continue from different clocks."""
     start = shard.start
     if start.clock != record.start_clock:
-        why = f"it continues clock {start.clock}, shard {record.shards[0].shard} continues clock {record.start_clock}"
+        why = f"this shard continues clock {start.clock}, shard {record.shards[0].shard} continues clock {record.start_clock}"
         refuse(why, shard.shard, "updates")
 
 
@@ -96,19 +96,19 @@ def _begun(record: Record, following: Record, shard: int, computed: Tensors | No
     except CheckpointError as error:
         if computed is None:
             raise DataError(
-                f"the log of shard {shard} does not lead to clock {clock}, and without its checkpoint: {error}"
+                f"the log of shard {shard} does not lead to clock {clock}, and no checkpoint gives the state: {error}"
             ) from error
         proof.seams.append(f"attempt {following.attempt}, shard {shard}: goes on at clock {clock}; {error}")
         return computed
     if computed is None:
         proof.seams.append(
             f"attempt {following.attempt}, shard {shard}: goes on at clock {clock} with the slice of the checkpoint: the logs of"
-            " the attempt before were cut off too early to give it"
+            " the attempt before end too early for this slice"
         )
         return kept
     other = [name for name in sorted({*kept, *computed}) if not _same(kept.get(name), computed.get(name))]
     if other and proof.finding is None and not proof.tolerance:
-        why = f"attempt {following.attempt} begins with {', '.join(other)} of the checkpoint, which are not what its log gives"
+        why = f"attempt {following.attempt} begins with {', '.join(other)} of the checkpoint: the log before gives other values"
         proof.finding = Finding(why, shard, "updates", clock=clock)
     proof.seams.append(f"attempt {following.attempt}, shard {shard}: goes on at clock {clock}")
     return kept

@@ -112,7 +112,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"{path} is missing: the run says it is done, and there is nothing to compare with") from error
+        raise DataError(f"{path} is missing: the run is DONE, and there is nothing to compare with") from error
     except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, UnpicklingError) as error:
         raise DataError(f"{path} cannot be read as the weights of this model: {type(error).__name__}: {error}") from error
 

@@ -47,8 +47,8 @@ def check_rules(record: Record) -> None:
     own_rates = stages.steps_by_itself(config) and not isinstance(config.schedule, ConstantOptions)
     if record.older and (config.schedule.warmup_epochs > 0 or own_rates):
         raise DataError(
-            f"{record.path}: written by an earlier mpisgd, which began a warm-up with a rate of 0 and let learners' own steps keep"
-            f" alpha0: replay it with that (mpisgd {record.run.environment.get('versions', {}).get('mpisgd', 'of then')})"
+            f"{record.path}: an earlier mpisgd began a warm-up with a rate of 0 and let learners' own steps keep"
+            f" alpha0: replay the run with mpisgd {record.run.environment.get('versions', {}).get('mpisgd', 'of then')}"
         )
 
 
@@ -79,7 +79,7 @@ def check_environment(record: Record, serial: Serial) -> None:
         try:
             roles = of_job(record.config, hosts)
         except MpisgdError as error:
-            refuse(f"[environment] hosts: no such job can be: {error}", -1, schema.CONFIG)
+            refuse(f"[environment] hosts: no job can have these hosts: {error}", -1, schema.CONFIG)
         expected |= {
             "learners": roles.lambda_,
             "teams": [list(team) for team in roles.teams] if record.config.in_teams else [],

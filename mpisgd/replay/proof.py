@@ -142,5 +142,5 @@ class Proof:
         if self.holds:
             return [*result, f"the same within the tolerance: {names}, {self.parameters:,} parameters"]
         if 0 < self.largest_loss < _LAST_BITS:
-            result.append("so small a difference may come from another kind of CPU: see --tolerance")
+            result.append("a difference this small may come from another kind of CPU: see --tolerance")
         return [*result, *self.notes, "not the same"]

@@ -87,7 +87,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     record = with_initial(record, init_from, proof)
     last = min(log.final_clock for log in record.shards)
     if until is not None and not 0 <= until <= last:
-        raise ConfigError(f"until = {until}: expected 0 to {last}, the clock at which the log ends")
+        raise ConfigError(f"until = {until}: expected 0 to {last}, the last clock of the log")
     proof.which = evaluations
     if record.config.protocol.batch:
         return _replay_batch(record, user_objects, proof, until)
@@ -111,7 +111,7 @@ def replay(  # noqa: PLR0913 - each an option by name
         else:
             proof.clocks = tuple(log.final_clock for log in record.shards)
             proof.computed = False
-            proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
+            proof.nothing_to_compare = "the run computed no gradients: only the protocol's decisions can be checked"
         if virtual and until is None and not (at_first and not proof.holds):
             simulate_again(record, user_objects, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
     _check_joined(record, proof, until)
@@ -123,7 +123,7 @@ def _check_joined(record: Record, proof: Proof, until: int | None) -> None:
     """Check `log.h5` last: other checks explain a changed rank's file better."""
     if proof.holds and record.done is not None and until is None:
         if "files" not in record.done and (record.path / schema.LOG).is_file():
-            proof.seams.append(f"{schema.LOG} is on trust: an earlier mpisgd wrote it, in other forms")
+            proof.seams.append(f"{schema.LOG} is on trust: written by an earlier mpisgd, in other forms")
             return
         try:
             check_joined(record.run)
@@ -151,7 +151,7 @@ def _replay_batch(record: Record, user_objects: UserObjects, proof: Proof, until
     except Untrue as untrue:
         proof.find(untrue.finding)
     if record.run.environment.get("virtual", False):
-        proof.not_simulated = "of a batch optimisation it was computed again only; seconds are on trust"
+        proof.not_simulated = "a batch optimisation is only computed again; seconds are on trust"
     _check_joined(record, proof, until)
     proof.seconds = time.monotonic() - started_s
     return proof
@@ -161,7 +161,7 @@ def _compare_batch(record: Record, batch: Batch, proof: Proof) -> None:
     model = batch.tensors.model
     proof.parameters = model.size
     if record.done is None:
-        proof.nothing_to_compare = "the run did not finish: it left no weights to compare with"
+        proof.nothing_to_compare = "the run did not finish: no weights to compare with"
         return
     weights = batch.weights()
     recorded = load_weights(record.path / schema.WEIGHTS, ["theta"], model, record.done.get("weights"))["theta"]
@@ -216,7 +216,7 @@ def check_log(record: Record) -> None:
         """Only the order's existence matters."""
     for log, clock in zip(record.shards, record.done["clock"] if record.done else [], strict=False):
         if log.final_clock != clock or not log.finished:
-            refuse(f"DONE says that it ended at clock {clock}", log.shard, "updates", row=log.final_clock)
+            refuse(f"DONE says that the shard ended at clock {clock}", log.shard, "updates", row=log.final_clock)
     check_done(record)
 
 
@@ -228,7 +228,7 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     proof.metrics = metrics_of(record.run.evaluations.dtype)
     proof.columns = record.run.pushes.dtype.names or ()
     if record.older:
-        proof.seams.append("written by an earlier mpisgd: on trust are also whether it diverged, batch_norm_policy, and goodbyes")
+        proof.seams.append("written by an earlier mpisgd: divergence, batch_norm_policy and goodbyes are also on trust")
     if config.virtual.batched and record.run.environment.get("virtual", False):
         proof.why_tolerant = "the run computed many gradients as one batch"
     if "cuda" in (config.device, config.shard_device):
@@ -242,7 +242,7 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     refused = np.count_nonzero(record.run.events["kind"] == Event.REFUSED)
     if refused:
         proof.notes.append(
-            f"shards refused {refused:,} messages that cannot be (events REFUSED):"
-            " whoever sent them may also have sent some that can be"
+            f"shards refused {refused:,} impossible messages (events REFUSED):"
+            " the senders may also have sent false messages unnoticed"
         )
     return proof

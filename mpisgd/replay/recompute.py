@@ -24,11 +24,9 @@ from mpisgd.vectors.memory import host_view
 _NORM_TOLERANCE = 1e-3
 """Relative; numpy's own number of threads sets the order of float32 sums in squared norms."""
 
-_FROM_THE_START = (
-    "from the first gradient on: have model, loss or data changed since, or do they draw from generators of their own?"
-)
+_FROM_THE_START = "from the first gradient on: have model, loss or data changed since, or generators of their own?"
 
-_OF_A_STREAM = "its data are a stream: does that give learners the same samples again? One that does not cannot be replayed"
+_OF_A_STREAM = "the data are a stream: does the stream give learners the same samples again? If not, the run cannot be replayed"
 
 OnRow = Callable[[int, Row, float], None]
 """Callback per gradient taken by a shard: row number, row, recomputed loss."""
@@ -84,7 +82,7 @@ class Recompute:
             there = "stopped at" if len(proof.waypoints) == len(self.clocks) else "the logs end before all shards come to"
             proof.nothing_to_compare = f"{there} clock {until}"
         elif self.record.done is None:
-            proof.nothing_to_compare = "the run did not finish: it left no weights to compare with"
+            proof.nothing_to_compare = "the run did not finish: no weights to compare with"
         elif not (at_first and proof.finding):
             self._compare_weights()
 

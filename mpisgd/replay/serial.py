@@ -255,7 +255,7 @@ def load_data(record: Record, user_objects: UserObjects) -> DataSet:
     data = parts.load_data(record.config, user_objects)
     recorded = record.environment("train_samples")
     if len(data.train) != recorded:
-        raise DataError(f"the data have {len(data.train)} training samples, those of {record.path} had {recorded}")
+        raise DataError(f"the data have {len(data.train)} training samples, the data of {record.path} had {recorded}")
     return data
 
 
@@ -263,7 +263,7 @@ def _check_size(record: Record, size: int) -> None:
     recorded = record.environment("parameters")
     if size != recorded:
         raise DataError(
-            f"the model has {size} parameters, that of {record.path} had {recorded}: it is another one, or has changed since"
+            f"the model has {size} parameters, the model of {record.path} had {recorded}: another model, or changed since"
         )
 
 

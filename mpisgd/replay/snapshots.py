@@ -120,7 +120,7 @@ def check_rows(record: Record, plan: Plan) -> None:
         if not row["evaluate_s"] >= 0:
             refuse(f"evaluate_s {row['evaluate_s']}", -1, "evaluations", row=at, clock=int(wanted[1]))
     if record.whole and (len(rows) > len(expected) or (record.done and len(rows) < len(expected))):
-        why = f"it has {len(rows)} rows, but {len(expected)} are of this run"
+        why = f"{len(rows)} rows, but {len(expected)} are of this run"
         refuse(why, -1, "evaluations", row=min(len(rows), len(expected)))
 
 
@@ -230,12 +230,12 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
         for vector in range(vectors):
             weights = serial.weights(averaged=vector == 1) if final else kept.get(number, vector)
             if weights is None:
-                proof.seams.append(f"snapshot {number} cannot be evaluated again: the logs do not lead to all of its slices")
+                proof.seams.append(f"snapshot {number} cannot be evaluated again: the logs do not lead to all slices")
                 break
             if given is not None:
                 if record.earlier and not (final or given.has(number)):
                     proof.seams.append(
-                        f"snapshot {number} cannot be evaluated again: learner 0 was interrupted before it came to it"
+                        f"snapshot {number} cannot be evaluated again: learner 0 was interrupted before this snapshot"
                     )
                     break
                 given.put(number, last=final)
@@ -268,9 +268,9 @@ class BestOfRun:
         if row is not None and all(same(float(found[EVALUATION][name]), float(row[name])) for name in names):
             self._told, self._state = found[EVALUATION], found[WEIGHTS]
         elif record.earlier:
-            proof.seams.append(f"{schema.BEST} is on trust: of an evaluation after a checkpoint from which the run went on")
+            proof.seams.append(f"{schema.BEST} is on trust: the evaluation came after the checkpoint that the run went on from")
         else:
-            proof.find(Finding("it is not of the best evaluation of the log", -1, schema.BEST))
+            proof.find(Finding("the weights are not of the best evaluation of the log", -1, schema.BEST))
 
     def compare(self, number: int, vector: int, weights: Tensor, serial: Serial, proof: Proof) -> None:
         if self._told is None or (self._told["snapshot"], self._told["averaged"]) != (number, vector):
@@ -281,7 +281,7 @@ class BestOfRun:
                 if saved.shape != view.shape or not torch.allclose(
                     saved.to(view.dtype), view, rtol=proof.tolerance, atol=proof.tolerance, equal_nan=True
                 ):
-                    proof.find(Finding(f"{name} is not that of snapshot {number}", -1, schema.BEST))
+                    proof.find(Finding(f"{name} is not of snapshot {number}", -1, schema.BEST))
                     return
 
 
@@ -307,4 +307,4 @@ def _compare_buffers(record: Record, module: nn.Module, name: str, proof: Proof)
     for key, value in saved.items():
         ours = module.state_dict()[key]
         if value.shape != ours.shape or not torch.allclose(value, ours, rtol=proof.tolerance, atol=proof.tolerance, equal_nan=True):
-            proof.find(Finding(f"{name}: the buffer {key} is not that of these weights", -1, schema.WEIGHTS))
+            proof.find(Finding(f"{name}: the buffer {key} is not of these weights", -1, schema.WEIGHTS))

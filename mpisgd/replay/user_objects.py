@@ -63,7 +63,7 @@ def with_initial(record: Record, where: str, proof: Proof) -> Record:
     if not record.config.init_from or not record.computed:
         return record
     path = initial.same(record.run, where)
-    proof.seams.append(f"begins with the weights of {path}, which has the sha256 that the run noted")
+    proof.seams.append(f"begins with the weights of {path}, with the sha256 noted by the run")
     return _with_initial(record, str(path))
 
 
@@ -84,9 +84,9 @@ def saying_how(record: Record, user_objects: UserObjects) -> Iterator[None]:
     }
     missing = [part for part in PARTS if unnamed[part] and getattr(user_objects, part) is None]
     if missing:
-        what = "; ".join(f"its {part} was {entries.get(part, {}).get('qualified_name', 'an object')}" for part in missing)
+        what = "; ".join(f"the {part} was {entries.get(part, {}).get('qualified_name', 'an object')}" for part in missing)
         raise ConfigError(
-            f"{record.path}: {what}, which cannot be imported by a name: give what made it a name in a module, and\n"
+            f"{record.path}: {what}, without a name to import: give the maker a name in a module, and\n"
             f"{line(record.run)}\n"
             "or, from Python: from mpisgd.replay import UserObjects, replay;"
             f" print(*replay({str(record.path)!r}, UserObjects({', '.join(f'{part}=...' for part in missing)})).lines(), sep='\\n')"
@@ -97,7 +97,7 @@ def saying_how(record: Record, user_objects: UserObjects) -> Iterator[None]:
         mine = [part for part in NAMED if part in entries and getattr(user_objects, part, None) is None]
         if not mine:
             raise
-        raise ConfigError(f"{error}\nto bring what the run had:\n{line(record.run)}") from error
+        raise ConfigError(f"{error}\nto bring the objects of the run:\n{line(record.run)}") from error
 
 
 def line(run: Run) -> str:
@@ -119,7 +119,7 @@ def changed(run: Run) -> list[str]:
         module = entry["object"].partition(":")[0]
         here = file_of(module) if module else ""
         if here and entry["sha256"] and sha256_of(Path(here)) != entry["sha256"]:
-            notes.append(f"{part} {entry['object']}: {here} is not the file that the run had: its sha256 was {entry['sha256']}")
+            notes.append(f"{part} {entry['object']}: {here} is not the file of the run: the sha256 was {entry['sha256']}")
     return notes
 
 

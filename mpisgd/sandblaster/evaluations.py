@@ -148,7 +148,7 @@ class Evaluations:
         elif isinstance(said, Goodbye):
             self._lose(said.learner_id)
         elif isinstance(said, Lost) and said.learner_id in self._present:
-            self._warn(f"clock {self.clock}: learner {said.learner_id} is lost: others do what it had")
+            self._warn(f"clock {self.clock}: learner {said.learner_id} is lost: others take over")
             self._lose(said.learner_id)
         if said is None or self._channel.now_s() >= self._look_s:
             self._look()
@@ -182,14 +182,14 @@ class Evaluations:
                 self._present.discard(learner_id)
             elif learner_id not in self._missed and len(self._present - self._missed) > 1:
                 self._warn(
-                    f"clock {self.clock}: learner {learner_id} was not heard of for {self._patience_s:g} s: others do what it had"
+                    f"clock {self.clock}: learner {learner_id} was not heard of for {self._patience_s:g} s: others take over"
                 )
                 self._missed.add(learner_id)
                 self._give_back(learner_id, self._told[learner_id])
             elif learner_id not in self._missed:
                 last_is_overdue = True
         if self._channel.silent(self._present if last_is_overdue else ()):
-            raise PeerError(f"no learner is left that runs, to evaluate the loss at clock {self.clock}")
+            raise PeerError(f"no running learner is left to evaluate the loss at clock {self.clock}")
 
     def _result(self, dealt: Dealt, said: Next) -> bool:
         """Take a result, if any; return whether it counts."""
@@ -200,8 +200,8 @@ class Evaluations:
             return False
         if (said.clock, said.portion) != (dealt.clock, dealt.portion):
             raise ProtocolError(
-                f"learner {said.learner_id} has computed portion {said.portion} of clock {said.clock}: it was dealt {dealt.portion}"
-                f" of {dealt.clock}"
+                f"learner {said.learner_id} has computed portion {said.portion} of clock {said.clock}: expected portion"
+                f" {dealt.portion} of clock {dealt.clock}"
             )
         if self._dealing is None or dealt.clock != self.clock or not self._dealing.done(dealt.portion, dealt.learner_id):
             self._log.portion(dealt, Outcome.DUPLICATE)

@@ -101,7 +101,7 @@ class RemoteVector(Tensor):
 
     def _become(self, slot: Slot) -> RemoteVector:
         if self._view or self._absolute:
-            raise ProtocolError("a view of a vector that lies on shards cannot be changed in place")
+            raise ProtocolError("a view of a vector on shards cannot be changed in place")
         self.slot = slot
         if self.moved is not None:
             self.moved(slot)
@@ -119,7 +119,7 @@ class RemoteVector(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> NoReturn:
         known = ", ".join(dict.fromkeys(each.__name__ for each in OPERATIONS))
-        raise ProtocolError(f"{func}: not known of vectors that lie on shards, which have {known}")
+        raise ProtocolError(f"{func}: unknown for vectors on shards, expected {known}")
 
 
 def _whole(vector: RemoteVector, *_: Any, **__: Any) -> RemoteVector:
@@ -129,7 +129,7 @@ def _whole(vector: RemoteVector, *_: Any, **__: Any) -> RemoteVector:
 def _slice(vector: RemoteVector, which: Any) -> RemoteVector:
     size = vector.slot.store.elements
     if not isinstance(which, slice) or which.indices(size) != (0, size, 1):
-        raise ProtocolError(f"[{which}] of a vector of {size} elements that lies on shards: expected all of it")
+        raise ProtocolError(f"[{which}] of a vector of {size} elements on shards: expected the whole vector")
     return _whole(vector)
 
 
@@ -148,7 +148,7 @@ def _add(one: RemoteVector, other: RemoteVector, alpha: float = 1) -> RemoteVect
 
 def _sub(one: RemoteVector, other: RemoteVector, alpha: float = 1) -> RemoteVector:
     if alpha != 1:
-        raise ProtocolError(f"aten.sub of vectors that lie on shards: alpha = {alpha}, expected 1")
+        raise ProtocolError(f"aten.sub of vectors on shards: alpha = {alpha}, expected 1")
     return RemoteVector(one.slot.made(Op.SUB, other.slot))
 
 
@@ -170,7 +170,7 @@ def _sum(vector: RemoteVector, **_: Any) -> Tensor:
 
 def _of_absolutes(vector: RemoteVector, op: Op) -> Tensor:
     if not vector._absolute:
-        raise ProtocolError("of a vector that lies on shards only absolute values are summed and compared")
+        raise ProtocolError("of a vector on shards only absolute values are summed and compared")
     return _number(op, vector.slot.store.ask(op, vector.slot.number))
 
 

@@ -301,8 +301,8 @@ class BatchShard:
         learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
         if goodbye.pushed != received:
             raise ProtocolError(
-                f"the books do not balance: learner {learner_id} says it pushed {goodbye.pushed} gradients to this shard,"
-                f" which received {received}"
+                f"the books do not balance: learner {learner_id} says {goodbye.pushed} gradients pushed to this shard,"
+                f" the shard received {received}"
             )
         self.pushed[learner_id] = received
         self._tell(Event.GOODBYE, learner_id, goodbye.pushed)

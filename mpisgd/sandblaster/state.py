@@ -51,7 +51,7 @@ def _packed(value: Any, slots: list[Slot]) -> Any:
         return [_packed(each, slots) for each in value]
     if value is None or isinstance(value, int | float):
         return value
-    raise ProtocolError(f"the optimiser's state has a {type(value).__name__}: it cannot be saved")
+    raise ProtocolError(f"the optimiser's state has a {type(value).__name__}: this type cannot be saved")
 
 
 def _unpacked(value: Any, slots: list[Slot]) -> Any:

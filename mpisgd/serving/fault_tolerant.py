@@ -182,7 +182,7 @@ class FaultTolerant(FailFast):
         if back:
             self._miss(last)
         elif not channel.is_first and hang == [(channel.first_rank,)]:
-            raise PeerError(f"shard 0 (rank {channel.first_rank}) gave no sign of life, and there is no job without it")
+            raise PeerError(f"shard 0 (rank {channel.first_rank}) gave no sign of life, and the job needs shard 0")
         elif hang == [(channel.evaluator_rank,)]:
             self._lose_for_good(channel.evaluator_rank, channel.learner_of(channel.evaluator_rank))
         else:
@@ -223,7 +223,9 @@ class FaultTolerant(FailFast):
     def _miss(self, learner_id: int) -> None:
         """Go on without a learner, until it asks for weights."""
         silent_s = max(0.0, self._channel.now_s() - self._since_s[learner_id])
-        self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
+        self._note(
+            Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without this learner", silent_s
+        )
         self._shard.go_on_without(learner_id, Gone.MISSED)
         self._shard.end_if_deserted()
 
@@ -266,7 +268,7 @@ class FaultTolerant(FailFast):
     def end(self) -> None:
         """Lose all missed learners at the end."""
         for learner_id in sorted(self._rules.absent):
-            self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
+            self._note_lost(learner_id, "is lost: not back before the end of the run")
             self._gone.add(learner_id)
             self._rules.membership.on_departure(learner_id, Gone.LOST)
             self._channel.give_up_learner(learner_id)

@@ -51,8 +51,8 @@ class Finiteness:
             named = f"learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
             if math.isnan(push.loss) and self._update.scratch_is_finite():
                 raise DivergenceError(
-                    f"{named}: the loss is not finite, its gradient is: are all targets of the mini-batch ignored ones? Expected"
-                    " one that counts in each, or nonfinite = 'drop' or 'continue'"
+                    f"{named}: the loss is not finite, the gradient is: are all targets of the mini-batch ignored? Expected"
+                    " a counting target in each mini-batch, or nonfinite = 'drop' or 'continue'"
                 )
             self._refuse(f"gradient of {named}")
         tell(Event.NONFINITE, push.learner_id, push.loss)

@@ -57,7 +57,7 @@ class Refusals:
         if fresh_only and timestamp != clock:
             return f"learner {learner_id} pushed timestamp {timestamp}: expected {clock}, the shard's clock"
         if not 0 <= seq <= last + 1:
-            return f"learner {learner_id} pushed mini-batch {seq}: expected 0 ... {last + 1}, the next one"
+            return f"learner {learner_id} pushed mini-batch {seq}: expected 0 ... {last + 1}, the next mini-batch"
         if not 1 <= push.samples <= _MOST_SAMPLES:
             return f"learner {learner_id} pushed a gradient of {push.samples} samples: expected 1 ... {_MOST_SAMPLES}"
         if self.portions and not 0 <= push.portion < self.portions:
@@ -70,7 +70,7 @@ class Refusals:
     def check_waiting(self, learner_id: int) -> None:
         """Raise PeerError where a waiting pull needs an update of its own refused push."""
         if self._waits[learner_id]:
-            raise PeerError(f"learner {learner_id} waits for an update after its push was refused: {self._waits[learner_id]}")
+            raise PeerError(f"learner {learner_id} waits for an update after a refused push: {self._waits[learner_id]}")
 
     @property
     def total(self) -> int:

@@ -116,7 +116,7 @@ CASES = (
     Case("simulate --network.bandwidth 0", ("network.bandwidth = 0",)),
     Case("simulate --virtual.learners 2 --protocol softsync --protocol.n 3", ("protocol.n = 3", "lambda = 2")),
     Case("simulate --virtual.learners 2 --protocol backup --protocol.N 3", ("protocol.N = 3", "lambda = 2")),
-    Case("simulate --protocol allreduce --aggregation node", ("one node", "found learners on", "leave it out")),
+    Case("simulate --protocol allreduce --aggregation node", ("one node", "found learners on", "leave aggregation out")),
     Case("simulate --protocol softsync --aggregation node", ("aggregation = 'node'", "softsync", "allreduce")),
     Case(
         "simulate --protocol allreduce --aggregation node --push-format bfloat16",

@@ -127,7 +127,7 @@ def _shard(generator: random.Random, directory: Path, drawn: Draw, found: Found)
     saved = newest(out)
     if drawn.tolerant:
         found.expect(f"(shard {shard}) is lost" in job.text, f"shard {shard} is not named\n{job.text}")
-        found.expect(f"to go on from its checkpoint of clock {saved:,} (" in job.text, f"the way on is not told\n{job.text}")
+        found.expect(f"to go on from the checkpoint of clock {saved:,} (" in job.text, f"the way on is not told\n{job.text}")
     else:
         found.expect(f"rank {shard} " in job.text, f"the launcher does not name rank {shard}\n{job.text}")
     if found.expect(saved is not None, "no checkpoint"):

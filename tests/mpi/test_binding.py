@@ -62,7 +62,7 @@ def test_a_shard_and_a_learner_have_a_core_each(launcher: str, tmp_path: Path, m
 def test_more_ranks_than_cores_share_them_and_rank_0_says_so(tmp_path: Path) -> None:
     done = train(tmp_path, len(CORES) + 1, "--bind-to", "none")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(CORES)} core(s) for {len(CORES) + 1} ranks, which share them all" in done.stderr
+    assert f"{len(CORES)} core(s) for {len(CORES) + 1} ranks: all ranks share all cores" in done.stderr
     told = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["environment"]
     assert len(set(told["cores"])) == 1
 

@@ -208,7 +208,7 @@ mpisgd.train(model=lambda: [Odd(), torch.nn.Linear(8, 10)], config={**config, "l
     [
         (4, 2, "ConfigError: stage 0 of the model returned dict, expected a tensor or a tuple of tensors"),
         pytest.param(
-            *(5, 2, "ConfigError: group_size = 2: 3 ranks compute, which do not divide into groups of 2: expected 2 or 4 of them"),
+            *(5, 2, "ConfigError: group_size = 2: 3 computing ranks do not divide into groups of 2: expected 2 or 4 ranks"),
             marks=pytest.mark.rare,
         ),
         pytest.param(

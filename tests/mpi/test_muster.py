@@ -64,4 +64,4 @@ def test_who_is_missing_is_said(here: set[int], stays: bool, told: str, tmp_path
     done = launch(3, "script.py", timeout_s=60, cwd=tmp_path)
     assert done.status != 0
     assert re.search(told, done.text), done.text
-    assert "every rank of the job calls it" in done.text
+    assert "call train() on every rank of the job" in done.text

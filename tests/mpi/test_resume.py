@@ -264,8 +264,8 @@ def spoil_rows(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (spoil_tensor, "attempt 1 begins with weights of the checkpoint, which are not what its log gives"),
-        (spoil_rows, "it is the first push of this learner: expected mini-batch"),
+        (spoil_tensor, "attempt 1 begins with weights of the checkpoint: the log before gives other values"),
+        (spoil_rows, "the first push of this learner: expected mini-batch"),
     ],
 )
 def test_a_seam_that_is_not_true(runs: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str) -> None:
@@ -305,7 +305,7 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
     ("name", "status", "said"),
     [
         ("done", 0, "backup is done: there is nothing to continue"),
-        ("bare", 2, "CheckpointError: bare has no checkpoint that is complete"),
+        ("bare", 2, "CheckpointError: bare has no complete checkpoint"),
         ("other", 2, "alpha0 = 0.7: the run to be continued has 0.05; may change: epochs"),
         ("held", 2, "held is being written by another job, process"),
         ("model", 2, "is of another model: parameters of the checkpoint 650 ("),

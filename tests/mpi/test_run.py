@@ -107,7 +107,7 @@ def test_killed_ranks_are_started_again(tmp_path: Path, env: dict[str, str], mon
     done = run(env, 3, *words, "--max-restarts", "1")
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
-    assert "it goes on from its checkpoint of clock" in done.stderr
+    assert "the run goes on from the checkpoint of clock" in done.stderr
     ended = Run(path)
     assert ended.done is not None
     assert ended.attempt == 1

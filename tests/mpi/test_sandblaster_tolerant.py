@@ -46,7 +46,7 @@ def test_learners_of_a_batch_optimisation_die_and_hang_and_each_portion_counts_o
     run = ended(job, tmp_path / "run")
     for shard in (0, 1):
         assert told(run, Event.LOST, shard) == [0, 2]
-    assert "learner 0 is lost: others do what it had" in job.text
+    assert "learner 0 is lost: others take over" in job.text
     assert len(run.of_coordinator("iterations")) == 12
     assert len(run.evaluations) > 0
     proof = replay.replay(tmp_path / "run", trust=True)
@@ -66,5 +66,5 @@ def test_without_a_shard_or_the_coordinator_of_a_batch_optimisation_there_is_no_
     until(job, lambda: (interruption.newest(out) or 0) >= 3)
     job.send(rank, signal.SIGKILL)
     assert job.end(END_S) not in (0, None), job.text
-    assert f"rank {rank} ({name}) is lost, and there is no job without it" in job.text
-    assert re.search(rf"to go on from its checkpoint of clock \d+ .*--resume {re.escape(str(out))}", job.text)
+    assert f"rank {rank} ({name}) is lost, and the job needs this rank" in job.text
+    assert re.search(rf"to go on from the checkpoint of clock \d+ .*--resume {re.escape(str(out))}", job.text)

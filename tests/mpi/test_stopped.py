@@ -86,7 +86,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
     job = begin(3, *FOR_EVER, *saved, *words, DIE_AT=point, DIE_RANK=str(victim), DIE_BY="SIGSTOP")
     text = ended(job, tmp_path / "run")
     assert re.search(rf"mpisgd: {by} has heard nothing of {named} for \d+ s, ", text), text
-    assert re.search(r"to go on from its checkpoint of clock [\d,]+.*: mpirun .*-n 3 mpisgd train --resume", text), text
+    assert re.search(r"to go on from the checkpoint of clock [\d,]+.*: mpirun .*-n 3 mpisgd train --resume", text), text
 
 
 def test_a_rank_that_is_stopped_in_the_start_ends_the_job(begin: Begin, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_last_learner_that_is_stopped_ends_a_fault_tolerant_job(begin: Begin
     text = ended(job, tmp_path / "run")
     assert "rank 1 gave no sign of life, and nobody else goes on" in text
     assert "PeerError: no learner is left at clock" in text
-    assert re.search(r"to go on from its checkpoint of clock [\d,]+", text), text
+    assert re.search(r"to go on from the checkpoint of clock [\d,]+", text), text
 
 
 @pytest.mark.slow

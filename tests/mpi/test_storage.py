@@ -232,7 +232,7 @@ def test_a_log_that_cannot_be_written_ends_the_job_with_the_way_on(ended: Ended)
     assert done.status not in (0, 139, -signal.SIGSEGV), done.text
     assert "(shard 0) on " in done.text or "(shard 1) on " in done.text, "rank and host"
     assert "attempt-0.h5 cannot be written: File too large: raise the limit of file sizes" in done.text
-    assert any(f"to go on from its checkpoint of clock {clock:,} (" in done.text for clock in newest), done.text
+    assert any(f"to go on from the checkpoint of clock {clock:,} (" in done.text for clock in newest), done.text
     lost = r"later updates are lost, as far as is known here\): mpirun (--oversubscribe )?-n 3 mpisgd train --resume results/run"
     assert re.search(lost, done.text), done.text
     assert "Traceback" not in done.text
@@ -271,7 +271,7 @@ def test_a_gradient_that_is_not_finite_leaves_good_weights_behind(ended: Ended) 
     done = ended.jobs["nan"]
     assert done.status != 0
     assert "DivergenceError: gradient of learner 0, mini-batch 129, clock 129, loss " in done.text
-    lost = r"to go on from its checkpoint of clock 120 \(9 later updates are lost, as far as is known here\): mpirun "
+    lost = r"to go on from the checkpoint of clock 120 \(9 later updates are lost, as far as is known here\): mpirun "
     assert re.search(lost + "(--oversubscribe )?-n 2", done.text), done.text
     assert ended.jobs["dropped"].status == 0, ended.jobs["dropped"].text
     run = Run(ended.run("dropped"))

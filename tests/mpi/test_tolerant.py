@@ -216,7 +216,7 @@ def test_a_dead_shard_ends_the_job(started: list[Job], tmp_path: Path) -> None:
     assert job.left_s is not None
     assert "(shard 1) is lost" in job.text
     assert re.search(
-        r"to go on from its checkpoint of clock [\d,]+ \([\d,]+ later updates are lost, as far as is known here\): "
+        r"to go on from the checkpoint of clock [\d,]+ \([\d,]+ later updates are lost, as far as is known here\): "
         rf"mpirun --with-ft ulfm (--oversubscribe )?-n 3 mpisgd train --resume {out}$",
         job.text,
         re.MULTILINE,
@@ -263,7 +263,7 @@ def test_an_exception_in_one_learners_code_costs_that_learner(
     (tmp_path / "fail").touch()
     run = ended(job, out)
     assert "ValueError: the user has a bug" in job.text
-    assert "failed, the others go on without it" in job.text
+    assert "failed, the others go on without this rank" in job.text
     assert told(run, Event.LOST) == [1]
 
 

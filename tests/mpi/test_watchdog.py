@@ -48,7 +48,7 @@ def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
     own, shard = r"learner 0 \(rank 1 on .*\) waits for ", r"shard 0 \(rank 0 on .*\)"
     between = (  # it was stopped between two messages
         rf"{moved}{shard} at clock (\d+) waits for learner 1 \(rank 2 on .*\), which was given ",
-        rf"{own}it, for clock \d+ or later",
+        rf"{own}this shard, for clock \d+ or later",
         rf"{moved}{own}ANSWER of {shard}",
     )
     within = (  # in the midst of one

@@ -242,7 +242,7 @@ else:
             print(error)
 comm.Barrier()
 """
-    assert "rank 1 sent a header, but no GRADIENT after it" in said_by_two_ranks(script, MPISGD_WAIT=wait, OMPI_MCA_btl="tcp,self")
+    assert "rank 1 sent a header without GRADIENT" in said_by_two_ranks(script, MPISGD_WAIT=wait, OMPI_MCA_btl="tcp,self")
 
 
 def test_bodies_that_come_in_pieces_while_others_are_taken() -> None:

@@ -93,7 +93,7 @@ def test_a_fault_tolerant_job_whose_shard_is_cut_off_from_all_learners_ends_on_a
     assert job.end(LIMIT_S) not in (0, None), job.text
     assert job.left_s is not None, f"no rank is left: {job.stayed}"
     assert "gave no sign of life" in job.text
-    assert "to go on from its checkpoint of clock" in job.text
+    assert "to go on from the checkpoint of clock" in job.text
     assert not (tmp_path / "run" / "DONE").exists()
 
 

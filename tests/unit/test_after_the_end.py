@@ -92,7 +92,9 @@ def test_the_joined_log_is_that_of_the_ranks(table: str, column: str, summed: bo
     halve(run / schema.LOG, table, column)
     if summed:
         sum_anew(run)
-    assert re.search(rf"log\.h5, row \d+: {table} is not what its rank wrote" if summed else r"log\.h5 is damaged", refused(run))
+    assert re.search(
+        rf"log\.h5, row \d+: {table} differs from the row of the rank" if summed else r"log\.h5 is damaged", refused(run)
+    )
 
 
 def _without_a_table(log: h5py.File) -> None:

@@ -168,7 +168,7 @@ def test_out(tmp_path: Path) -> None:
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no run directory of mpisgd: it has no config\.toml"):
+    with pytest.raises(DataError, match=r"no run directory of mpisgd: config\.toml is missing"):
         report(tmp_path)
     with pytest.raises(DataError, match="no run directory"):
         report(tmp_path / "absent")
@@ -179,7 +179,7 @@ def test_no_run(tmp_path: Path) -> None:
     [
         (b"shards = [", "damaged"),
         (b"\xff\xfe\x00", "damaged"),
-        (b"shards = 1\n", "has no \\[environment\\]"),
+        (b"shards = 1\n", "\\[environment\\] is missing"),
         (b"shards = 1\n[environment]\nhosts = []\n", "learners = None, expected a number"),
         (b"[environment]\nlearners = 2\n", "shards = None, expected a number"),
     ],
@@ -236,7 +236,7 @@ def test_a_killed_shards_log_is_read_and_refused_where_truncated(tmp_path: Path)
     whole = file.read_bytes()
     for length in (len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
-        with pytest.raises(DataError, match=f"shard-000.attempt-0.h5 is truncated: it has {length} bytes"):
+        with pytest.raises(DataError, match=f"shard-000.attempt-0.h5 is truncated: found {length} bytes"):
             report(path)
 
 

@@ -125,7 +125,7 @@ def test_what_export_refuses(words: tuple[str, ...], said: str, run: Path, tmp_p
 
 def test_a_run_that_kept_none(tmp_path: Path) -> None:
     other = simulated(tmp_path / "run", TENSORS).path
-    with pytest.raises(CheckpointError, match=r"has no best.pt: a run keeps its best weights with --evaluation.best error"):
+    with pytest.raises(CheckpointError, match=r"has no best.pt: a run keeps the best weights with --evaluation.best error"):
         open_run(other).weights(best=True)
 
 

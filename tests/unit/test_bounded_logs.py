@@ -17,7 +17,7 @@ from mpisgd.records.log import continuing, schema
 from mpisgd.records.log.reader import Run
 from tests.virtual.jobs import simulated
 
-REFUSED = rf"{schema.shard_file(0)} is not read: it was bounded by log\.max_bytes.* version and commit in config\.toml"
+REFUSED = rf"{schema.shard_file(0)} is not read: log\.max_bytes, now gone, bounded the file.* version and commit in config\.toml"
 UNBOUNDED = 1 << 62
 """Room of an attempt without a bound that went on from one with a bound."""
 
@@ -58,7 +58,7 @@ def test_each_command_says_so(command: str, whole: Path, tmp_path: Path, capsys:
     with h5py.File(tmp_path / "run" / schema.shard_file(0), "r+") as file:
         file.attrs["room"] = np.array([6144, 4096], np.int64)
     assert main([command, str(tmp_path / "run")]) == DataError.exit_status
-    assert "was bounded by log.max_bytes" in capsys.readouterr().err
+    assert "log.max_bytes, now gone, bounded the file" in capsys.readouterr().err
 
 
 def test_no_run_writes_what_they_had(whole: Path) -> None:

@@ -138,8 +138,8 @@ def test_a_class_that_is_named_is_told(module: str) -> None:
     ("name", "user_objects", "message"),
     [
         ("Told", Callbacks(on_end=print), r"'named_callbacks:Told': expected none beside on_end of mpisgd\.train"),
-        ("Misspelt", NO_CALLBACKS, "its methods are on_updates, expected some of on_update, on_evaluation, on_end"),
-        ("Empty", NO_CALLBACKS, "its methods are none that begins with on_, expected some of on_update"),
+        ("Misspelt", NO_CALLBACKS, "found on_updates, expected some of on_update, on_evaluation, on_end"),
+        ("Empty", NO_CALLBACKS, "found no method on_..., expected some of on_update"),
         ("NotCallable", NO_CALLBACKS, "on_end = 3: expected a function of one argument"),
         ("Wants", NO_CALLBACKS, "callbacks = 'named_callbacks:Wants': its parameters are"),
         ("told", NO_CALLBACKS, "callbacks = 'named_callbacks:told': found Told, expected a class"),

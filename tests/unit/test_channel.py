@@ -333,5 +333,5 @@ def test_an_answer_of_notices_that_were_not_sent() -> None:
         wire = job.wires[0]
         wire.finish(wire.start(1, Tag.ANSWER, (0, 5, 0, 0, 1, -1, 1, SLICE), np.ones(SIZE, np.float32)))
 
-    with pytest.raises(PeerError, match="ANSWER of rank 0: more notices than it can have sent"):
+    with pytest.raises(PeerError, match="ANSWER of rank 0: more notices than this rank can have sent"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]

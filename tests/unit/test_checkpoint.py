@@ -196,7 +196,7 @@ def test_the_newest_that_is_complete_and_the_rest_is_pruned(tmp_path: Path) -> N
 def test_parts_of_two_attempts_make_no_checkpoint(tmp_path: Path) -> None:
     take(checkpoints(tmp_path, make_update(), 0, 2), 10)
     take(checkpoints(tmp_path, make_update(), 1, 2, attempt=1), 10)
-    with pytest.raises(CheckpointError, match="has no checkpoint that is complete: it cannot be continued"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint, and cannot be continued"):
         disk.newest(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_no_flipped_bit_goes_unseen(name: str, tmp_path: Path) -> None:
         ("text", r"optimizer\.step is no data set of float32"),
         ("link", r"optimizer\.step is a link: links are not followed"),
         ("outside", r"optimizer\.step lies in other files"),
-        ("empty", r"optimizer\.step is no data set of float32, or larger than its file"),
+        ("empty", r"optimizer\.step is no data set of float32, or larger than the file"),
     ],
 )
 def test_only_numbers_are_read(what: str, why: str, tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_checkpoint_in_the_place_of_another_is_passed_over(tmp_path: Path) -> 
     assert disk.newest(tmp_path, complaints.append).clock == 10
     (why,) = complaints
     assert str(path / disk.MANIFEST) in why
-    assert "is that of clock 10" in why
+    assert "is of clock 10" in why
 
 
 def test_a_manifest_of_another_time(tmp_path: Path) -> None:
@@ -390,10 +390,10 @@ def test_the_way_on(tmp_path: Path) -> None:
     writer = checkpoints(tmp_path, make_update())
     take(writer, 10)
     take(writer, 20)
-    assert disk.way_on(tmp_path) == f"to go on from its checkpoint of clock 20: mpisgd train --resume {tmp_path}"
+    assert disk.way_on(tmp_path) == f"to go on from the checkpoint of clock 20: mpisgd train --resume {tmp_path}"
     told = disk.way_on(tmp_path, 1_037, f"mpirun -n 4 mpisgd train --resume {tmp_path}")
     lost = "1,017 later updates are lost, as far as is known here"
-    assert told == f"to go on from its checkpoint of clock 20 ({lost}): mpirun -n 4 mpisgd train --resume {tmp_path}"
+    assert told == f"to go on from the checkpoint of clock 20 ({lost}): mpirun -n 4 mpisgd train --resume {tmp_path}"
     assert "(0 later updates are lost" in disk.way_on(tmp_path, 19), "a learner may know less than the checkpoint"
     (disk.directory_of(tmp_path, 20) / disk.MANIFEST).unlink()
     assert "of clock 10:" in disk.way_on(tmp_path)

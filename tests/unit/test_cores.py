@@ -117,7 +117,7 @@ def test_more_ranks_than_cores_are_left_as_they_were_and_it_is_told(monkeypatch:
     found = bound(monkeypatch, 3, {0, 1}, take=lambda share: pytest.fail("nothing is to be bound"))
     (told,) = {told for _, told in found}
     assert told.startswith("binding = 'roles': ")
-    assert told.endswith(" has 2 core(s) for 3 ranks, which share them all")
+    assert told.endswith(" has 2 core(s) for 3 ranks: all ranks share all cores")
     assert [ranks.threads for ranks, _ in found] == [1, 1, 1]
 
 

@@ -109,7 +109,7 @@ def test_of_many_groups_those_that_are_apart_are_told() -> None:
 def test_ranks_that_do_not_divide_into_groups_are_refused() -> None:
     said = found(rolemap.check_roles, "aaaaa", Config(shards=2, group_size=2))
     assert said.level == "fault"
-    assert "3 ranks compute, which do not divide into groups of 2" in said.text
+    assert "3 computing ranks do not divide into groups of 2" in said.text
 
 
 @pytest.mark.parametrize("config", [Config(), Config(shards=3, group_size=2)])  # no groups; none that can be

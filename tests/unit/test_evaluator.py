@@ -153,6 +153,6 @@ def test_it_tells_which_snapshot_and_batch_it_evaluates(tmp_path: Path, capsys: 
     log.close()
     assert capsys.readouterr().err.splitlines() == [
         "evaluating snapshot 1 of 3, batch 1 of 2",
-        "evaluating snapshot 2 of 3, batch 1 of 2; the one before: test error 25.00 %",
-        "evaluating snapshot 3 of 3, batch 1 of 2; the one before: test error 25.00 %",
+        "evaluating snapshot 2 of 3, batch 1 of 2; the snapshot before: test error 25.00 %",
+        "evaluating snapshot 3 of 3, batch 1 of 2; the snapshot before: test error 25.00 %",
     ]

@@ -63,9 +63,9 @@ def test_those_of_a_checkpoint_of_a_run_that_did_not_end(tmp_path: Path) -> None
 WRONG = {
     "no such clock": (("--clock", "7"), "w.pt", "has no checkpoint of clock 7: found clocks 13"),
     "not averaged": (("--clock", "13", "--averaged"), "w.pt", "has no averaged: the run had averaging = 0"),
-    "not ended": ((), "w.pt", "has no weights.pt: a run leaves its weights when it ends"),
-    "suffix": (("--clock", "13"), "w.npz", "w.npz: expected a name that ends in .pt or .safetensors"),
-    "there": (("--clock", "13"), "hardsync/there.pt", "there.pt exists: choose another name, or remove it"),
+    "not ended": ((), "w.pt", "has no weights.pt: a run writes weights at the end"),
+    "suffix": (("--clock", "13"), "w.npz", "w.npz: expected a name ending in .pt or .safetensors"),
+    "there": (("--clock", "13"), "hardsync/there.pt", "there.pt exists: choose another name, or remove the file"),
     "folder": (("--clock", "13"), "nowhere/w.pt", "w.pt cannot be made: there is no"),
 }
 

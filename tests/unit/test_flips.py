@@ -106,11 +106,11 @@ def test_a_bit_of_an_open_log(field: str, tmp_path: Path) -> None:
     assert len(read_table(copy, "pushes")) == 40
     file.close()
     flip(copy, place_of(path, "pushes", 11, field))
-    with pytest.raises(DataError, match=r"copy\.h5: table pushes: the rows do not have the checksum"):
+    with pytest.raises(DataError, match=r"copy\.h5: table pushes: the checksum of the rows does not match"):
         read_table(copy, "pushes")
     copy.write_bytes(path.read_bytes())
     flip(copy, 30)
-    with pytest.raises(DataError, match=r"copy\.h5 is damaged: its superblock"):
+    with pytest.raises(DataError, match=r"copy\.h5 is damaged: the checksum of the superblock"):
         read_table(copy, "pushes")
 
 
@@ -174,7 +174,7 @@ def test_config_toml(tmp_path: Path) -> None:
     path.write_text(text)
     assert Run(tmp_path).lambda_ == 2
     path.write_text(text.replace("learners = 2", "learners = 3"))
-    with pytest.raises(DataError, match=r"config\.toml is damaged, or was edited: .*remove its first line"):
+    with pytest.raises(DataError, match=r"config\.toml is damaged, or was edited: .*remove the first line"):
         Run(tmp_path)
     path.write_text(text.replace("learners = 2", "learners = 3").partition("\n")[2])
     assert Run(tmp_path).lambda_ == 3

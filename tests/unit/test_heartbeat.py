@@ -356,7 +356,7 @@ def test_the_last_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     hub.end({2: 40.0, 3: 66.4, 4: 50.0, 5: 45.0, 6: 39.0})
     assert capsys.readouterr().err == (
         "mpisgd: learner 0 has heard nothing of learner 3, learner 4, learner 5 and 2 more for 66 s,"
-        " longer than faults.patience_s = 60: it is stopped, no network leads there, or its code lets no other thread run;"
+        " longer than faults.patience_s = 60: a stopped process, no network to the rank, or code that lets no other thread run;"
         " the job is ended\nthe way on\n"
     )
     assert left == [1]

@@ -64,6 +64,6 @@ def test_a_damaged_log_is_not_joined(tmp_path: Path) -> None:
         row = file["updates"][3]
         row["time_s"] += 1
         file["updates"][3] = row
-    with pytest.raises(DataError, match=r"shard-001\.attempt-0\.h5: table updates: the rows do not have the checksum"):
+    with pytest.raises(DataError, match=r"shard-001\.attempt-0\.h5: table updates: the checksum of the rows does not match"):
         directory.join(Run(tmp_path / "run"))
     assert not list((tmp_path / "run").glob("*log.h5*"))

@@ -47,8 +47,8 @@ def of_the_script() -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (of_the_script, "job is of this script or notebook, .* pip install cloudpickle"),
-        (lambda: lambda: 1, "<lambda> or one of its arguments cannot be sent to ranks: .*; pip install cloudpickle"),
+        (of_the_script, "ranks cannot import job from this script or notebook: .* pip install cloudpickle"),
+        (lambda: lambda: 1, "<lambda> or an argument cannot be sent to ranks: .*; pip install cloudpickle"),
         (lambda: 3, "expected a function, found int"),
     ],
 )
@@ -59,7 +59,7 @@ def test_without_cloudpickle_functions_have_names(make: Callable[[], Any], said:
 
 
 def test_what_nothing_can_send_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"of_a_module or one of its arguments cannot be sent to ranks: .*lock"):
+    with pytest.raises(ConfigError, match=r"of_a_module or an argument cannot be sent to ranks: .*lock"):
         mpisgd.launch(of_a_module, threading.Lock())
 
 
@@ -79,7 +79,7 @@ def test_a_process_that_knows_mpi_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="OMPI_COMM_WORLD_SIZE = 4: start it once"):
+    with pytest.raises(ConfigError, match="OMPI_COMM_WORLD_SIZE = 4: start a single process"):
         mpisgd.launch(of_a_module)
 
 

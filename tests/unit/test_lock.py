@@ -82,7 +82,7 @@ def test_a_container_with_the_same_host_name(space: str, tmp_path: Path) -> None
         assert said == "held"
         with pytest.raises(ConfigError, match=r"process \d+ on .* in another container, since .*remove .*LOCK"):
             Lock(tmp_path)
-    with pytest.raises(ConfigError, match="if that job has ended, remove"):
+    with pytest.raises(ConfigError, match="if the other job has ended, remove"):
         Lock(tmp_path)
     (tmp_path / schema.LOCK).unlink()
     mine = Lock(tmp_path)
@@ -152,7 +152,7 @@ def test_a_batch_job_that_began_anew(
     if taken:
         Lock(tmp_path).release()
     else:
-        with pytest.raises(ConfigError, match=r"process \d+ on elsewhere.*; if that job has ended, remove"):
+        with pytest.raises(ConfigError, match=r"process \d+ on elsewhere.*; if the other job has ended, remove"):
             Lock(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_another_kernel_or_process_space_is_not_asked(
     """Of this host's name, and no such process here: which says nothing."""
     told = {**module._mine(), "begun": "1", "pid": os.getpid()}
     (tmp_path / schema.LOCK).write_text(json.dumps({**told, **other}))
-    with pytest.raises(ConfigError, match="if that job has ended, remove"):
+    with pytest.raises(ConfigError, match="if the other job has ended, remove"):
         Lock(tmp_path)
     (tmp_path / schema.LOCK).write_text(json.dumps(told))
     Lock(tmp_path).release()
@@ -297,7 +297,7 @@ def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_text(sums.sealed_json({**holder, "begun": "1"}))
     lock = Lock(tmp_path)  # another process has the number by now
     path.write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="with an unreadable LOCK"):
         Lock(tmp_path)
     path.unlink()
     lock = Lock(tmp_path)
@@ -365,7 +365,7 @@ def test_a_lock_that_is_its_own_successor_is_refused(length: int, tmp_path: Path
     for text, following in zip(texts, [*texts[1:], texts[0]], strict=True):
         module._after(run, text).write_text(following)
     for attempt in (lambda: Lock(run), lambda: module.check(run)):
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with pytest.raises(ConfigError, match="with an unreadable LOCK"):
             attempt()
 
 
@@ -381,5 +381,5 @@ def test_a_lock_that_is_no_file_of_a_few_letters_is_refused(kind: str, tmp_path:
     else:
         with (run / "LOCK").open("wb") as file:
             file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match="is being written by another job, whose LOCK cannot be read"):
+    with pytest.raises(ConfigError, match="is being written by another job, with an unreadable LOCK"):
         Lock(run)

@@ -117,8 +117,8 @@ def test_each_stage_sees_its_own_shards_and_ranks() -> None:
     ("shards", "ranks", "refused"),
     [
         (2, 6, "shards = 2: expected at least group_size = 3, one for each stage of the model"),
-        (3, 8, "group_size = 3: 5 ranks compute, which do not divide into groups of 3: expected 3 or 6 of them"),
-        (3, 5, "group_size = 3: 2 ranks compute, which do not divide into groups of 3: expected 3 of them"),
+        (3, 8, "group_size = 3: 5 computing ranks do not divide into groups of 3: expected 3 or 6 ranks"),
+        (3, 5, "group_size = 3: 2 computing ranks do not divide into groups of 3: expected 3 ranks"),
     ],
 )
 def test_ranks_that_make_no_groups_are_refused(shards: int, ranks: int, refused: str) -> None:

@@ -157,7 +157,7 @@ def test_a_partner_is_on_another_node(hosts: str, shard_ranks: tuple[int, ...], 
 def test_a_run_whose_state_nodes_hold_is_not_said_to_have_none(tmp_path: Path) -> None:
     (tmp_path / schema.CONFIG).touch()
     assert way_on(tmp_path).endswith("has no complete checkpoint to go on from: begin anew with --overwrite")
-    assert way_on(tmp_path, 7, "again", near=True) == f"to go on from the newest state that nodes hold, or {tmp_path}: again"
+    assert way_on(tmp_path, 7, "again", near=True) == f"to go on from the newest state on the nodes, or {tmp_path}: again"
     (tmp_path / schema.DONE).touch()
     assert way_on(tmp_path, 7, "again", near=True) == ""
 

@@ -63,7 +63,7 @@ def test_runs_of_an_earlier_commit(name: str, tmp_path: Path) -> None:
     assert (opened.done is None) == (name == "hardsync")
     assert opened.config.out
     if opened.done is None:
-        with pytest.raises(CheckpointError, match=r"has no weights\.pt: a run leaves its weights when it ends"):
+        with pytest.raises(CheckpointError, match=r"has no weights\.pt: a run writes weights at the end"):
             opened.weights()
     else:
         assert sum(each.numel() for each in opened.weights().values()) >= opened.environment["parameters"]

@@ -84,5 +84,5 @@ def test_the_line_of_evaluations_tells_what_the_snapshot_before_came_to(monkeypa
     told.found({"snapshot": 2, "loss": math.nan, "error": math.nan})
     told.batch()
     assert said[0] == "evaluating snapshot 1 of 3, batch 1 of 1"
-    assert said[1] == "evaluating snapshot 2 of 3, batch 1 of 1; the one before: test loss 0.5, accuracy 0.25"
+    assert said[1] == "evaluating snapshot 2 of 3, batch 1 of 1; the snapshot before: test loss 0.5, accuracy 0.25"
     assert said[2].endswith("accuracy 0.25"), "without test data nothing is told"

@@ -101,7 +101,7 @@ def test_a_batch_script_is_no_rank_and_a_rank_that_is_alone_is_told_by_each_laun
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     if said:
-        with pytest.raises(ConfigError, match=f"this MPI sees 1 rank, but {said}: .* mpisgd doctor says which launchers fit"):
+        with pytest.raises(ConfigError, match=f"this MPI sees 1 rank, but {said}: .* mpisgd doctor names the launchers that fit"):
             refuse_singletons(ALONE)
     else:
         refuse_singletons(ALONE)
@@ -114,7 +114,7 @@ def test_torchrun_starts_processes_of_which_mpi_knows_nothing(monkeypatch: pytes
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "0")
     alone = Ranks(size=1, rank=0, hosts=("a",), cores=1, own_cores=1, pids=())
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 4: torchrun, .*; start them by mpirun .*-n 4 mpisgd train"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 4: torchrun, .*; start the ranks by mpirun .*-n 4 mpisgd train"):
         refuse_singletons(alone)
     monkeypatch.delenv("LOCAL_RANK")  # somebody's own variable, without torchrun's others
     refuse_singletons(alone)

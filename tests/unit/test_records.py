@@ -260,7 +260,7 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
     (tmp_path / schema.evaluator_file(0)).write_bytes(b"")
     assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
     assert len(said) == 3
-    assert all("evaluator.attempt-" in each and each.endswith("what was evaluated then is evaluated again") for each in said)
+    assert all("evaluator.attempt-" in each and each.endswith("the evaluations of this attempt are made again") for each in said)
 
 
 @pytest.mark.parametrize("step", spread([7, 1, 10, 30], 2))
@@ -284,7 +284,7 @@ def test_short_tables_are_read_once_and_a_damaged_one_keeps_no_other_from_it(tmp
         file["updates"][0, "samples"] += 1
     rows = rank_file.Rows(path)
     assert rows.length("events") == len(tables["events"][0])
-    with pytest.raises(DataError, match="table updates: the rows do not have the checksum"):
+    with pytest.raises(DataError, match="table updates: the checksum of the rows does not match"):
         rows.rows("updates")
     path.unlink()
     for found in (rows.rows("pushes"), *rows.chunks("pushes")):
@@ -329,7 +329,7 @@ def test_a_truncated_file_whose_writer_was_killed_is_refused_at_once(tmp_path: P
     file = table_file(path)
     copy.write_bytes(path.read_bytes()[:1000])
     file.close()
-    with pytest.raises(DataError, match=r"copy\.h5 is truncated: it has 1000 bytes, and says"):
+    with pytest.raises(DataError, match=r"copy\.h5 is truncated: found 1000 bytes, expected"):
         read_table(copy, "pushes")
 
 

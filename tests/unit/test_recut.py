@@ -49,7 +49,7 @@ def test_a_count_is_of_whoever_had_most() -> None:
 def test_shards_with_other_tensors() -> None:
     """One made its first update of nothing: its optimiser has no tensors yet."""
     old = [{"weights": np.zeros(3, np.float32), "momentum": np.zeros(3, np.float32)}, {"weights": np.zeros(3, np.float32)}]
-    with pytest.raises(CheckpointError, match=r"other tensors than each other.*momentum, weights; weights"):
+    with pytest.raises(CheckpointError, match=r"different tensors.*momentum, weights; weights"):
         cut(old, [(0, 3), (3, 6)], (0, 6))
 
 
@@ -112,7 +112,7 @@ def test_accounts_begin_alike(tmp_path: Path) -> None:
         assert account.snapshots == [(0, 0, 0.1), (4, 32, 0.2)]
     assert found.next_seq == [3, 3, 2]
     assert found.rows_before == [[0, 0, 9, 8, 0, 1], [1, 0, 9, 8, 0, 1]]
-    with pytest.raises(CheckpointError, match="has 7 parameters, here they are 8"):
+    with pytest.raises(CheckpointError, match="has 7 parameters, the model here has 8"):
         recut(checkpoint(tmp_path), slice_bounds(8, 3), [3, 3, 2])
 
 
@@ -131,5 +131,5 @@ def test_snapshots_are_cut_too(tmp_path: Path) -> None:
     assert (tmp_path / schema.spool_file(0)).exists(), "another attempt may need it"
     with (tmp_path / schema.spool_file(1)).open("r+b") as file:
         file.truncate(5)
-    with pytest.raises(DataError, match=r"\.snapshots-001 (has \d+ bytes|is not there), and the checkpoint says that it holds 2"):
+    with pytest.raises(DataError, match=r"\.snapshots-001 (has \d+ bytes|is not there): the checkpoint says 2"):
         recut_snapshots(tmp_path, found, 2, 2)

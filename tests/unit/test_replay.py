@@ -134,7 +134,7 @@ def test_gradients_that_were_dropped_and_objects_that_were_brought(tmp_path: Pat
     assert 4 < np.count_nonzero(dropped) < len(dropped) - 4
     assert replay.check(path, user_objects) == ""
     assert replay.check(path, trust=True) == "", "by the names that the run has of them"
-    with pytest.raises(DataError, match=r"the model has 195 parameters, that of .* had 650: it is another one, or has"):
+    with pytest.raises(DataError, match=r"the model has 195 parameters, the model of .* had 650: another model, or changed"):
         replay.check(path, UserObjects(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3))))
     other = UserObjects(model=Sometimes, loss=nn.functional.cross_entropy)
     proof = replay.replay(path, other)
@@ -149,7 +149,7 @@ def test_messages_that_were_refused_may_explain_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Run, "events", property(lambda run: events))
     proof = replay.replay(path, UserObjects(loss=nn.functional.multi_margin_loss))
     assert not proof.holds
-    assert any(line.startswith("shards refused 3 messages that cannot be (events REFUSED)") for line in proof.lines())
+    assert any(line.startswith("shards refused 3 impossible messages (events REFUSED)") for line in proof.lines())
 
 
 def test_an_update_of_which_all_was_dropped(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (lambda path: (path / "weights.pt").unlink(), "weights.pt is missing"),
         (lambda path: (path / "weights.pt").write_bytes(b"PK nonsense"), "weights.pt is damaged: 11 bytes with CRC-32"),
         (foreign_weights, "weights.pt cannot be read as the weights of this model"),
-        (edit_config("train_samples = 1437", "train_samples = 1436"), r"1437 training samples, those of .* had 1436"),
+        (edit_config("train_samples = 1437", "train_samples = 1436"), r"1437 training samples, the data of .* had 1436"),
         (edit_config("threads = 1\n", "threads = 'x'\n"), "threads"),
         (edit_config("hidden = [\n", "hidden = [ 3,\n"), "the model has .* parameters"),
         (lambda path: (path / "DONE").write_text("{"), "DONE is damaged"),
@@ -420,7 +420,7 @@ def test_until_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines if "crc32" in line] == ["shard 0 at clock 3", "shard 1 at clock 3"]
     assert main(["replay", str(run), "--until", "1000"]) == 2
-    assert "until = 1000: expected 0 to 9, the clock at which the log ends" in capsys.readouterr().err
+    assert "until = 1000: expected 0 to 9, the last clock of the log" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--shard", "2"], ["--learner", "4"], ["--learner", "-1"]])

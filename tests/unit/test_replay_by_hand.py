@@ -100,7 +100,7 @@ def test_a_gradient_that_was_kept_when_its_learner_left_is_summed_out_of_turn() 
     shard = log(pushes, updates(3, 2), lambda_=3, left=[(0, 0.3, 2)])
     assert check(HardsyncOptions(), shard) == ""
     shard.departures.clear()
-    assert "row 0 (clock 0, learner 2, mini-batch 0): it was learner 0's turn" in check(HardsyncOptions(), shard)
+    assert "row 0 (clock 0, learner 2, mini-batch 0): learner 0's turn" in check(HardsyncOptions(), shard)
 
 
 def test_a_gradient_that_was_kept_when_its_learner_was_missed_counts() -> None:
@@ -124,7 +124,7 @@ def test_nobody_passes_where_nobody_was_missed() -> None:
     assert check(HardsyncOptions(), alone) == ""
     pushes = [push(0, 0, 0, arrival_s=0.1), push(2, 0, 0, arrival_s=0.7)]
     slow = log(pushes, updates(2), lambda_=3, left=[(0, 0.5, 1, Event.PASSED)])
-    assert "nothing says that its gradient of this clock would not come" in check(BackupOptions(b=1), slow)
+    assert "nothing says that the learner's gradient of this clock would not come" in check(BackupOptions(b=1), slow)
 
 
 def test_who_was_missed_after_a_time_out_was_missed_before_the_gradient_that_it_lets_make_the_update() -> None:
@@ -156,7 +156,7 @@ def test_an_update_that_is_due_because_somebody_left() -> None:
 def test_one_who_leaves_at_the_instant_of_a_gradient_that_makes_an_update() -> None:
     """Which of the two came first, only the clock of the departure says; it may be of the one before the update."""
     pushes = [push(0, 0, 0, arrival_s=0.5, answer_s=1.0), push(0, 1, 1, arrival_s=1.5)]
-    for time_s, why in ((0.5, ""), (0.6, "it left at clock 0, but what comes after it is of clock 1")):
+    for time_s, why in ((0.5, ""), (0.6, "the learner left at clock 0, but the next entry is of clock 1")):
         found = check(SoftsyncOptions(n=2), log(pushes, updates(1, 1), lambda_=2, left=[(0, time_s, 1)]))
         assert found.partition(": ")[2] == why
 
@@ -190,9 +190,9 @@ def test_a_departure_at_another_time_than_its_clock() -> None:
     pushes = [push(0, 0, 0, arrival_s=0.1, answer_s=1.1), push(1, 0, 0, arrival_s=0.2), push(0, 1, 1, arrival_s=1.2)]
     for left, why in (
         ((1, 1.1, 1), ""),
-        ((0, 1.1, 1), "shard 0, events (clock 0, learner 1): it left at clock 0, but what comes after it is of clock 1"),
-        ((1, 0.9, 1), "shard 0, events (clock 1, learner 1): it left at 0.9 s, but clock 1 was from 1.0 to 2.0 s"),
-        ((9, 3.0, 1), "shard 0, events (clock 9, learner 1): it left at clock 9, but what comes after it is of clock 1"),
+        ((0, 1.1, 1), "shard 0, events (clock 0, learner 1): the learner left at clock 0, but the next entry is of clock 1"),
+        ((1, 0.9, 1), "shard 0, events (clock 1, learner 1): the learner left at 0.9 s, but clock 1 was from 1.0 to 2.0 s"),
+        ((9, 3.0, 1), "shard 0, events (clock 9, learner 1): the learner left at clock 9, but the next entry is of clock 1"),
     ):
         made = updates(2) if left[0] == 9 else updates(2, 1)
         assert check(SoftsyncOptions(), log(pushes[: len(made) + 1], made, lambda_=2, left=[left])) == why
@@ -208,11 +208,11 @@ def test_a_learners_first_mini_batch_is_number_0() -> None:
 def test_who_was_given_no_weights_computes_from_those_it_had() -> None:
     """Where no answer is recorded; in a log that ends early, it may only not have been written any more."""
     pushes = [push(0, 0, 0), push(0, 1, 1, arrival_s=1.5)]
-    for finished, why in ((True, "timestamp 1: it was given no weights after 0, row 0 says"), (False, "")):
+    for finished, why in ((True, "timestamp 1: the learner got no weights after 0, row 0 says"), (False, "")):
         assert check(SoftsyncOptions(n=1), log(pushes, updates(1), lambda_=1, finished=finished)).partition(": ")[2] == why
     pushes = [push(0, 0, 0, answer_s=1.0, arrival_s=0.5), push(0, 1, 1, arrival_s=1.5), push(0, 2, 2, 0, weight=0.5, arrival_s=2.5)]
     found = check(SoftsyncOptions(n=1), log(pushes, updates(1, 1, 1), lambda_=1, finished=False))
-    assert found.endswith("timestamp 0: its gradient before was computed from 1, in row 1")
+    assert found.endswith("timestamp 0: the learner's gradient before was computed from 1, in row 1")
 
 
 def test_at_the_instant_of_an_update_the_weights_of_either_clock_may_have_been_given() -> None:
@@ -220,7 +220,7 @@ def test_at_the_instant_of_an_update_the_weights_of_either_clock_may_have_been_g
         pushes = [push(0, 0, 0, answer_s=1.0), push(1, 0, 1, 0, arrival_s=1.0), push(0, 1, 2, timestamp, arrival_s=2.0)]
         pushes[2]["weight"] = 1 / (2 - timestamp)
         assert check(SoftsyncOptions(n=2), log(pushes, updates(1, 1, 1), lambda_=2)) == ""
-    assert "given the weights of clocks 0 to 1 at 1.0 s" in check(
+    assert "got the weights of clocks 0 to 1 at 1.0 s" in check(
         SoftsyncOptions(n=2), log([*pushes[:2], push(0, 1, 2, arrival_s=2.0)], updates(1, 1, 1), lambda_=2)
     )
 
@@ -229,7 +229,7 @@ def test_who_needs_one_clock_over_all_shards_may_ask_again() -> None:
     """And is given newer weights than at first; others take what they are given."""
     pushes = [push(0, 0, 0, arrival_s=0.5, answer_s=1.1), push(1, 0, 1, arrival_s=1.5), push(0, 1, 2, arrival_s=2.5)]
     assert check(BackupOptions(N=1), log(pushes, updates(1, 1, 1), lambda_=2)) == ""
-    assert "given the weights of clock 1 at 1.1 s" in check(SoftsyncOptions(n=2), log(pushes, updates(1, 1, 1), lambda_=2))
+    assert "got the weights of clock 1 at 1.1 s" in check(SoftsyncOptions(n=2), log(pushes, updates(1, 1, 1), lambda_=2))
 
 
 def test_what_a_protocol_itself_refuses() -> None:

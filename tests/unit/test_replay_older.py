@@ -60,5 +60,5 @@ def test_its_batch_norm_is_not_evaluated_again(tmp_path: Path) -> None:
     ],
 )
 def test_rates_that_were_others_are_refused_by_name(tmp_path: Path, special: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="an earlier mpisgd, which began a warm-up with a rate of 0"):
+    with pytest.raises(DataError, match="an earlier mpisgd began a warm-up with a rate of 0"):
         replay.replay(older(tmp_path / "run", **special))

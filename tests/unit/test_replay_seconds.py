@@ -25,7 +25,7 @@ def test_in_an_allreduce_in_buckets_a_learner_begins_before_other_shards_do() ->
     """Seen on real ranks, of which one left the barrier 1.5 ms after the other."""
     rows = cast(Any, np.arange(2))
     _check_spent(shard((0.0515, 0.05)), rows, ahead=True)
-    with pytest.raises(Untrue, match=r"has spent 0.0515 s so far, but it arrived 0.05 s after the start"):
+    with pytest.raises(Untrue, match=r"has spent 0.0515 s, but the push arrived 0.05 s after the start"):
         _check_spent(shard((0.0515, 0.05)), rows, ahead=False)
-    with pytest.raises(Untrue, match=r"has spent 0.2 s so far, but it arrived 0.1 s after the start"):
+    with pytest.raises(Untrue, match=r"has spent 0.2 s, but the push arrived 0.1 s after the start"):
         _check_spent(shard((0.0515, 0.2)), rows, ahead=True)

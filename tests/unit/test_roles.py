@@ -115,7 +115,7 @@ def test_an_allreduce_has_as_many_shards_as_learners() -> None:
     """A run's own configuration says so; whoever asks for another number is refused."""
     for shards in (1, 4):
         assert len(of_job(Config(protocol=AllreduceOptions(), shards=shards), "aaaa").shard_ranks) == 4
-    with pytest.raises(ConfigError, match="shards = 2: allreduce has as many shards as learners, 4; leave it out"):
+    with pytest.raises(ConfigError, match="shards = 2: allreduce has as many shards as learners, 4; leave shards out"):
         of_job(Config(protocol=AllreduceOptions(), shards=2), "aaaa")
     with pytest.raises(ConfigError, match=r"found 1, needed at least 2 = 1 learner [+] 1 evaluator; start with: mpirun -n 2"):
         of_job(Config(protocol=AllreduceOptions(), evaluator=True), "a")
@@ -194,7 +194,7 @@ def test_and_go_with_the_others(protocol: ProtocolOptions) -> None:
 def test_an_allreduce_shares_memory_of_one_node() -> None:
     config = Config(protocol=AllreduceOptions(), aggregation="node")
     assert of_job(config, "aaa").teams == ((0,), (1,), (2,)) and not config.in_teams
-    with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2; leave it out"):
+    with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2; leave aggregation out"):
         of_job(config, "aab")
     assert of_job(replace(config, evaluator=True), "aab").learner_ranks == (0, 1), "the evaluator shares none"
     with pytest.raises(ConfigError, match="team_size = 2: expected 0 beside learners in no teams"):

@@ -89,7 +89,7 @@ def test_what_cannot_be_starts_no_rank(words: str, said: str) -> None:
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
 def test_ranks_do_not_start_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "4")
-    with pytest.raises(ConfigError, match=f"{name} = 4: start it once"):
+    with pytest.raises(ConfigError, match=f"{name} = 4: start a single process"):
         main(["-n", "3"])
 
 
@@ -163,7 +163,7 @@ def test_it_begins_again_where_it_was(capfd: pytest.CaptureFixture[str]) -> None
     ends = {"begins": True, "ends": True, "status": 0}
     status, starts = run([{"status": 1}, {"begins": True, "status": 137}, ends], "--max-restarts", "2")
     assert (status, starts) == (0, [started(), started(), started("--overwrite")])
-    assert "status 137: it has no checkpoint, and begins anew, restart 2 of 2" in capfd.readouterr().err
+    assert "status 137: the run has no checkpoint, and begins anew, restart 2 of 2" in capfd.readouterr().err
     Path("starts").unlink()
     status, starts = run([{"status": 3}, {"status": 4}], "--max-restarts", "1")
     assert (status, len(starts)) == (4, 2), "no more often than that"
@@ -176,8 +176,8 @@ def test_where_states_are_kept_on_nodes_these_are_asked_once(capfd: pytest.Captu
     status, starts = run(plan, "--max-restarts", "2")
     assert (status, starts) == (0, [started(), ["--resume", "run"], started("--overwrite")])
     told = capfd.readouterr().err
-    assert "status 137: it goes on from the newest state that nodes hold, restart 1 of 2" in told
-    assert "it has no checkpoint, and begins anew, restart 2 of 2" in told
+    assert "status 137: the run goes on from the newest state on the nodes, restart 1 of 2" in told
+    assert "the run has no checkpoint, and begins anew, restart 2 of 2" in told
 
 
 @pytest.mark.parametrize(("status", "starts"), [(EXIT_USAGE, 1), (EXIT_INTERRUPTED, 2), (137, 2)])

@@ -43,7 +43,7 @@ def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
     directory.claim(path, overwrite=False)
     assert path.is_dir()
-    with pytest.raises(ConfigError, match=r"out = '.*/a/b' exists: choose another, or say --overwrite"):
+    with pytest.raises(ConfigError, match=r"out = '.*/a/b' exists: choose another, or replace the directory by --overwrite"):
         directory.claim(path, overwrite=False)
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_before_its_config_toml(tmp_path: Path) -> None:
             os.waitpid(pid, 0)
             with pytest.raises(ConfigError, match="the run was killed before writing the file: begin anew with --overwrite"):
                 config_file.of_run(run)
-        with pytest.raises(ConfigError, match="say --overwrite to replace it"):
+        with pytest.raises(ConfigError, match="replace the directory by --overwrite"):
             directory.claim(run, overwrite=False)
         directory.claim(run, overwrite=True).release()
         assert not list(run.iterdir())
@@ -89,7 +89,7 @@ def test_a_folder_that_is_no_run_is_never_removed(config: str | None, tmp_path: 
     (path / "thesis.tex").write_text("years of work")
     if config is not None:
         (path / schema.CONFIG).write_text(config)
-    with pytest.raises(ConfigError, match="is no run directory of mpisgd: it is not replaced"):
+    with pytest.raises(ConfigError, match="is no run directory of mpisgd: not replaced"):
         directory.claim(path, overwrite=True)
     assert (path / "thesis.tex").read_text() == "years of work"
 
@@ -101,7 +101,7 @@ def test_a_run_that_another_is_replacing_is_named_as_his(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="is being written by another job"):
         directory.claim(tmp_path, overwrite=True)
     other.release()
-    with pytest.raises(ConfigError, match="is no run directory of mpisgd: it is not replaced"):
+    with pytest.raises(ConfigError, match="is no run directory of mpisgd: not replaced"):
         directory.claim(tmp_path, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

@@ -208,7 +208,7 @@ def test_no_attempt_comes_before_itself(name: str, value: list[list[int]], run: 
 def test_a_linked_directory_is_not_replaced(run: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (run / "report").symlink_to(tmp_path / "outside")
-    with pytest.raises(Exception, match="is not replaced"):
+    with pytest.raises(Exception, match="no run directory of mpisgd: not replaced"):
         directory.claim(run, overwrite=True)
     assert (run / SHARD).exists()
 

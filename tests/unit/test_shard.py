@@ -117,7 +117,7 @@ def test_stop_ends_the_run_and_says_whose_gradient_it_was(gradient: float, loss:
 def test_a_loss_of_nothing_is_told_apart_from_divergence(log: Path) -> None:
     """Its gradient is finite: where all targets of a mini-batch are ignored, torch's cross entropy is 0 / 0."""
     script = [*pulls(0, 1), (push(1, seq=0, loss=math.nan), 1.0)]
-    with pytest.raises(DivergenceError, match=r"mini-batch 0, clock 0, loss nan: .* its gradient is: are all targets"):
+    with pytest.raises(DivergenceError, match=r"mini-batch 0, clock 0, loss nan: .* the gradient is: are all targets"):
         serve(log, script, SoftsyncOptions(), 2)
 
 
@@ -216,7 +216,7 @@ def test_a_pull_that_waited_is_stopped_when_the_run_ends(log: Path) -> None:
 
 def test_books_that_do_not_balance_fail_the_run(log: Path) -> None:
     script = [*pulls(0), (push(0), 2.0), *byes({0: 2})]
-    with pytest.raises(ProtocolError, match="learner 0 says it pushed 2 gradients to this shard, which received 1"):
+    with pytest.raises(ProtocolError, match="learner 0 says 2 gradients pushed to this shard, the shard received 1"):
         serve(log, script, SoftsyncOptions(), 1)
 
 

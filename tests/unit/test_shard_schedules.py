@@ -156,7 +156,7 @@ def test_a_mini_batch_that_was_applied_here_is_counted_but_not_applied_again(log
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (push(0, 0, 2), "pushed mini-batch 2: expected 0 ... 0, the next one"),
+        (push(0, 0, 2), "pushed mini-batch 2: expected 0 ... 0, the next mini-batch"),
         (push(0, 0, 2**62), "pushed mini-batch"),
         (push(0, 0, 0, samples=0), "a gradient of 0 samples"),
         (push(0, 0, 0, samples=2**40), "samples"),
@@ -181,7 +181,7 @@ def test_who_waits_for_its_own_refused_push_ends_the_job(log: Path) -> None:
     """hardsync would wait for ever."""
     script = [*pulls(0), (push(0, 0, 5), 9.0), Pull(0, 1)]
     shard, _ = make(log, ScriptedChannel(script), HardsyncOptions(), 1)
-    with pytest.raises(PeerError, match="learner 0 waits for an update after its push was refused: learner 0 pushed mini-batch 5"):
+    with pytest.raises(PeerError, match="learner 0 waits for an update after a refused push: learner 0 pushed mini-batch 5"):
         shard.serve()
 
 

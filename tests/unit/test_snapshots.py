@@ -62,13 +62,13 @@ def test_a_bit_of_a_spool(place: int, tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 2
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"spool is damaged: snapshot {number} does not have the checksum"):
+    with pytest.raises(DataError, match=f"spool is damaged: the checksum of snapshot {number} does not match"):
         check_spool(path, taken, 4 * SIZE)
     again = Snapshots(path, every_epochs=1.0, vectors=1, size=SIZE, resumed=taken)
     for index in range(3):
         if index != number:
             assert again.get(index).vectors[0][1] == index + 1
-    with pytest.raises(DataError, match=f"spool is damaged: snapshot {number} does not have the checksum"):
+    with pytest.raises(DataError, match=f"spool is damaged: the checksum of snapshot {number} does not match"):
         again.get(number)
     again.close(keep=True)
     old = [each[:3] for each in taken]  # of an earlier mpisgd

@@ -331,7 +331,7 @@ def test_a_torn_push_counts_and_the_next_one_is_in_its_order(log: Path) -> None:
 def test_a_torn_push_that_cannot_be_is_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = [*pulls(0, 1), Torn(now(0, 0, 7)), (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), *byes(l0=2, l1=1)]
     done = serve(log, script, SoftsyncOptions(), lambda_=2, budget=4)
-    assert "learner 0 pushed mini-batch 7: expected 0 ... 0, the next one" in capsys.readouterr().err
+    assert "learner 0 pushed mini-batch 7: expected 0 ... 0, the next mini-batch" in capsys.readouterr().err
     assert done.weights == [-1.0]
     assert done.told(Event.REFUSED) == [(Event.REFUSED, 0, 0)]
     assert done.balanced()

@@ -229,7 +229,7 @@ def test_replay_says_the_line_that_brings_a_scripts_objects_again(
 def test_what_has_no_name_is_said_to_have_none(scripted: Path, tmp_path: Path) -> None:
     path = scripted / "unnamed"
     with pytest.raises(
-        ConfigError, match=r"its model was <lambda>; its data was an instance of tuple; its loss was an instance of C"
+        ConfigError, match=r"the model was <lambda>; the data was an instance of tuple; the loss was an instance of C"
     ):
         replay.replay(path)
     table = dict(header(Run(path), status(Run(path)), "").rows)
@@ -265,7 +265,7 @@ def test_a_module_that_has_changed_since_is_named(scripted: Path, tmp_path: Path
     proof = replay.replay(scripted / "named", trust=True)
     monkeypatch.delitem(sys.modules, "mine")
     assert not proof.holds
-    assert any(f"{tmp_path / 'mine.py'} is not the file that the run had: its sha256 was" in note for note in proof.notes)
+    assert any(f"{tmp_path / 'mine.py'} is not the file of the run: the sha256 was" in note for note in proof.notes)
 
 
 def test_a_script_that_trains_as_it_is_imported_is_told_to_guard_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,8 +85,8 @@ def test_a_shard_says_whom_it_waits_for_and_who_waits_for_it(tmp_path: Path) -> 
     text = of_shard(shard, roles, hosts)
     assert text == (
         f"at clock 0 waits for learner 1 (rank 2 on b), which was given clock 0 {channel.seconds - given_s:.0f} s ago: computing or"
-        " gone; learner 3 (rank 4 on c), which has not asked for weights yet; learner 0 (rank 1 on a) waits for it, for clock 1 or"
-        " later"
+        " gone; learner 3 (rank 4 on c), which has not asked for weights yet; learner 0 (rank 1 on a) waits for this shard, for"
+        " clock 1 or later"
     )
     shard.rules.present.clear()
     assert of_shard(shard, roles, hosts) == "at clock 0 waits for the evaluator (rank 1 on a), for all learners have left"

@@ -115,7 +115,7 @@ def test_a_learner_goes_on_when_its_own_shard_has_made_its_weights_not_that_of_a
         one, after = np.flatnonzero(rows["learner_id"] == 0)[3:5]
         rows["answer_s"][one] = rows["arrival_s"][after] - rows["compute_s"][after] / 2
 
-    for shard, why in enumerate(("s of computing and delay, but it came", "simulated again")):
+    for shard, why in enumerate(("s of computing and delay, but the push came", "simulated again")):
         copy = shutil.copytree(run.path, tmp_path / why)
         rewrite(copy / schema.shard_file(shard), "pushes", later)
         assert why in replay.check(copy)

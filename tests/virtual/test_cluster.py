@@ -123,8 +123,8 @@ def test_two_ranks_that_send_to_each_other() -> None:
     )
     assert text.splitlines() == [
         "no virtual rank can go on:",
-        "rank 0 (somebody 0) sends PULL to rank 1, which has posted no receive for it",
-        "rank 1 (somebody 1) sends GOODBYE to rank 0, which has posted no receive for it",
+        "rank 0 (somebody 0) sends PULL to rank 1, but rank 1 has posted no receive",
+        "rank 1 (somebody 1) sends GOODBYE to rank 0, but rank 0 has posted no receive",
         "in a circle: rank 0 (somebody 0) -> rank 1 (somebody 1) -> rank 0 (somebody 0)",
     ]
     assert scene.left == [2]
@@ -152,7 +152,7 @@ def test_a_send_to_somebody_who_has_left() -> None:
     scene = Scene(2)
     wire = scene.wires[0]
     sends = {0: lambda: wire.finish(wire.start(1, Tag.ANSWER, NOBODY, np.zeros(3)))}
-    assert "rank 0 (somebody 0) sends ANSWER to rank 1, which has posted no receive" in stuck(scene, sends)
+    assert "rank 0 (somebody 0) sends ANSWER to rank 1, but rank 1 has posted no receive" in stuck(scene, sends)
 
 
 def test_a_receive_of_another_message_than_is_sent() -> None:
@@ -293,8 +293,8 @@ def test_push_implies_reply_deadlocks_now_and_then_and_the_circle_is_printed() -
         circle = re.findall(r"rank (\d)", last)
         assert circle[0] == circle[-1]
         assert len(set(circle)) == len(circle) - 1 == 4
-        assert len(re.findall(rf"^{shard} sends ANSWER to rank [234], which has posted no receive for it$", text, re.M)) == 2
-        assert len(re.findall(rf"^{learner} sends PUSH to rank [01], which has posted no receive for it$", text, re.M)) >= 2
+        assert len(re.findall(rf"^{shard} sends ANSWER to rank ([234]), but rank \1 has posted no receive$", text, re.M)) == 2
+        assert len(re.findall(rf"^{learner} sends PUSH to rank ([01]), but rank \1 has posted no receive$", text, re.M)) >= 2
 
 
 def test_push_implies_reply_in_one_order_of_shards_does_not() -> None:

@@ -125,5 +125,5 @@ def test_there_is_a_pull_after_each_push(exchange: str) -> None:
         "duplex": LearnerChannel(scene.wires[1], roles, 0, Slices(vector, vector, [(0, 3)]), consistent=False, way=DUPLEX),
         "prefetch": PrefetchChannel(scene.wires[1], roles, 0, Memory(vector, vector), [(0, 3)]),
     }[exchange]
-    with pytest.raises(ProtocolError, match="two pushes without a pull"):
+    with pytest.raises(ProtocolError, match="two pushes, no pull in between"):
         channel.push(Report(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0), meanwhile=lambda: None)

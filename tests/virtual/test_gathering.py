@@ -148,7 +148,7 @@ def test_a_gradient_that_never_comes_is_refused_and_books_balance() -> None:
             return True
 
         def check(self) -> None:
-            raise gathering.PeerError("rank 1 sent a header, but no GRADIENT after it: nothing came for 30 s", 1)
+            raise gathering.PeerError("rank 1 sent a header without GRADIENT: nothing came for 30 s", 1)
 
     scene.w[0].post = lambda *arguments: Never()  # type: ignore[method-assign]
     taken = iter([(1, Tag.PUSH, told(0)), None, (1, Tag.GOODBYE, (0, 1, 0))])

@@ -119,14 +119,14 @@ def _without(name: str) -> Callable[[State], Any]:
 
 #: What is done to a good file -> what is said.
 WRONG: list[tuple[Callable[[State], Any], str]] = [
-    (_without("1.bias"), r"is not of this model: it lacks '1\.bias'$"),
-    (lambda state: {}, r"it lacks '1\.weight' \(and 3 more\)$"),
-    (lambda state: state | {"fc.weight": torch.zeros(1)}, r"it has 'fc\.weight', which the model has not$"),
+    (_without("1.bias"), r"is not of this model: the file lacks '1\.bias'$"),
+    (lambda state: {}, r"the file lacks '1\.weight' \(and 3 more\)$"),
+    (lambda state: state | {"fc.weight": torch.zeros(1)}, r"the file has 'fc\.weight', unknown to the model$"),
     (lambda state: state | {"1.bias": torch.zeros(9)}, r"its '1\.bias' is float \(9,\), expected float \(8,\)$"),
     (lambda state: state | {"1.bias": torch.zeros(8).long()}, r"its '1\.bias' is int64 \(8,\), expected float \(8,\)$"),
     (
         lambda state: {f"module.{name}": each for name, each in state.items()},
-        r"it lacks '1\.weight' \(and 3 more\); it has 'module\.1\.weight', which the model has not \(and 3 more\)$",
+        r"the file lacks '1\.weight' \(and 3 more\); the file has 'module\.1\.weight', unknown to the model \(and 3 more\)$",
     ),
     (lambda state: {"epoch": 3, "model": state}, r"holds no state dict: expected tensors by their names, found epoch, model$"),
     (lambda state: [1, 2], r"holds a list, expected a state dict"),
@@ -153,7 +153,7 @@ def test_files_that_cannot_be_read_are_refused(first: Path, tmp_path: Path) -> N
         "nothing.pt": r"nothing\.pt is not there: expected a run's directory, a state dict \(\.pt\) or a file of \.safetensors",
         "nonsense.pt": r"nonsense\.pt cannot be read as a file of torch's",
         "folder": r"folder is no run directory of mpisgd",
-        "early": r"early has no weights\.pt: a run leaves its weights when it ends",
+        "early": r"early has no weights\.pt: a run writes weights at the end",
         "flipped": r"flipped/weights\.pt is damaged",
     }.items():
         with pytest.raises(ConfigError, match=rf"^init_from = '.*{name}': .*{said}"):
@@ -178,7 +178,7 @@ class _Evil:
 def test_out_that_would_be_emptied_is_refused(first: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(first, run)
-    with pytest.raises(ConfigError, match=r"lies in out = '.*', which overwrite empties: expected another out"):
+    with pytest.raises(ConfigError, match=r"lies in out = '.*', and overwrite empties this directory: expected another out"):
         simulated(run, TENSORS, model=BATCH_NORM, init_from=str(run), overwrite=True)
     assert (run / "weights.pt").is_file()
 
@@ -202,7 +202,9 @@ def test_of_weights_that_layers_share_one_name_is_enough(tmp_path: Path) -> None
     torch.save(_without("one.weight")(state), tmp_path / "w.pt")
     assert same(dict(built(made, user_objects).module.state_dict()), state)
     torch.save(state | {"other.weight": state["one.weight"] + 1}, tmp_path / "w.pt")
-    with pytest.raises(ConfigError, match=r"its 'other\.weight' and 'one\.weight' have other values, and are one parameter"):
+    with pytest.raises(
+        ConfigError, match=r"'other\.weight' and 'one\.weight' of the file have different values, but are the same parameter"
+    ):
         built(made, user_objects)
 
 
@@ -212,11 +214,11 @@ def test_replay_wants_the_same_file(first: Path, tmp_path: Path) -> None:
     shutil.copy(first.parent / "state.pt", file)
     run = simulated(tmp_path / "run", TENSORS, model=BATCH_NORM, init_from=str(file), protocol={"name": "softsync", "n": 4})
     moved = file.rename(tmp_path / "moved.pt")
-    with pytest.raises(DataError, match=r"w\.pt is not there: .*run began with its weights \(sha256 [0-9a-f]{64}\)"):
+    with pytest.raises(DataError, match=r"w\.pt is not there: .*run began with the weights of this file \(sha256 [0-9a-f]{64}\)"):
         replay.replay(run.path)
     assert replay.replay(run.path, init_from=str(moved)).holds
     torch.save({name: each + 1e-3 * each.is_floating_point() for name, each in theta(first).items()}, file)
-    with pytest.raises(DataError, match=r"w\.pt has changed since .* began with its weights: its sha256 was"):
+    with pytest.raises(DataError, match=r"w\.pt has changed since .* began with the weights: the sha256 was"):
         replay.replay(run.path)
 
 
@@ -259,7 +261,7 @@ def test_a_resumed_run_says_what_the_first_attempt_began_with(tmp_path: Path) ->
 
 
 def test_a_run_that_does_not_say_what_it_began_with(first: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"init_from is given, but not which file that was"):
+    with pytest.raises(DataError, match=r"init_from is given, but the name or sha256 of the file is missing"):
         initial.same(Directory(first))
 
 

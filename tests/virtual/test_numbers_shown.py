@@ -83,7 +83,7 @@ def test_a_mini_batch_of_ignored_targets_is_told_apart_from_divergence(tmp_path:
     config = Idiom(net).made(tmp_path / "run")
     some = torch.arange(64) < 12  # no mini-batch of 8 but some has none of these
     data = lambda: ((x, torch.where(some, y, torch.full_like(y, -100))), test)  # noqa: E731
-    with pytest.raises(DivergenceError, match="the loss is not finite, its gradient is: are all targets"):
+    with pytest.raises(DivergenceError, match="the loss is not finite, the gradient is: are all targets"):
         simulate(config, UserObjects(model=net, data=data))
 
 
@@ -106,7 +106,7 @@ def test_an_evaluation_that_fails_loses_no_weights(tmp_path: Path) -> None:
     idiom = Idiom(net, data=lambda: (vectors()[0], FailsAtLast()))
     with pytest.raises(OSError, match="sample 15") as failed:
         simulate(idiom.made(tmp_path / "run"), idiom.user_objects)
-    assert "its last parameters are in" in "".join(failed.value.__notes__)
+    assert "the last parameters are in" in "".join(failed.value.__notes__)
     saved = torch.load(tmp_path / "run" / schema.WEIGHTS, weights_only=True)["theta"]
     assert set(saved) == {"weight", "bias"}
     assert not torch.equal(saved["weight"], torch.zeros(2, 8))

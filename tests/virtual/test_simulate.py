@@ -345,6 +345,6 @@ def test_a_model_that_cannot_be_counted(words: str, said: str, tmp_path: Path, c
 
 def test_a_directory_is_not_replaced_unless_it_is_said(tmp_path: Path) -> None:
     simulated(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"exists: choose another, or say --overwrite"):
+    with pytest.raises(ConfigError, match=r"exists: choose another, or replace the directory by --overwrite"):
         simulate(config(tmp_path / "run"))
     simulated(tmp_path / "run", overwrite=True, seed=2)

@@ -198,9 +198,10 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
 @pytest.mark.parametrize(
     ("field", "value", "why"),
     [
-        (4, 7, "7 gradients, expected 1; with exchange = 'streamed' nobody can go on without it"),  # the header alone says so
+        # The header alone says so.
+        (4, 7, "7 gradients, expected 1; with exchange = 'streamed' nobody can go on without this push"),
         (11, 8, "a slice of 8 bytes, expected "),
-        (1, 99, "learner 2 waits for an update after its push was refused: learner 2 pushed timestamp 99: expected 0 ... 2"),
+        (1, 99, "learner 2 waits for an update after a refused push: learner 2 pushed timestamp 99: expected 0 ... 2"),
     ],
 )
 def test_a_push_that_is_refused_ends_the_job_by_name(

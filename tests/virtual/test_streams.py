@@ -100,7 +100,7 @@ def test_a_stream_that_gives_others_is_found_out(tmp_path: Path) -> None:
     simulated(tmp_path / "run", STREAM, BROUGHT, epochs=1, protocol={"name": "softsync", "n": 2})
     proof = replay.replay(tmp_path / "run", UserObjects(data=lambda: (Changed(60), Stream(20, noise=0))))
     assert "loss" in proof.reason
-    assert any("does that give learners the same samples again?" in note for note in proof.notes)
+    assert any("does the stream give learners the same samples again?" in note for note in proof.notes)
     assert proof.gradients > 4, "the first mini-batches were the same"
 
 

@@ -123,7 +123,7 @@ class Arrivals:
             return None
         found = status.Get_tag()
         if found != tag:
-            raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
+            raise PeerError(f"rank {source} sent a header without {name_of_tag(tag)}: {name_of_tag(found)} came", source)
         while (message := self._comm.Improbe(source, tag, status)) is None:
             pass  # Iprobe has seen it
         return source, tag, status.Get_elements(MPI.BYTE), message

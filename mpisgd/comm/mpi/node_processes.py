@@ -201,8 +201,8 @@ def _end(node_processes: NodeProcesses, lost: str) -> NoReturn:
     speaks = hold(name) or not is_held(name)
     if speaks:
         last_words(
-            f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun: all"
-            " ranks that the launcher starts are to come to mpisgd"
+            f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun:"
+            " every rank of the launcher must come to mpisgd"
         )
     time.sleep(FORWARD_S)
     if speaks:

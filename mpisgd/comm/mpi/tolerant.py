@@ -93,7 +93,7 @@ class TolerantWire(Wire):
     def _note_failed(self, error: MPI.Exception | None = None) -> None:
         for rank in ulfm.failed(self._comm):
             if rank in self._vital and not self._parting:
-                raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
+                raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and the job needs this rank") from error
             self._losses.died(rank)
 
     # -------------------------------------------------------------------------------------------------------------- send

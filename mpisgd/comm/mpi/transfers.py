@@ -116,7 +116,7 @@ class IncomingBodies:
         self._error = PeerError(why, self.source)
 
     def miss(self, tag: int) -> None:
-        why = f"rank {self.source} sent a header, but no {name_of_tag(self.tag)} after it: {name_of_tag(tag)} came"
+        why = f"rank {self.source} sent a header without {name_of_tag(self.tag)}: {name_of_tag(tag)} came"
         self._error = PeerError(why, self.source)
 
     def is_whole(self) -> bool:
@@ -128,7 +128,7 @@ class IncomingBodies:
         if len(self._requests) < len(self._rooms):
             MPI.Request.Waitall(self._requests)  # their memory will be used again
             name = name_of_tag(self.tag)
-            why = f"rank {self.source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s"
+            why = f"rank {self.source} sent a header without {name}: nothing came for {BODY_S:g} s"
             raise self._error or PeerError(why, self.source)
 
 
@@ -188,7 +188,7 @@ def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> E
     if not isinstance(transfer, Receiving) or error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
         return error
     tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is transfer.layout)
-    return PeerError(f"{tag} from rank {transfer.source}: its {part} is longer than expected")
+    return PeerError(f"{tag} from rank {transfer.source}: the {part} is longer than expected")
 
 
 def nowhere(nbytes: int) -> Any:

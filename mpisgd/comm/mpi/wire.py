@@ -187,7 +187,7 @@ class Wire:
             probed = self._arrivals.body(source, layout.body, time.perf_counter() + BODY_S)
             if probed is None:
                 name = name_of_tag(layout.body)
-                raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
+                raise PeerError(f"rank {source} sent a header without {name}: nothing came for {BODY_S:g} s", source)
             self._receive(*probed, body, body.nbytes)
         return True
 

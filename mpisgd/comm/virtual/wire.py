@@ -71,7 +71,7 @@ class Sending(Event, Waitable):
 
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
-        return f"sends {Tag(self.tag).name} to rank {dest}, which has posted no receive for it", dest
+        return f"sends {Tag(self.tag).name} to rank {dest}, but rank {dest} has posted no receive", dest
 
 
 class Signal(Event):

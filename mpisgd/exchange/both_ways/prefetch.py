@@ -57,7 +57,7 @@ class PrefetchChannel(LearnerChannel):
         Raises ProtocolError: a second push without a pull.
         """
         if meanwhile is not None:
-            raise ProtocolError("exchange = 'prefetch': two pushes without a pull between them")
+            raise ProtocolError("exchange = 'prefetch': two pushes, no pull in between")
         wire = self._wire
         wire.clock.hold()
         start_ns = self.now_ns()

@@ -129,7 +129,7 @@ class StreamedShardChannel(ShardChannel):
         gradient.see_out()
         message = super().receive(gradient, learner_id, until_s, patterns)
         if isinstance(message, Refused) and message.push:
-            raise PeerError(f"{message.why}; with exchange = 'streamed' nobody can go on without it")
+            raise PeerError(f"{message.why}; with exchange = 'streamed' nobody can go on without this push")
         if isinstance(message, Push):
             incoming = gradient.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
             self._incoming[message.learner_id] = gradient, incoming

@@ -82,7 +82,7 @@ class TeamChannel(ShardChannel):
         for learner_id, push in enumerate(pushes):
             if push.learner_id != learner_id or push.nbytes != nbytes:
                 raise PeerError(
-                    f"learner {learner_id} says it is learner {push.learner_id}, its gradient {push.nbytes} bytes;"
+                    f"learner {learner_id} calls itself learner {push.learner_id}, with a gradient of {push.nbytes} bytes;"
                     f" expected {nbytes} bytes"
                 )
         self._tell_skipped(report.skipped, pushes)

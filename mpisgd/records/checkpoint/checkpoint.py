@@ -159,8 +159,8 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole:
             continue
         return checkpoint
     raise CheckpointError(
-        f"{run} has no checkpoint that is complete: it cannot be continued; begin anew with --overwrite"
-        f" (checkpoint.every_updates says how often one is written){''.join(why)}"
+        f"{run} has no complete checkpoint, and cannot be continued; begin anew with --overwrite"
+        f" (checkpoint.every_updates sets how often checkpoints are written){''.join(why)}"
     )
 
 
@@ -171,7 +171,7 @@ def read(path: Path) -> Checkpoint:
         if table["schema_version"] != schema.SCHEMA_VERSION:
             raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
         if path.name != directory_of(path, table["clock"]).name:
-            raise CheckpointError(f"{path / MANIFEST} is that of clock {table['clock']}: somebody has moved it")
+            raise CheckpointError(f"{path / MANIFEST} is of clock {table['clock']}: somebody has moved the checkpoint")
         parts = tuple(Part(_account_of(each["account"]), each["nbytes"], each[CRC]) for each in table["parts"])
         told = table.get("coordinator", {})
         return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts, coordinator=told)
@@ -195,7 +195,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is torn: {type(error).__name__}: {error}") from error
     if crc32 != zlib.crc32(_text(table)):
-        raise CheckpointError(f"{path} is torn: its CRC-32 is another")
+        raise CheckpointError(f"{path} is torn: the CRC-32 does not match")
     return table
 
 
@@ -207,7 +207,7 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
             for name in file:
                 data = safe_read.data_set(file, name)
                 if data.dtype != np.float32 or data.size * 4 > len(content):
-                    raise CheckpointError(f"{path}: {name} is no data set of float32, or larger than its file")
+                    raise CheckpointError(f"{path}: {name} is no data set of float32, or larger than the file")
                 arrays[name] = np.asarray(data[()], np.float32)
             return arrays
     except (OSError, RuntimeError, KeyError, ValueError) as error:
@@ -243,15 +243,15 @@ def way_on(run: Path, clock: int | None = None, command: str = "", *, near: bool
         if not (run / schema.CONFIG).is_file() or (run / schema.DONE).exists():
             return ""
         if near:
-            return f"to go on from the newest state that nodes hold, or {run}: {command}"
+            return f"to go on from the newest state on the nodes, or {run}: {command}"
         for path in directories(run):
             if (path / MANIFEST).is_file():
                 saved = read(path).clock
                 lost = "" if clock is None else f" ({max(0, clock - saved):,} later updates are lost, as far as is known here)"
-                return f"to go on from its checkpoint of clock {saved:,}{lost}: {command}"
+                return f"to go on from the checkpoint of clock {saved:,}{lost}: {command}"
         return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
     except (OSError, CheckpointError):  # `--resume` reports and passes over torn ones
-        return f"to go on from its newest checkpoint that is whole: {command}"
+        return f"to go on from the newest whole checkpoint: {command}"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:

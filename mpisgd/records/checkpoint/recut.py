@@ -55,7 +55,7 @@ def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Re
     old = [part.account for part in checkpoint.parts]
     size = old[-1].bounds[1]
     if bounds[-1][1] != size:
-        raise CheckpointError(f"{checkpoint.path} has {size} parameters, here they are {bounds[-1][1]}")
+        raise CheckpointError(f"{checkpoint.path} has {size} parameters, the model here has {bounds[-1][1]}")
     accounts = [
         Account(
             shard=shard,
@@ -85,7 +85,7 @@ def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> 
         tensors = [{_MISSED: np.zeros_like(each["weights"]), **each} for each in tensors]
     if any(set(each) != set(tensors[0]) for each in tensors):
         named = "; ".join(", ".join(sorted(each)) for each in tensors)
-        raise CheckpointError(f"shards of one checkpoint have other tensors than each other, and cannot be cut anew: {named}")
+        raise CheckpointError(f"shards of a checkpoint have different tensors, and cannot be cut anew: {named}")
     shares = [max(0, min(end, last) - max(start, first)) for first, last in bounds]
     most = shares.index(max(shares))
     found = {}

@@ -33,7 +33,7 @@ def check_spool(path: Path, taken: Sequence[Sequence[float]], nbytes: int) -> No
     found, count = path.stat().st_size if path.is_file() else -1, len(taken)
     if found < count * nbytes:
         what = "is not there" if found < 0 else f"has {found} bytes"
-        raise DataError(f"{path} {what}, and the checkpoint says that it holds {count} snapshots, {count * nbytes} bytes")
+        raise DataError(f"{path} {what}: the checkpoint says {count} snapshots, {count * nbytes} bytes")
     if count == 0:
         return
     with path.open("rb") as file:
@@ -52,7 +52,7 @@ def _with_sum(taken: Sequence[float]) -> tuple[int, int, float, int]:
 
 def _compare(path: Path, number: int, crc32: int, told: int) -> None:
     if told >= 0 and crc32 != told:
-        raise DataError(f"{path} is damaged: snapshot {number} does not have the checksum that it was written with")
+        raise DataError(f"{path} is damaged: the checksum of snapshot {number} does not match")
 
 
 def due(every_epochs: float, epochs_before: float, epochs: float) -> bool:

@@ -70,7 +70,7 @@ def begins(path: Path) -> Begins:
         parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
         own = attempt_of(first)
         if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
-            raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
+            raise DataError(f"{first}: the attribute before names shards or attempts impossible before attempt {own}")
         return Begins(
             int(safe_read.attribute(file, "continues_clock")),
             int(safe_read.attribute(file, "begins_samples")),
@@ -79,4 +79,4 @@ def begins(path: Path) -> Begins:
             [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
         )
 
-    return read_file(first, "what it goes on from", read)
+    return read_file(first, "the start of the attempt", read)

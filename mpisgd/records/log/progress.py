@@ -168,7 +168,7 @@ class Evaluations:
         """Add a snapshot's row, on test data, to the next line."""
         if not math.isnan(row["loss"]):
             metrics = [name for name in row if name not in (EVALUATIONS.names or ())]
-            self._found = f"; the one before: test {in_words(row, self._loss, metrics)}"
+            self._found = f"; the snapshot before: test {in_words(row, self._loss, metrics)}"
 
     def say(self, text: str) -> None:
         if self._on:

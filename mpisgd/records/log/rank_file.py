@@ -118,7 +118,7 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
         raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(tables)})")
     attempts = [-1, *parts[:, 0].tolist(), attempt_of(path)]
     if any(one >= other for one, other in itertools.pairwise(attempts)):
-        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier ones, in their order")
+        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier attempts, in order")
     return [(attempt, dict(zip(tables, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
@@ -154,13 +154,13 @@ def _open(path: Path, open_: bool) -> h5py.File:
     if room is not None or file.id.links.exists(b"counts_0"):
         file.close()
         raise DataError(
-            f"{path} is not read: it was bounded by log.max_bytes, which is gone, and rows may be missing; read it with the mpisgd"
-            f" that wrote it, of the version and commit in {schema.CONFIG}"
+            f"{path} is not read: log.max_bytes, now gone, bounded the file, and rows may be missing; read the file with the"
+            f" mpisgd of the version and commit in {schema.CONFIG}"
         )
     match = FILE.match(path.name)
     if match and (shard, attempt or 0) != (int(match[2] or -1), int(match[3])):
         file.close()
-        raise DataError(f"{path} is that of shard {shard} in attempt {attempt or 0} (-1 = of none): it was moved, or is damaged")
+        raise DataError(f"{path} is of shard {shard} in attempt {attempt or 0} (-1 = of none): the file was moved, or is damaged")
     return file
 
 

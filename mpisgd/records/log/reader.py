@@ -54,7 +54,7 @@ class Directory:
         self.path = Path(path)
         config = self.path / schema.CONFIG
         if not config.is_file():
-            raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
+            raise DataError(f"{self.path} is no run directory of mpisgd: {schema.CONFIG} is missing")
         safe_read.check_directory(self.path)
         try:
             text = config.read_text(encoding="utf-8")
@@ -63,7 +63,7 @@ class Directory:
         except (ValueError, RecursionError) as error:  # not TOML, or not even text
             raise DataError(f"{config} is damaged: {error}") from error
         if "environment" not in self.config:
-            raise DataError(f"{config} was not written by a run: it has no [environment]")
+            raise DataError(f"{config} was not written by a run: [environment] is missing")
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
             if not isinstance(table.get(size), int):
                 raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
@@ -232,7 +232,7 @@ class Tables(Directory):
             for name, told in dict((self.done or {}).get("files", {})).items():
                 path = self.path / Path(name).name
                 if not path.is_file() or read_sums(path) != told:
-                    raise DataError(f"{path} is damaged, or was edited: its checksums are not those of which {schema.DONE} tells")
+                    raise DataError(f"{path} is damaged, or was edited: the checksums do not match {schema.DONE}")
             self._checked = True
 
 

@@ -72,12 +72,10 @@ class Summing:
         if self._told < 0:
             return
         if self._crc32 != self._told:
-            raise DataError(f"{self._what}: the rows do not have the checksum that they were written with: the file is damaged")
+            raise DataError(f"{self._what}: the checksum of the rows does not match: the file is damaged")
         closed, answers, _ = _closing(self._what, self._whole("closing"))
         if closed and self._table in AMENDED and answers != self._answers:
-            raise DataError(
-                f"{self._what}: {AMENDED[self._table]} does not have the checksum it was written with: the file is damaged"
-            )
+            raise DataError(f"{self._what}: the checksum of {AMENDED[self._table]} does not match: the file is damaged")
 
 
 def add_amended(crc32: int, table: str, rows: LogRows) -> int:
@@ -97,7 +95,7 @@ def check_summary(what: str, file: Any) -> None:
     if not closed:  # its writer was killed, failed, or is about to close it
         return
     if crc32 != closing(0, safe_read.whole(file, "summary"))[2]:
-        raise DataError(f"{what}: it does not have the checksum that it was written with: the file is damaged")
+        raise DataError(f"{what}: the checksum does not match: the file is damaged")
 
 
 def has_sums(file: Any) -> bool:
@@ -108,7 +106,7 @@ def has_sums(file: Any) -> bool:
 def _closing(what: str, entry: np.ndarray) -> list[int]:
     found: list[int] = entry.tolist()
     if found[0] not in (0, 1) or (found[0] == 0 and any(found)):
-        raise DataError(f"{what}: the file does not say whether it was closed: the file is damaged")
+        raise DataError(f"{what}: the mark of a closed file is invalid: the file is damaged")
     return found
 
 
@@ -142,7 +140,9 @@ def check_text(what: str, text: str) -> None:
         return
     found = _LINE.match(text)
     if found is None or zlib.crc32(text[found.end() :].encode()) != int(found[1], 16):
-        raise DataError(f"{what} is damaged, or was edited: its checksum is another; where you meant it, remove its first line")
+        raise DataError(
+            f"{what} is damaged, or was edited: the checksum does not match; after an edit of your own, remove the first line"
+        )
 
 
 def sealed_json(table: Mapping[str, Any]) -> str:
@@ -153,7 +153,7 @@ def checked(what: str, table: dict[str, Any], known: Collection[str]) -> dict[st
     """Return a sealed table without its sum, or `known` entries of an earlier mpisgd. Raises DataError if changed."""
     own = {key: value for key, value in table.items() if key != "crc32"}
     if table["crc32"] != _sum_of(own) if "crc32" in table else set(own) - set(known):
-        raise DataError(f"{what} is damaged: its checksum is another, or not there")
+        raise DataError(f"{what} is damaged: the checksum does not match, or is missing")
     return own
 
 

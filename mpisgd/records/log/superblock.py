@@ -27,10 +27,10 @@ def was_left_open(path: Path) -> bool:
     if not superblock.startswith(_SIGNATURE) or len(superblock) < _NBYTES:
         return False
     if lookup3(superblock[:_SUM]) != int.from_bytes(superblock[_SUM:], "little"):
-        raise DataError(f"{path} is damaged: its superblock does not have its checksum")
+        raise DataError(f"{path} is damaged: the checksum of the superblock does not match")
     length = int.from_bytes(superblock[_LENGTH : _LENGTH + 8], "little")
     if actual < length:
-        raise DataError(f"{path} is truncated: it has {actual} bytes, and says {length}")
+        raise DataError(f"{path} is truncated: found {actual} bytes, expected {length}")
     return superblock[_FLAGS] != 0
 
 

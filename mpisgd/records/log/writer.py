@@ -109,7 +109,7 @@ class TableFile:
         if path is not None:
             with self._writing():
                 if path.exists() and not instead:
-                    raise FileExistsError(errno.EEXIST, "the run has it already", str(path))
+                    raise FileExistsError(errno.EEXIST, "the run already has this file", str(path))
                 aside = schema.aside(path)
                 self._file = storage.create_hdf5(aside)
                 self._begin(self._file, shard, attributes or {})
@@ -177,7 +177,7 @@ class TableFile:
         with self._writing():
             self._write()
             if self._path.stat().st_ino != self._inode:
-                raise OSError(errno.ENOENT, "another file has its name")
+                raise OSError(errno.ENOENT, "another file has the name of the log")
         self._flushed_at_s = time.monotonic()
         return list(self._committed.values())
 

@@ -77,7 +77,7 @@ class Batch:
             self._coordinator.run()
         except _LogEnds:
             if finished:
-                refuse(f"it ends at clock {self.clock}, and another evaluation follows", -1, "updates", clock=self.clock)
+                refuse(f"the log ends at clock {self.clock}, and another evaluation follows", -1, "updates", clock=self.clock)
             return
         except DivergenceError as error:
             if finished:
@@ -86,11 +86,11 @@ class Batch:
         if self._commands is not None:
             self._commands.end()
         if self.clock != self._claimed.evaluations:
-            refuse(f"recomputed, it ends at clock {self.clock}", -1, "updates", clock=self._claimed.evaluations)
+            refuse(f"recomputed, the run ends at clock {self.clock}", -1, "updates", clock=self._claimed.evaluations)
         if finished:
             self._evaluate_snapshot(final=True)
             if self._row != len(self._record.run.evaluations):
-                refuse(f"it has {len(self._record.run.evaluations)} rows, expected {self._row}", -1, "evaluations", row=self._row)
+                refuse(f"{len(self._record.run.evaluations)} rows, expected {self._row}", -1, "evaluations", row=self._row)
 
     # ---------------------------------------------------------------------------------------------------- evaluations
 
@@ -217,7 +217,7 @@ class Commands:
         at, op = self._at, Op(int(fields["op"]))
         if at == len(self._rows):
             if self._finished:
-                refuse(f"it has {at} rows, and {op.name} follows", -1, "commands", row=at, clock=int(fields["clock"]))
+                refuse(f"{at} rows, and {op.name} follows", -1, "commands", row=at, clock=int(fields["clock"]))
             return
         if at in self._begins:
             self._mine, self._theirs = {}, {}
@@ -230,10 +230,10 @@ class Commands:
             said, mine = int(row[name]), int(fields[name])
             known = (self._mine.get(said, mine), self._theirs.get(mine, said))
             if known != (mine, said) or (said == NONE) != (mine == NONE):
-                why = f"{op.name} has slot {said} as {name}, recomputed it is another"
+                why = f"{op.name} has slot {said} as {name}, recomputed: another slot"
                 refuse(why, -1, "commands", row=at, clock=int(fields["clock"]))
             self._mine[said], self._theirs[mine] = mine, said
 
     def end(self) -> None:
         if self._finished and self._at != len(self._rows):
-            refuse(f"it has {len(self._rows)} rows, expected {self._at}", -1, "commands", row=self._at)
+            refuse(f"{len(self._rows)} rows, expected {self._at}", -1, "commands", row=self._at)

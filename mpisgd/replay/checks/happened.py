@@ -36,7 +36,7 @@ def check_events(record: Record, shard: ShardRecord) -> None:
         if number != shard.shard:
             refuse(f"it says shard {number}", shard.shard, "events", **place)
         if kind not in set(Event):
-            refuse(f"kind {kind}: there is no such event", shard.shard, "events", **place)
+            refuse(f"kind {kind}: unknown event", shard.shard, "events", **place)
         what = Event(kind).name
         of_a_learner = 0 <= learner_id < record.lambda_
         if kind != Event.REFUSED and of_a_learner != (kind in _OF_A_LEARNER):
@@ -83,10 +83,10 @@ def _check_order(shard: ShardRecord) -> None:
     for row, (clock, time_s) in enumerate(events[["clock", "time_s"]].tolist()):
         place = {"row": row, "clock": clock}
         if clock < before_clock or (shard.finished and clock > shard.final_clock):
-            refuse(f"clock {clock}, after one of {before_clock}; the last is {shard.final_clock}", shard.shard, "events", **place)
+            refuse(f"clock {clock}, after clock {before_clock}; the last is {shard.final_clock}", shard.shard, "events", **place)
         at = min(clock - first, len(done_s) - 2)
         if not (max(before_s, done_s[at]) <= time_s <= done_s[at + 1]):
-            why = f"at {time_s} s: what is before it was at {before_s} s, its clock from {done_s[at]} to {done_s[at + 1]} s"
+            why = f"at {time_s} s: the event before was at {before_s} s, the clock from {done_s[at]} to {done_s[at + 1]} s"
             refuse(why, shard.shard, "events", **place)
         before_clock, before_s = clock, time_s
 
@@ -98,7 +98,7 @@ def _check_enough(record: Record, shard: ShardRecord) -> None:
     """
     told = np.flatnonzero(shard.events["kind"] == Event.ENOUGH)
     for row in told[1:]:
-        refuse("ENOUGH: it was told before", shard.shard, "events", row=int(row), clock=int(shard.events["clock"][row]))
+        refuse("ENOUGH: a second time", shard.shard, "events", row=int(row), clock=int(shard.events["clock"][row]))
     for row in told[:1]:
         number, over_s = shard.events[row][["value", "time_s"]].tolist()
         rows = record.run.evaluations
@@ -108,7 +108,7 @@ def _check_enough(record: Record, shard: ShardRecord) -> None:
             refuse(why, shard.shard, "events", row=int(row), clock=int(shard.events["clock"][row]))
         for at in np.flatnonzero(shard.pushes["answer_s"] > over_s)[:1]:
             its = shard.row(int(at))
-            why = f"its learner was given weights at {its.answer_s} s, after evaluations had ended training, {over_s} s"
+            why = f"the learner was given weights at {its.answer_s} s, after evaluations had ended training, {over_s} s"
             refuse(why, shard.shard, "pushes", row=int(at), clock=its.clock, learner_id=its.learner_id, seq=its.seq)
 
 
@@ -149,7 +149,7 @@ def _check_computed(record: Record, shard: ShardRecord) -> None:
             refuse(f"{kind.name}: {wanted}", shard.shard, "events", row=int(rows[at]), clock=clock)
     stops = shard.events[shard.events["kind"] == Event.STOPPED]
     if len(stops) and stops["time_s"][0] != shard.updates["time_s"][-1]:
-        why = f"it stopped at {stops['time_s'][0]} s, but the last update was done at {shard.updates['time_s'][-1]} s"
+        why = f"the shard stopped at {stops['time_s'][0]} s, but the last update was done at {shard.updates['time_s'][-1]} s"
         refuse(why, shard.shard, "events", row=int(rows[-1]), clock=shard.final_clock)
 
 
@@ -164,10 +164,10 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
         refused = int(np.count_nonzero(mine["kind"] == Event.REFUSED))
         place = {"clock": shard.final_clock, "learner_id": learner_id}
         if shard.finished and not (len(said) == 1 or (len(said) == 0 and Event.LOST in mine["kind"])):
-            refuse(f"it said goodbye {len(said)} times", shard.shard, "events", **place)
+            refuse(f"the learner said goodbye {len(said)} times", shard.shard, "events", **place)
         most = math.inf if not shard.finished else logged + refused
         if len(said) and not logged <= said[-1] <= most:
-            refuse(f"it says that it pushed {said[-1]:g} gradients, but pushes has {logged}", shard.shard, "events", **place)
+            refuse(f"the learner says {said[-1]:g} gradients pushed, but pushes has {logged}", shard.shard, "events", **place)
 
 
 def check_last_answers(record: Record) -> None:
@@ -185,5 +185,5 @@ def check_last_answers(record: Record) -> None:
         answers = [shard.pushes["answer_s"][each[0]] for shard, each in zip(record.shards, last, strict=True)]
         if not gone and not np.isnan(answers).any():
             row = int(last[0][0])
-            why = f"its learner was given weights after it, at {answers[0]} s, and pushed nothing more"
+            why = f"the learner was given weights after this push, at {answers[0]} s, and pushed nothing more"
             refuse(why, record.shards[0].shard, "pushes", row=row, clock=record.shards[0].row(row).clock, learner_id=learner_id)

@@ -64,7 +64,7 @@ def _compare_links(data: h5py.Dataset, table: directory.Joined) -> None:
             refuse(f"{table.place} refers to {source.dset_name}, rows {first}, of {source.file_name}", -1, schema.LOG)
         found.append((start, 1 + last - start, source.file_name))
     if found != directory.links_of(table) or (len(data), data.dtype) != (directory.count_of(table), table.dtype):
-        refuse(f"{table.place} is not made of the rows that its ranks wrote", -1, schema.LOG)
+        refuse(f"{table.place} is not made of the rows of the ranks", -1, schema.LOG)
 
 
 def _compare_rows(data: h5py.Dataset, name: str, pieces: Iterator[LogRows]) -> None:
@@ -75,14 +75,14 @@ def _compare_rows(data: h5py.Dataset, name: str, pieces: Iterator[LogRows]) -> N
         mine = np.ascontiguousarray(rows)
         theirs = np.asarray(data[start : start + len(mine)])
         if theirs.dtype != mine.dtype or theirs.shape != mine.shape:
-            refuse(f"{name} has other columns, or fewer rows, than its ranks wrote", -1, schema.LOG)
+            refuse(f"{name} has other columns, or fewer rows, than the ranks wrote", -1, schema.LOG)
         width = mine.itemsize * int(np.prod(mine.shape[1:]))
         differs = (theirs.view(np.uint8).reshape(-1, width) != mine.view(np.uint8).reshape(-1, width)).any(axis=1)
         if differs.any():
-            refuse(f"{name} is not what its rank wrote", -1, schema.LOG, row=start + int(np.argmax(differs)))
+            refuse(f"{name} differs from the row of the rank", -1, schema.LOG, row=start + int(np.argmax(differs)))
         start += len(mine)
     if len(data) != start:
-        refuse(f"{name} has {len(data)} rows, its ranks wrote {start}", -1, schema.LOG)
+        refuse(f"{name} has {len(data)} rows, the ranks wrote {start}", -1, schema.LOG)
 
 
 def _names(group: h5py.Group, before: str = "") -> Iterator[str]:
@@ -91,7 +91,7 @@ def _names(group: h5py.Group, before: str = "") -> Iterator[str]:
         raise ValueError(f"{before} lies too deep: a run's tables lie in {_DEPTH} groups at most")
     for name in group:
         if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-            raise ValueError(f"{before}{name} is a link, which is not followed")
+            raise ValueError(f"{before}{name} is a link: links are not followed")
         inside = group[name]
         if isinstance(inside, h5py.Group):
             yield from _names(inside, f"{before}{name}/")

@@ -71,11 +71,11 @@ def _check_asked(record: Record, learner_id: int, protocol: Protocol) -> None:
     least = np.array([protocol.next_clock(clock) for clock in timestamp.min(axis=0)[:-1].tolist()], np.int64)
     pulled = ~np.isnan(answer_s).any(axis=0)[:-1]
     for shard, number in _places((timestamp[:, 1:] < least) & pulled):
-        why = f"timestamp {timestamp[shard, number + 1]}: after the mini-batch before it asked for clock {least[number]} or later"
+        why = f"timestamp {timestamp[shard, number + 1]}: the mini-batch before asked for clock {least[number]} or later"
         _refuse(record.shards[shard], learner_id, number + 1, why)
     rejected = (verdict == Kind.REJECT).any(axis=0)[:-1]
     for shard, number in _places((seq[:, 1:] == seq[:, :-1]) & ~rejected):
-        _refuse(record.shards[shard], learner_id, number + 1, "the same mini-batch again, though no shard rejected it")
+        _refuse(record.shards[shard], learner_id, number + 1, "the same mini-batch again, rejected by no shard")
 
 
 def _places(wrong: np.ndarray) -> list[tuple[int, int]]:

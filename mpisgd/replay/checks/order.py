@@ -118,4 +118,6 @@ class _Order:
             if row < len(log.pushes):
                 stuck = log.row(row)
                 place = {"row": row, "clock": stuck.clock, "learner_id": stuck.learner_id, "seq": stuck.seq}
-                refuse("it was computed from weights that were made, by way of other shards, after it", shard, "pushes", **place)
+                refuse(
+                    "the gradient was computed from weights made, by way of other shards, after this push", shard, "pushes", **place
+                )

@@ -291,7 +291,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     """Return a record by file, not by the doubtful column `shard`."""
     path = run.path / schema.shard_file(shard, attempt)
     if summary is None:
-        raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
+        raise DataError(f"{path} is not the file of shard {shard}: the summary names another shard")
     pushes, updates, events = read_tables(path, ("pushes", "updates", "events"))
     start = begun(path, lambda_, events)
     if summary["final_clock"] < 0:

@@ -38,7 +38,7 @@ def _check_updates(shard: ShardRecord) -> None:
     wrong = np.flatnonzero(~((spent >= 0) & (spent <= _most(between))))
     if len(wrong):
         row = int(wrong[0])
-        why = f"it took {spent[row]} s, but is done {between[row]} s after what came before"
+        why = f"the update took {spent[row]} s, but was done {between[row]} s after the update before, or the start"
         refuse(why, shard.shard, "updates", row=row, clock=shard.start.clock + row + 1)
 
 
@@ -70,13 +70,13 @@ def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
     computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
     since_answer = pushes["arrival_s"][1:] - pushes["answer_s"][:-1]
     for at in np.flatnonzero((computed[1:] > _most(since_answer)) & (not ahead))[:1] + 1:
-        why = f"{computed[at]} s of computing and delay, but it came {since_answer[at - 1]} s after its weights were given"
+        why = f"{computed[at]} s of computing and delay, but the push came {since_answer[at - 1]} s after the weights were given"
         _refuse(shard, int(rows[at]), why)
     spent = np.cumsum(sum(pushes[name] for name in _spent(pushes)))
     spent -= spent[0] if ahead else pushes["wait_s"][0] + pushes["pull_s"][0]
     elapsed = pushes["arrival_s"] - shard.start.since_s
     for at in np.flatnonzero(~(spent <= _most(elapsed)))[:1]:
-        _refuse(shard, int(rows[at]), f"its learner has spent {spent[at]} s so far, but it arrived {elapsed[at]} s after the start")
+        _refuse(shard, int(rows[at]), f"the learner has spent {spent[at]} s, but the push arrived {elapsed[at]} s after the start")
 
 
 def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: LogRows) -> None:
@@ -95,7 +95,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: Log
         if config.in_teams:
             least_s = max(each.of(number, 0.0) for each in all_delays)
             if least_s > compute_s + _SLACK_S + _DRIFT * compute_s:
-                _refuse(shard, int(rows[at]), f"compute_s {compute_s}, of which {least_s} s are a delay of one of its ranks")
+                _refuse(shard, int(rows[at]), f"compute_s {compute_s}, but the delay of a rank is {least_s} s")
             continue
         (delays,) = all_delays
         exact = not config.by_layers or delays.of(number, 0.0) == delays.of(number, 1.0)

@@ -46,7 +46,7 @@ def _check_seconds(shard: ShardRecord) -> None:
     wrong = np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))
     if len(wrong):
         row = int(wrong[0])
-        before = f"the one before at {times[row - 1]} s" if row else "the start"
+        before = f"the update before at {times[row - 1]} s" if row else "the start"
         refuse(f"done at {times[row]} s, before {before}", shard.shard, "updates", row=row, clock=row + 1)
 
 
@@ -140,10 +140,10 @@ class _Walk:
     def _check_clock(self, row: Row) -> None:
         clock = self.rules.clock
         if row.clock > clock:
-            wanted = f"update {clock + 1} of {self.gradients} gradient(s) before this row is not what the protocol makes"
+            wanted = f"the protocol makes no update {clock + 1} of {self.gradients} gradient(s) before this row"
             self._refuse(f"the shard was at clock {clock}: {wanted}")
         if row.clock < clock:
-            self._refuse(f"the shard was at clock {clock}: update {clock} was due after the row before this one")
+            self._refuse(f"the shard was at clock {clock}: update {clock} was due after the row before")
 
     def _check_turn(self, row: Row) -> None:
         """Check turns, unless the row's learner, or the learner in turn, had left."""
@@ -152,7 +152,7 @@ class _Walk:
             return
         departs = any(each.learner_id == row.learner_id and each.clock <= self.rules.clock for each in self.departures)
         if not departs and turn in self.shard.pushes["learner_id"][self.place["row"] :]:
-            self._refuse(f"it was learner {turn}'s turn")
+            self._refuse(f"learner {turn}'s turn")
 
     def _check_learner(self, row: Row) -> None:
         """Check that mini-batches follow each other, from weights given to the learner."""
@@ -163,35 +163,39 @@ class _Walk:
         if last is None:
             first = self.first_seq[row.learner_id]
             if row.seq != first:
-                self._refuse(f"it is the first push of this learner: expected mini-batch {first}")
+                self._refuse(f"the first push of this learner: expected mini-batch {first}")
             return
         again = self.rejects and row.seq == last.seq
         if row.seq != last.seq + 1 and not again:
-            self._refuse(f"its mini-batch before was {last.seq}, in row {number}")
+            self._refuse(f"the learner's mini-batch before was {last.seq}, in row {number}")
         if row.timestamp < last.timestamp:
-            self._refuse(f"timestamp {row.timestamp}: its gradient before was computed from {last.timestamp}, in row {number}")
+            self._refuse(
+                f"timestamp {row.timestamp}: the learner's gradient before was computed from {last.timestamp}, in row {number}"
+            )
         if math.isnan(last.answer_s):
             if self.shard.finished and row.timestamp != last.timestamp:
-                self._refuse(f"timestamp {row.timestamp}: it was given no weights after {last.timestamp}, row {number} says")
+                self._refuse(f"timestamp {row.timestamp}: the learner got no weights after {last.timestamp}, row {number} says")
             return
         least, most = self.least[number], self.most[number]
         if row.timestamp < least or (row.timestamp > most and not self.rules.protocol.consistent):
             given = f"clock {least}" if least == most else f"clocks {least} to {most}"
-            self._refuse(f"timestamp {row.timestamp}: it was given the weights of {given} at {last.answer_s} s, row {number} says")
+            self._refuse(
+                f"timestamp {row.timestamp}: the learner got the weights of {given} at {last.answer_s} s, row {number} says"
+            )
         if row.arrival_s < last.answer_s:
-            self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
+            self._refuse(f"the push arrived at {row.arrival_s} s, before the weights were given, {last.answer_s} s")
 
     def _check_seconds(self, row: Row) -> None:
         """Check the order of arrival; a protocol that waits for a certain learner keeps early pushes."""
         if not row.arrival_s >= 0:
-            self._refuse(f"it arrived at {row.arrival_s} s")
+            self._refuse(f"the push arrived at {row.arrival_s} s")
         if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
             done_s = self.updated_s[self.rules.clock]
-            self._refuse(f"it arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
+            self._refuse(f"the push arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
         if self.rules.turn() is None and not (self.rules.finished and self.shard.enough):  # waited until the end
             before_s = max(self.arrival_s, self.updated_s[self.rules.clock - 1] if self.rules.clock else 0.0)
             if row.arrival_s < before_s:
-                self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
+                self._refuse(f"the push arrived at {row.arrival_s} s, before the entry above in the log, {before_s} s")
         self.arrival_s = max(self.arrival_s, row.arrival_s)
 
     def _check_verdict(self, row: Row) -> None:
@@ -225,7 +229,9 @@ class _Walk:
             if self.rules.clock == self.shard.final_clock:
                 if self.shard.finished:
                     place = {"row": len(self.shard.updates), "clock": self.rules.clock + 1}
-                    refuse(f"it is missing: due after row {self.place['row']} of pushes", self.shard.shard, "updates", **place)
+                    refuse(
+                        f"the update is missing: due after row {self.place['row']} of pushes", self.shard.shard, "updates", **place
+                    )
                 return
             self._check_update(self.shard.update(self.rules.clock + 1))
             self.samples += self.pending_samples
@@ -244,7 +250,7 @@ class _Walk:
         }
         for name, value in expected.items():
             if not same(update[name].item(), value):
-                why = f"{name} {update[name].item()}: its gradients, up to row {self.place['row']} of pushes, give {value}"
+                why = f"{name} {update[name].item()}: the gradients up to row {self.place['row']} of pushes give {value}"
                 refuse(why, self.shard.shard, "updates", row=self.rules.clock - self.shard.start.clock, clock=self.rules.clock + 1)
 
     def _let_happen(self, row: Row | None) -> None:
@@ -319,14 +325,18 @@ class _Walk:
             self.departed_s, self.departed_kind = left.time_s, left.kind
         at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # with the gradient that made the update
         if left.clock != self.rules.clock and not at_once:
-            self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.rules.clock}")
+            self._refuse_departure(
+                left, f"the learner left at clock {left.clock}, but the next entry is of clock {self.rules.clock}"
+            )
         after_s = self.updated_s[left.clock - 1] if left.clock else 0.0
         before_s = self.updated_s[left.clock] if left.clock < len(self.updated_s) else math.inf
         if not after_s <= left.time_s <= before_s:
-            self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
+            self._refuse_departure(
+                left, f"the learner left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s"
+            )
         if left.kind == Event.PASSED:
             if not self.rules.membership.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
-                self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
+                self._refuse_departure(left, "nothing says that the learner's gradient of this clock would not come")
         elif left.kind != Event.RETURNED:
             self.rules.membership.on_departure(left.learner_id, _GONE[Event(left.kind)])
         elif left.learner_id not in self.rules.present:
@@ -343,7 +353,7 @@ class _Walk:
         least_s = (self.updated_s[over.clock - 1] if over.clock else 0.0) + self.timeout_s
         most_s = self.updated_s[over.clock] if over.clock < len(self.updated_s) else math.inf
         if over.clock != self.rules.clock or not least_s <= over.time_s <= most_s:
-            why = f"a time-out at {over.time_s} s: clock {over.clock} had its time-out at {least_s} s, its end at {most_s} s"
+            why = f"a time-out at {over.time_s} s: clock {over.clock} had the time-out at {least_s} s, the end at {most_s} s"
             refuse(why, self.shard.shard, "events", clock=over.clock)
         self.rules.on_timeout()
         self._update_while_due()
@@ -352,7 +362,7 @@ class _Walk:
         self._let_happen(None)
         shard = self.shard
         if self.rules.clock < shard.final_clock:
-            why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"
+            why = f"the protocol makes no update of {self.gradients} gradient(s), and pushes has no more"
             refuse(why, shard.shard, "updates", row=self.rules.clock - shard.start.clock, clock=self.rules.clock + 1)
         if shard.finished:
             received = shard.start.received + len(shard.pushes) - len(shard.inserted)

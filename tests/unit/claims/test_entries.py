@@ -153,7 +153,7 @@ def test_late_rows_deleted_with_their_counts(says_goodbye: bool, run_of: Callabl
     assert min(deleted.values()) > 0
     if not says_goodbye:
         change(path, "events", lambda rows: rows[rows["kind"] != Event.GOODBYE], every=True)
-    assert ("was given weights after it" if not says_goodbye else "it says that it pushed") in refused(path)
+    assert ("was given weights after this push" if not says_goodbye else "gradients pushed, but pushes has") in refused(path)
 
 
 def halve(path: Path) -> None:
@@ -244,7 +244,7 @@ def test_costs_that_are_not_here_any_more(runs: Runs, tmp_path: Path) -> None:
     proof = replay.replay(path)
     assert proof.holds
     assert not proof.simulated
-    assert any("which is not here" in line for line in proof.lines())
+    assert any(", not found here" in line for line in proof.lines())
     assert proof.claims[0][2], "seconds are only checked, then"
 
 

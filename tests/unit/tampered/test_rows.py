@@ -34,8 +34,9 @@ def test_an_honest_run_holds(name: str, runs: Callable[[str], Path]) -> None:
         ({"timestamp": up(1)}, "staleness 2 is not clock - timestamp"),
         ({"clock": up(1)}, "staleness 2 is not clock - timestamp"),
         ({"timestamp": up(-90), "staleness": up(90)}, "timestamp -.*: weights of clocks 0 to .* were there"),
-        ({"timestamp": up(1), "staleness": 1, "weight": 1.0}, r"timestamp \d+: it was given the weights of clock \d+ at .* s, row"),
-        ({"timestamp": up(-1), "staleness": 3, "weight": 1 / 3}, r"timestamp \d+: it was given the weights of clock \d+ at"),
+        ({"timestamp": up(1), "staleness": 1, "weight": 1.0},
+         r"timestamp \d+: the learner got the weights of clock \d+ at .* s, row"),
+        ({"timestamp": up(-1), "staleness": 3, "weight": 1 / 3}, r"timestamp \d+: the learner got the weights of clock \d+ at"),
         ({"weight": 1.0}, "APPLY with weight 1.0, the protocol says APPLY with weight 0.5"),
         ({"weight": 0.5 + 1e-16}, "APPLY with weight 0.5000000000000001, the protocol says"),
         ({"verdict": Verdict.DROP, "reason": Reason.STALE, "weight": 0.0}, r"DROP with weight 0.0 \(STALE\), the protocol says"),
@@ -46,15 +47,15 @@ def test_an_honest_run_holds(name: str, runs: Callable[[str], Path]) -> None:
         ({"shard": 1}, "it says shard 1"),
         ({"learner_id": 6}, "there are learners 0 to 5"),
         ({"learner_id": -1}, "there are learners 0 to 5"),
-        ({"seq": up(1)}, r"its mini-batch before was \d+, in row \d+"),
-        ({"seq": up(-1)}, r"its mini-batch before was \d+, in row \d+"),
+        ({"seq": up(1)}, r"the learner's mini-batch before was \d+, in row \d+"),
+        ({"seq": up(-1)}, r"the learner's mini-batch before was \d+, in row \d+"),
         ({"samples": 0}, "0 samples"),
         ({"gradients": 2}, r"the sum of 2 gradient\(s\): 1 rank\(s\) compute for this learner"),
         ({"gradients": 0}, r"the sum of 0 gradient\(s\): 1 rank\(s\) compute for this learner"),
         ({"loss": math.nan}, "loss nan: the run would have ended here, for nonfinite = 'stop'"),
-        ({"arrival_s": up(-0.5)}, "it arrived at .* s, before"),
-        ({"arrival_s": up(5)}, "it arrived at .* s, after update .* was done"),
-        ({"arrival_s": math.nan}, "it arrived at nan s"),
+        ({"arrival_s": up(-0.5)}, "the push arrived at .* s, before"),
+        ({"arrival_s": up(5)}, "the push arrived at .* s, after update .* was done"),
+        ({"arrival_s": math.nan}, "the push arrived at nan s"),
         ({"clock": up(1), "timestamp": up(1)}, r"the shard was at clock \d+: update \d+ of \d+ gradient\(s\) before this row"),
         ({"clock": up(-1), "timestamp": up(-1)}, r"the shard was at clock \d+: update \d+ was due after the row before"),
     ], 3, unpack=True),
@@ -75,7 +76,9 @@ def test_another_learner(run: Path) -> None:
     row = stale(rows)
     for other in set(range(6)) - {rows["learner_id"][row]}:
         rewrite(run, "pushes", edit(row, learner_id=other))
-        found = re.match(r"shard 0, pushes, row (\d+) .*: its mini-batch before|shard 0, pushes, row (\d+)", replay.check(run))
+        found = re.match(
+            r"shard 0, pushes, row (\d+) .*: the learner's mini-batch before|shard 0, pushes, row (\d+)", replay.check(run)
+        )
         assert found
         at = int(found[1] or found[2])
         assert at == row or (at > row and rows["learner_id"][at] in (other, rows["learner_id"][row]))
@@ -86,7 +89,7 @@ def test_samples_of_a_gradient(run: Path) -> None:
     clock = int(rows_of(run)["clock"][row])
     rewrite(run, "pushes", edit(row, samples=3))
     found = replay.check(run)
-    assert re.match(rf"shard 0, updates, row {clock} \(clock {clock + 1}\): samples (\d+): its gradients, up to row", found), found
+    assert re.match(rf"shard 0, updates, row {clock} \(clock {clock + 1}\): samples (\d+): the gradients up to row", found), found
 
 
 def test_samples_of_a_gradient_that_was_not_used(run: Path) -> None:
@@ -121,7 +124,7 @@ def test_a_loss_with_the_mean_that_goes_with_it(run: Path) -> None:
         "simulated again",
         "first disagreement",
         "1 gradients have another loss than the log says, by 1.000e-09 at most",
-        "so small a difference may come from another kind of CPU",
+        "a difference this small may come from another kind of CPU",
         "not the same",
     ]
 

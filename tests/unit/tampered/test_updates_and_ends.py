@@ -30,7 +30,7 @@ from tests.unit.tampered.hands import edit, here, rewrite, rows_of, summary, up
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"gradients": 2}, r"gradients 2: its gradients, up to row \d+ of pushes, give 3"),
+        ({"gradients": 2}, r"gradients 2: the gradients up to row \d+ of pushes give 3"),
         ({"samples": up(2)}, r"samples \d+: .* give \d+"),
         ({"learning_rate": up(1e-12)}, r"learning_rate 0.\d+: .* give 0.\d+"),
         ({"mean_loss": up(1e-12)}, r"mean_loss \d.\d+: .* give \d.\d+"),
@@ -59,7 +59,9 @@ def test_an_update_is_missing(place: int, run: Path) -> None:
     row = range(len(updates))[place]
     rewrite(run, "updates", lambda rows: np.delete(rows, row))
     found = replay.check(run)
-    expected = "it is missing: due after row" if place == -1 else f"clock {row + 2}: its gradients, up to row .* give {row + 1}"
+    expected = (
+        "the update is missing: due after row" if place == -1 else f"clock {row + 2}: the gradients up to row .* give {row + 1}"
+    )
     assert re.match(rf"shard 0, updates, row {row} \(clock {row + 1}\): {expected}", found) or "pushes, row " in found, found
     assert f"updates, row {row} (" in found
 
@@ -70,7 +72,7 @@ def test_an_update_too_many(run: Path) -> None:
     again["clock"] += 1
     again["time_s"] += 9
     rewrite(run, "updates", lambda rows: np.concatenate([rows, again]))
-    assert re.match(rf"shard 0, updates, row {len(updates)} .*: the protocol does not make it of \d", replay.check(run))
+    assert re.match(rf"shard 0, updates, row {len(updates)} .*: the protocol makes no update of \d", replay.check(run))
 
 
 # ---------------------------------------------------------------------------------------------------------- everything else
@@ -87,7 +89,7 @@ def test_what_done_says(run: Path) -> None:
     done["clock"][0] += 1
     del done["crc32"]
     (run / "DONE").write_text(sums.sealed_json(done))
-    assert re.match(r"shard 0, updates, row \d+: DONE says that it ended at clock \d+", replay.check(run))
+    assert re.match(r"shard 0, updates, row \d+: DONE says that the shard ended at clock \d+", replay.check(run))
 
 
 @pytest.mark.parametrize("name", ["theta", "thetabar"])
@@ -166,7 +168,7 @@ def test_who_left_when(runs: Callable[[str], Path], tmp_path: Path) -> None:
         ({"time_s": 0.0, "clock": 0}, ""),
         ({"learner_id": 3}, ""),
         ({"clock": 500}, ""),
-        ({"time_s": up(-0.1)}, r"it left at .* s, but clock \d+ was from .* to .* s"),
+        ({"time_s": up(-0.1)}, r"the learner left at .* s, but clock \d+ was from .* to .* s"),
     ):
         shutil.rmtree(path)
         shutil.copytree(runs("leaving"), path)
@@ -184,7 +186,7 @@ def test_when_the_time_was_over(runs: Callable[[str], Path], tmp_path: Path) -> 
     assert replay.check(path)
     for changes, why in (
         ({"clock": up(1)}, ""),
-        ({"time_s": up(-0.05)}, r"a time-out at .* s: clock \d+ had its time-out at .* s, its end at .* s"),
+        ({"time_s": up(-0.05)}, r"a time-out at .* s: clock \d+ had the time-out at .* s, the end at .* s"),
         ({"time_s": up(1.0)}, ""),
     ):
         shutil.rmtree(path)
@@ -201,4 +203,6 @@ def test_one_who_never_left(run: Path) -> None:
     last["kind"], last["learner_id"], last["clock"] = schema.Event.DEPARTED, 2, 500
     rewrite(run, "events", lambda rows: np.concatenate([rows, last]))
     found = replay.check(run)
-    assert re.match(r"shard 0, events \(clock 500, learner 2\): it left at clock 500, but what comes after it is of", found), found
+    assert re.match(r"shard 0, events \(clock 500, learner 2\): the learner left at clock 500, but the next entry is of", found), (
+        found
+    )
