@@ -155,7 +155,7 @@ def said(table: str, dtype: np.dtype) -> dict[str, np.ndarray]:
 
 PUSHES = _table(
     "pushes",
-    "One row per push that a shard received, in the order in which it took them.",
+    "One row per push received by a shard, in the order taken.",
     ("shard", np.int16, "", "index of the shard"),
     ("clock", np.int64, "updates", "the shard's clock when the gradient was added to the sum or refused"),
     ("timestamp", np.int64, "updates", "clock of the weights that the gradient was computed from"),
@@ -163,30 +163,30 @@ PUSHES = _table(
     ("learner_id", np.int32, "", "index of the learner"),
     ("seq", np.int64, "", "the learner's own running number of the mini-batch"),
     ("samples", np.int32, "samples", "samples of the mini-batch, or of the sum"),
-    ("gradients", np.int32, "gradients", "that it is the sum of: 1, or as many as the learner's team has ranks"),
+    ("gradients", np.int32, "gradients", "gradients in the sum: 1, or as many as the learner's team has ranks"),
     ("verdict", np.uint8, "", "of the protocol: " + _numbers(Verdict)),
     ("reason", np.uint8, "", "of the verdict: " + _numbers(Reason)),
     ("weight", np.float64, "1", "factor of the gradient in the sum, or, of `modulate = 'rate'`, for the rate: 1/tau or 1"),
     ("learning_rate", np.float64, "1", "of the optimiser when the gradient was taken, before `weight`"),
     ("arrival_s", np.float64, "s", "header received"),
-    ("answer_s", np.float64, "s", "the learner's next pull was answered, with weights that are all made; NaN where it was not"),
+    ("answer_s", np.float64, "s", "the learner's next pull was answered, with finished weights; NaN: not answered"),
     # Layerwise: compute_s and delay_s until this slice's gradient, push_s the part not hidden, the others sums.
-    ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s; of a team, until its sum is there"),
-    ("delay_s", np.float64, "s", "straggler injection, on the learner; of a team, those of its ranks are in compute_s"),
+    ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s; of a team, until the sum is there"),
+    ("delay_s", np.float64, "s", "straggler injection, on the learner; of a team, the ranks' delays are in compute_s"),
     ("push_s", np.float64, "s", "the learner's previous push to all shards (0 for the first)"),
-    ("wait_s", np.float64, "s", "then, from its pull request until the first answer began"),
+    ("wait_s", np.float64, "s", "then, from the pull request until the first answer began"),
     ("pull_s", np.float64, "s", "then, until the weights of all shards were there"),
-    ("rounded", np.float64, "1", "rounded off the gradient (by layers: off the slice), as a share of its norm; NaN: not finite"),
-    ("loss", np.float64, "", "of the mini-batch; of a team, the mean over its ranks"),
+    ("rounded", np.float64, "1", "rounded off the gradient (by layers: off the slice), as a share of the norm; NaN: not finite"),
+    ("loss", np.float64, "", "of the mini-batch; of a team, the mean over the ranks"),
 )
 
-DEALT = _extended("pushes", PUSHES, ("portion", np.int64, "", "only where data are dealt: of which portion the gradient is"))
+DEALT = _extended("pushes", PUSHES, ("portion", np.int64, "", "only where data are dealt: the gradient's portion"))
 PUSHES_OF_GROUPS = _extended(
     "pushes",
     PUSHES,
     ("neighbour_s", np.float64, "s", "only of groups: waiting for the ranks of the stages before and after; not in compute_s"),
 )
-_SCALE = ("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of its learner")
+_SCALE = ("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of the learner")
 SCALED = _extended("pushes", PUSHES, _SCALE)
 DEALT_SCALED = np.dtype([*((name, DEALT[name]) for name in DEALT.names or ()), _SCALE[:2]])
 
@@ -195,11 +195,11 @@ UPDATES = _table(
     "One row per weight update of a shard.",
     ("shard", np.int16, "", "index of the shard"),
     ("clock", np.int64, "updates", "after the update: 1, 2, 3 ..."),
-    ("gradients", np.int32, "gradients", "the counted divisor (0: all of them were dropped, the weights stayed)"),
+    ("gradients", np.int32, "gradients", "the counted divisor (0: all were dropped, the weights stayed)"),
     ("samples", np.int64, "samples", "applied up to and with this update"),
-    ("learning_rate", np.float64, "1", "of this update; of `modulate = 'rate'`, times the mean of its gradients' weights"),
+    ("learning_rate", np.float64, "1", "of this update; of `modulate = 'rate'`, times the mean weight of the gradients"),
     ("time_s", np.float64, "s", "update done"),
-    ("update_s", np.float64, "s", "seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient"),
+    ("update_s", np.float64, "s", "seconds of the optimiser; of chunks (`chunks.py`) with the sum's last gradient"),
     ("mean_loss", np.float64, "", "of the mini-batches in this update"),
     ("gradient_sq", np.float64, "", "of this slice: sum |w_i g_i|^2 / gradients over pushes g_i, weights w_i; NaN = not measured"),
     ("sum_sq", np.float64, "", "of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one push"),
@@ -207,18 +207,18 @@ UPDATES = _table(
 
 EVALUATIONS = _table(
     "evaluations",
-    "One row per snapshot, data split and kind of weights that was evaluated; then a float64 column for each metric of a step.",
+    "One row per evaluated snapshot, data split and kind of weights; then a float64 column for each metric of a step.",
     ("snapshot", np.int32, "", "0 = initial weights, then 1, 2, ..."),
     ("clock_min", np.int64, "updates", "over the shards"),
     ("clock_max", np.int64, "updates", "the largest"),
     ("samples", np.int64, "samples", "applied on shard 0 when the snapshot was taken"),
     ("epochs", np.float64, "epochs", "the same as a number of epochs"),
-    ("taken_s", np.float64, "s", "when shard 0 took it"),
+    ("taken_s", np.float64, "s", "when shard 0 took the snapshot"),
     ("averaged", np.uint8, "", "0 = theta, 1 = thetabar"),
-    ("train", np.uint8, "", "0 = test data, 1 = training data, 2 = validation data, samples that were set aside"),
+    ("train", np.uint8, "", "0 = test data, 1 = training data, 2 = validation data, samples set aside"),
     ("loss", np.float64, "", "mean loss of the split"),
     ("error", np.float64, "1", "share of wrong classes, 0 ... 1; or the metric `error` of an own step"),
-    ("evaluate_s", np.float64, "s", "seconds that the evaluation took"),
+    ("evaluate_s", np.float64, "s", "seconds of the evaluation"),
 )
 
 EVENTS = _table(
@@ -226,7 +226,7 @@ EVENTS = _table(
     "Things that happened.",
     ("shard", np.int16, "", "-1 = evaluator"),
     ("clock", np.int64, "updates", "the shard's clock"),
-    ("kind", np.uint8, "", "what happened: a number of `Event`, in docs/reference/log-format.md"),
+    ("kind", np.uint8, "", "the event: a number of `Event`, in docs/reference/log-format.md"),
     ("learner_id", np.int32, "", "-1 = none"),
     ("value", np.float64, "", "a number whose meaning depends on `kind`"),
     ("time_s", np.float64, "s", "when"),
@@ -234,48 +234,48 @@ EVENTS = _table(
 
 PORTIONS = _table(
     "portions",
-    "One row per portion that was dealt to a learner; those that count in the order in which they were summed.",
+    "One row per portion dealt to a learner; counted portions in the order of the sum.",
     ("clock", np.int64, "evaluations", "evaluations before this one"),
     ("portion", np.int64, "", "samples portion * mu ... of the batch's order"),
     ("learner_id", np.int32, "", "index of the learner"),
-    ("seq", np.int64, "", "of the push that it is in; -1 = none"),
+    ("seq", np.int64, "", "of the portion's push; -1 = none"),
     ("samples", np.int32, "samples", "samples of the portion"),
     ("loss", np.float64, "", "mean over its samples"),
-    ("dealt_s", np.float64, "s", "when the coordinator dealt it"),
-    ("done_s", np.float64, "s", "when it heard that it was computed; NaN: it did not"),
+    ("dealt_s", np.float64, "s", "when the coordinator dealt the portion"),
+    ("done_s", np.float64, "s", "when the coordinator heard of the result; NaN: never"),
     ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s"),
     ("delay_s", np.float64, "s", "straggler injection, on the learner"),
-    ("outcome", np.uint8, "", "what became of it: " + _numbers(Outcome)),
-    ("copy", np.uint8, "", "1 = another learner had it already"),
+    ("outcome", np.uint8, "", "what became of the portion: " + _numbers(Outcome)),
+    ("copy", np.uint8, "", "1 = another learner already had the portion"),
 )
 
 ITERATIONS = _table(
     "iterations",
     "One row per iteration of L-BFGS.",
     ("iteration", np.int64, "", "1, 2, 3 ..."),
-    ("clock", np.int64, "evaluations", "evaluations up to and with it"),
-    ("loss", np.float64, "", "at its end: of the whole batch, with weight decay"),
+    ("clock", np.int64, "evaluations", "evaluations up to and with this iteration"),
+    ("loss", np.float64, "", "at the end: of the whole batch, with weight decay"),
     ("gradient_max", np.float64, "", "the greatest element of the gradient there, absolutely"),
     ("step", np.float64, "1", "length of the step, in directions; 0 = none was made"),
-    ("evaluations", np.int32, "evaluations", "that it made: its line search, and of the first one where it begins"),
-    ("history", np.int32, "steps", "steps whose curvature its direction was made of"),
-    ("why", np.uint8, "", "whether it was the last one: " + _numbers(Why)),
+    ("evaluations", np.int32, "evaluations", "of the line search; in the first iteration, also of the start"),
+    ("history", np.int32, "steps", "steps whose curvature made the direction"),
+    ("why", np.uint8, "", "whether this was the last iteration: " + _numbers(Why)),
     ("time_s", np.float64, "s", "when it was over"),
-    ("evaluating_s", np.float64, "s", "seconds of its evaluations, in which the coordinator waited for learners"),
-    ("commanding_s", np.float64, "s", "the other seconds: it commanded shards, and waited for their answers"),
+    ("evaluating_s", np.float64, "s", "seconds of evaluations: the coordinator waited for learners"),
+    ("commanding_s", np.float64, "s", "the other seconds: the coordinator commanded shards, and waited for answers"),
 )
 
 COMMANDS = _table(
     "commands",
     "One row per command of the optimiser to the shards, in their order; only with protocol.log_commands.",
-    ("clock", np.int64, "evaluations", "evaluations before it"),
-    ("op", np.uint8, "", "what it was: " + _numbers(Op)),
-    ("out", np.int64, "", "the slot that it made; -1 = none"),
-    ("a", np.int64, "", "the first slot that it was about; slot 0 are the first weights"),
-    ("b", np.int64, "", "the second one; -1 = none"),
-    ("alpha", np.float64, "", "its factor: ADD made a + alpha b, SCALE alpha a; NaN: none"),
-    ("value", np.float64, "", "what all shards together answered: a sum, or the largest; NaN: nothing"),
-    ("took_s", np.float64, "s", "until it was answered; where nobody answers, until it was on its way"),
+    ("clock", np.int64, "evaluations", "evaluations before the command"),
+    ("op", np.uint8, "", "the operation: " + _numbers(Op)),
+    ("out", np.int64, "", "the slot made; -1 = none"),
+    ("a", np.int64, "", "the command's first slot; slot 0 are the first weights"),
+    ("b", np.int64, "", "the command's second slot; -1 = none"),
+    ("alpha", np.float64, "", "the factor: ADD made a + alpha b, SCALE alpha a; NaN: none"),
+    ("value", np.float64, "", "the answer of all shards together: a sum, or the largest; NaN: none"),
+    ("took_s", np.float64, "s", "until the answer; where nobody answers, until the command was on the way"),
 )
 COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS, "commands": COMMANDS}  # of the coordinator's file, if there is one
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
@@ -334,12 +334,12 @@ def extra(pushes: np.dtype) -> tuple[str, ...]:
 
 SUMMARY = _table(
     "summary",
-    "The last row that a shard writes, when it leaves in order.",
+    "The last row of a shard, written on leaving in order.",
     ("shard", np.int16, "", "index of the shard"),
     ("final_clock", np.int64, "updates", "the shard's last clock"),
     ("samples", np.int64, "samples", "applied"),
-    ("received", np.int64, "pushes", "pushes that the shard received"),
-    ("pushed", np.int64, "pushes", "pushes that the learners say, in their goodbyes, they sent to this shard"),
+    ("received", np.int64, "pushes", "pushes received by the shard"),
+    ("pushed", np.int64, "pushes", "pushes to this shard, by the learners' goodbyes"),
     ("diverged", np.uint8, "", "1 = the run has diverged"),
 )
 
