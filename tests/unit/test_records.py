@@ -260,7 +260,7 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
     (tmp_path / schema.evaluator_file(0)).write_bytes(b"")
     assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
     assert len(said) == 3
-    assert all("evaluator.attempt-" in each and each.endswith("the evaluations of this attempt are made again") for each in said)
+    assert all("evaluator.attempt-" in each and each.endswith("the evaluations of this file are made again") for each in said)
 
 
 @pytest.mark.parametrize("step", spread([7, 1, 10, 30], 2))
@@ -385,9 +385,9 @@ def test_a_log_file_in_the_place_of_another_is_refused_and_named(moved: str, pla
     """Whole as it is; whoever goes on with the run would have another's rows before its own."""
     run_of(tmp_path / "run")
     (tmp_path / "run" / moved).replace(tmp_path / "run" / place)
-    with pytest.raises(DataError, match=f"{place} is that of {whose}"):
+    with pytest.raises(DataError, match=f"{place} is of {whose}"):
         read_table(tmp_path / "run" / place, "pushes")
-    with pytest.raises(DataError, match=f"{place} is that of {whose}"):
+    with pytest.raises(DataError, match=f"{place} is of {whose}"):
         continuing.check_rows(tmp_path / "run", int(place[6:9]), [[int(place[18]), 10, 0, 0, 0]])
 
 

@@ -31,7 +31,7 @@ def evaluated(
                 parts = [(attempt_of(each.path), each.rows("evaluations")) for each in continued(path)]
                 break
             except DataError as error:
-                complain(f"{error}; the evaluations of this attempt are made again")
+                complain(f"{error}; the evaluations of this file are made again")
     done = sum(int(np.count_nonzero(rows["snapshot"] < snapshots)) for _, rows in parts) // rows_each
     left, before = done * rows_each, []
     for attempt, rows in parts:

@@ -240,7 +240,7 @@ PORTIONS = _table(
     ("learner_id", np.int32, "", "index of the learner"),
     ("seq", np.int64, "", "of the portion's push; -1 = none"),
     ("samples", np.int32, "samples", "samples of the portion"),
-    ("loss", np.float64, "", "mean over its samples"),
+    ("loss", np.float64, "", "mean over the samples"),
     ("dealt_s", np.float64, "s", "when the coordinator dealt the portion"),
     ("done_s", np.float64, "s", "when the coordinator heard of the result; NaN: never"),
     ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s"),

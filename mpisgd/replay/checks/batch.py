@@ -81,7 +81,7 @@ class Batch:
             return
         except DivergenceError as error:
             if finished:
-                refuse(f"recomputed, it fails: {error}", -1, "updates", clock=self.clock)
+                refuse(f"recomputed, the run fails: {error}", -1, "updates", clock=self.clock)
             return
         if self._commands is not None:
             self._commands.end()

@@ -34,7 +34,7 @@ def check_events(record: Record, shard: ShardRecord) -> None:
     for row, (number, clock, kind, learner_id, value, _) in enumerate(shard.events.tolist()):
         place = {"row": row, "clock": clock, "learner_id": learner_id}
         if number != shard.shard:
-            refuse(f"it says shard {number}", shard.shard, "events", **place)
+            refuse(f"the row says shard {number}", shard.shard, "events", **place)
         if kind not in set(Event):
             refuse(f"kind {kind}: unknown event", shard.shard, "events", **place)
         what = Event(kind).name
@@ -145,7 +145,7 @@ def _check_computed(record: Record, shard: ShardRecord) -> None:
             return
         if at >= len(expected) or found[at] != expected[at]:
             kind, clock = found[at]
-            wanted = f"expected {expected[at][0].name} at clock {expected[at][1]}" if at < len(expected) else "it was not due"
+            wanted = f"expected {expected[at][0].name} at clock {expected[at][1]}" if at < len(expected) else "not due"
             refuse(f"{kind.name}: {wanted}", shard.shard, "events", row=int(rows[at]), clock=clock)
     stops = shard.events[shard.events["kind"] == Event.STOPPED]
     if len(stops) and stops["time_s"][0] != shard.updates["time_s"][-1]:

@@ -46,7 +46,7 @@ def _check_seconds(shard: ShardRecord) -> None:
     wrong = np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))
     if len(wrong):
         row = int(wrong[0])
-        before = f"the update before at {times[row - 1]} s" if row else "the start"
+        before = f"the previous update at {times[row - 1]} s" if row else "the start"
         refuse(f"done at {times[row]} s, before {before}", shard.shard, "updates", row=row, clock=row + 1)
 
 
@@ -123,7 +123,7 @@ class _Walk:
 
     def _check_numbers(self, row: Row) -> None:
         if row.shard != self.shard.shard:
-            self._refuse(f"it says shard {row.shard}")
+            self._refuse(f"the row says shard {row.shard}")
         if not 0 <= row.learner_id < self.lambda_:
             self._refuse(f"there are learners 0 to {self.lambda_ - 1}")
         if row.samples < 1:

@@ -103,7 +103,7 @@ def test_buffers(run_of: Callable[..., Path]) -> None:
     states["theta"][name][3] += 1e-3
     torch.save(states, path / "weights.pt")
     believed(path)
-    assert refused(path).endswith(f"theta: the buffer {name} is not that of these weights")
+    assert refused(path).endswith(f"theta: the buffer {name} is not of these weights")
 
 
 # --------------------------------------------------------------------------------------------------- what was accepted before

@@ -44,7 +44,7 @@ def test_an_honest_run_holds(name: str, runs: Callable[[str], Path]) -> None:
         ({"verdict": 77}, "verdict 77 with weight 0.5, the protocol says APPLY"),
         ({"reason": 9}, r"APPLY with weight 0.5 \(reason 9\), the protocol says"),
         ({"learning_rate": up(1e-9)}, r"learning rate 0.\d+, the schedule says 0.\d+"),
-        ({"shard": 1}, "it says shard 1"),
+        ({"shard": 1}, "the row says shard 1"),
         ({"learner_id": 6}, "there are learners 0 to 5"),
         ({"learner_id": -1}, "there are learners 0 to 5"),
         ({"seq": up(1)}, r"the learner's mini-batch before was \d+, in row \d+"),

@@ -36,7 +36,7 @@ from tests.unit.tampered.hands import edit, here, rewrite, rows_of, summary, up
         ({"mean_loss": up(1e-12)}, r"mean_loss \d.\d+: .* give \d.\d+"),
         ({"clock": 9}, "clock 9: .* give 6"),
         ({"shard": 3}, "shard 3: .* give 0"),
-        ({"time_s": 0.0}, "done at 0.0 s, before the one before at .* s"),
+        ({"time_s": 0.0}, "done at 0.0 s, before the previous update at .* s"),
         ({"time_s": math.nan}, "done at nan s, before"),
     ],
 )
