@@ -1,4 +1,4 @@
-"""Measure the language of docstrings: words, pronouns that stand for a noun, and first words that hide the subject."""
+"""Measure the language of docstrings and messages: words, pronouns that stand for a noun, first words that hide the subject."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ PRONOUNS = frozenset(re.findall("[a-z]+", "it its that those which whose who who
 """Words that make a reader look back for a noun."""
 HIDDEN = tuple(f"{word} " for word in ("What", "Who", "Whom", "Whose", "Whether", "Where", "Those", "One", "As ever", "Of"))
 """First words that hide the subject of a docstring."""
+LEAST_WORDS = 5
+"""Of a message; shorter strings are names, keys, headings."""
 _WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 
 
-class Docstring(NamedTuple):
-    """A docstring of a module, class or function, or of an attribute: the literal after an assignment."""
+class Text(NamedTuple):
+    """A docstring of a module, class, function, or attribute (the literal after an assignment); or a message."""
 
     file: Path
     line: int
@@ -44,15 +46,36 @@ class Measured(NamedTuple):
         return self.pronouns / max(1, self.words)
 
 
-def docstrings(root: Path) -> Iterator[Docstring]:
+def docstrings(root: Path) -> Iterator[Text]:
     """Yield the docstrings of all modules below a directory."""
-    for file in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for file, tree in _modules(root):
+        for node in ast.walk(tree):
             for literal in _literals(node):
-                yield Docstring(file, literal.lineno, str(literal.value))
+                yield Text(file, literal.lineno, str(literal.value))
 
 
-def measure(found: Iterator[Docstring]) -> Measured:
+def messages(root: Path) -> Iterator[Text]:
+    """Yield all other strings of `LEAST_WORDS` or more, in which values are left out."""
+    for file, tree in _modules(root):
+        apart = {id(literal) for node in ast.walk(tree) for literal in _literals(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                apart |= {id(part) for part in node.values}
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else " " for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart:
+                text = node.value
+            else:
+                continue
+            if len((found := Text(file, node.lineno, text)).words) >= LEAST_WORDS:
+                yield found
+
+
+def _modules(root: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for file in sorted(root.rglob("*.py")):
+        yield file, ast.parse(file.read_text("utf-8"))
+
+
+def measure(found: Iterator[Text]) -> Measured:
     words = pronouns = hidden = 0
     for each in found:
         words += len(each.words)
@@ -74,4 +97,5 @@ if __name__ == "__main__":
     for room in [*sorted(each for each in package.iterdir() if each.is_dir() and each.name != "__pycache__"), package]:
         found = measure(docstrings(room))
         shown = f"{found.words:>7,} words, {100 * found.share:4.1f} % pronouns, {found.hidden:>4} with a hidden subject"
-        print(f"{room.name:<16} {shown}")
+        said = measure(messages(room))
+        print(f"{room.name:<16} {shown}; messages {said.words:>6,} words, {100 * said.share:4.1f} % pronouns")

@@ -16,7 +16,7 @@ def farewell(run: Path, signal: int, clocks: tuple[int, ...], command: str) -> s
     clock, saved = max(clocks), newest(run)
     said = f"interrupted by {name_of(signal)} at clock {clock:,}"
     if saved is None:
-        raise CheckpointError(f"{said}, and {run} has no checkpoint that is complete: {_without(run, command)}")
+        raise CheckpointError(f"{said}, and {run} has no complete checkpoint: {_without(run, command)}")
     lost = "nothing is lost" if saved == clock else f"{clock - saved:,} updates are lost"
     return f"mpisgd: {said}, checkpoint at clock {saved:,} ({lost}); go on with: {command}"
 
@@ -35,7 +35,7 @@ def last_words(run: Path, signal: int, command: str) -> str:
 
 
 def _without(run: Path, command: str) -> str:
-    return f"go on from the newest state that nodes hold with: {command}" if keeps_near(run) else "begin anew with --overwrite"
+    return f"go on from the newest state held by nodes with: {command}" if keeps_near(run) else "begin anew with --overwrite"
 
 
 def keeps_near(run: Path) -> bool:

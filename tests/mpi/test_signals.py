@@ -250,7 +250,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_failure(tmp_path: Path) -> Non
     assert process.returncode not in (0, EXIT_INTERRUPTED), said
     assert "could not be written" in said
     assert "CheckpointError: interrupted by SIGUSR1" in said
-    assert "has no checkpoint that is complete" in said
+    assert "has no complete checkpoint" in said
 
 
 @pytest.mark.slow

@@ -35,16 +35,16 @@ def test_the_last_line_names_the_newest_complete_checkpoint(tmp_path: Path) -> N
 
 def test_where_nothing_is_complete_it_is_a_failure(tmp_path: Path) -> None:
     take(checkpoints(tmp_path, make_update(), 0, 2), 30)
-    with pytest.raises(CheckpointError, match=r"interrupted by SIGTERM at clock 31, and .* has no checkpoint that is complete"):
+    with pytest.raises(CheckpointError, match=r"interrupted by SIGTERM at clock 31, and .* has no complete checkpoint"):
         interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), "")
 
 
 def test_where_nodes_may_hold_a_state_the_run_is_not_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[checkpoint]\npartner_updates = 5\n")
-    with pytest.raises(CheckpointError, match="go on from the newest state that nodes hold with: mpirun again"):
+    with pytest.raises(CheckpointError, match="go on from the newest state held by nodes with: mpirun again"):
         interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), "mpirun again")
     said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun again")
-    assert said.endswith("and " + f"{tmp_path} has no checkpoint: go on from the newest state that nodes hold with: mpirun again")
+    assert said.endswith("and " + f"{tmp_path} has no checkpoint: go on from the newest state held by nodes with: mpirun again")
 
 
 def test_it_passes_to_whoever_started_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The language of docstrings is a gauge that may only fall (`tests/language.py`); `tests/same_code.py` finds changes of code."""
+"""The language of docstrings and messages is a gauge that may only fall; `tests/same_code.py` finds changes of code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import mpisgd
-from tests.language import Docstring, docstrings, measure
+from tests.language import Text, docstrings, measure, messages
 from tests.same_code import Names, bare, differences
 
-MOST_WORDS, MOST_SHARE, MOST_HIDDEN = 61_000, 0.025, 0
+MOST_WORDS, MOST_SHARE, MOST_HIDDEN, MOST_SHARE_OF_MESSAGES = 61_000, 0.025, 0, 0.015
 """Lower these as the language becomes lighter: 60,000 words at most."""
 
 
@@ -20,6 +20,7 @@ def test_the_language_of_the_package_becomes_no_heavier() -> None:
     assert found.words <= MOST_WORDS
     assert found.share <= MOST_SHARE
     assert found.hidden <= MOST_HIDDEN
+    assert measure(messages(Path(mpisgd.__file__).parent)).share <= MOST_SHARE_OF_MESSAGES
 
 
 def test_what_is_measured(tmp_path: Path) -> None:
@@ -28,7 +29,16 @@ def test_what_is_measured(tmp_path: Path) -> None:
     found = list(docstrings(tmp_path))
     assert [each.line for each in found] == [1, 3, 5]
     assert measure(iter(found)) == (8, 3, 2)
-    assert Docstring(tmp_path, 1, "Of the sum.").hides_its_subject
+    assert Text(tmp_path, 1, "Of the sum.").hides_its_subject
+
+
+def test_what_is_measured_of_messages(tmp_path: Path) -> None:
+    source = (
+        'def f(x):\n    """Those of it, which are one."""\n    raise E(f"{x!r}: it is one of those {x}s", "too short a text")\n'
+    )
+    (tmp_path / "a.py").write_text(source)
+    assert [each.text for each in messages(tmp_path)] == [" : it is one of those  s"]
+    assert measure(messages(tmp_path)) == (6, 3, 0)
 
 
 @pytest.mark.parametrize(

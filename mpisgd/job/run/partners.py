@@ -109,7 +109,7 @@ def _done(comm: MPI.Intracomm, action: Callable[[], None]) -> bool:
     try:
         action()
     except OSError as error:
-        warn(f"mpisgd: a state that nodes hold cannot be written to the run's directory: {error}")
+        warn(f"mpisgd: a state held by nodes cannot be written to the run's directory: {error}")
         return all(comm.allgather(False))
     return all(comm.allgather(True))
 
