@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from virtual_runs import main
 
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.bench.parts.spread import Spread, told
+from mpisgd.bench.parts.spread import Spread, show
 from mpisgd.report import style
 
 BENCH = Path(__file__).parent / "bench"
@@ -109,7 +109,7 @@ def _cell(found: Ratio | None) -> str | None:
 
 def table(found: list[Ratio]) -> Table:
     rows = tuple(
-        (each.what, each.case, told(each.found), f"{'≤' if each.at_most else '≥'} {each.aim:g}", each.reached, each.bench)
+        (each.what, each.case, show(each.found), f"{'≤' if each.at_most else '≥'} {each.aim:g}", each.reached, each.bench)
         for each in found
     )
     return Table("speed", "", tuple(Column(name) for name in ("ratio", "of", "measured", "aim", "reached", "bench")), rows)

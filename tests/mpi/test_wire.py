@@ -212,9 +212,9 @@ def test_a_body_has_as_long_as_its_receiver_looks_for_it(wait: str) -> None:
 import time
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import LAYOUTS
-from mpisgd.comm.mpi import arrivals
+from mpisgd.comm.mpi import message_queue
 
-arrivals.BODY_S = 0.3
+message_queue.BODY_S = 0.3
 wire, anything = Wire(comm, polite=False), ((None, None),)
 layout, body, room = LAYOUTS[Tag.PUSH], np.full(1_000_000, 5.0, np.float32), np.zeros(1_000_000, np.float32)
 fields = tuple(0 for _ in layout.fields)
@@ -287,9 +287,9 @@ def test_each_of_many_bodies_has_its_own_time(received: str) -> None:
     script = f"""
 import time
 from mpisgd.comm.messages import LAYOUTS
-from mpisgd.comm.mpi import arrivals, transfers, wire as wires
+from mpisgd.comm.mpi import message_queue, transfers, wire as wires
 
-arrivals.BODY_S = transfers.BODY_S = wires.BODY_S = 0.5
+message_queue.BODY_S = transfers.BODY_S = wires.BODY_S = 0.5
 wire, body, room = Wire(comm, polite=False), np.arange(80, dtype=np.float32), np.zeros(80, np.float32)
 cut = [slice(at, at + 10) for at in range(0, 80, 10)]
 if comm.rank == 1:

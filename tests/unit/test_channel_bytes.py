@@ -159,7 +159,7 @@ def test_a_header_without_its_slice_holds_up_nobody() -> None:
     found = door.receive()
     assert isinstance(found, Refused)
     assert found.push
-    assert "no GRADIENT after it: GOODBYE came" in found.why
+    assert "sent a header without GRADIENT: GOODBYE came" in found.why
     assert door.receive() == Goodbye(0, 1, True)
 
 
@@ -303,8 +303,8 @@ def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
 @pytest.mark.parametrize(
     ("more", "slice_nbytes", "told", "message"),
     [
-        (b"\0", SLICE, SLICE, "ANSWER from rank 1: its header is longer than expected"),
-        (b"", SLICE + 4, SLICE, "ANSWER from rank 1: its body is longer than expected"),
+        (b"\0", SLICE, SLICE, "ANSWER from rank 1: the header is longer than expected"),
+        (b"", SLICE + 4, SLICE, "ANSWER from rank 1: the body is longer than expected"),
         (b"", SLICE - 4, SLICE, f"WEIGHTS from rank 1: {SLICE - 4} bytes, expected {SLICE}"),
         (b"", 0, SLICE, f"WEIGHTS from rank 1: 0 bytes, expected {SLICE}"),
         (b"", SLICE, 0, f"WEIGHTS from rank 1: {SLICE} bytes, expected 0"),

@@ -273,7 +273,7 @@ def ahead(seed: int, lambda_: int, slack: int, leaving: float) -> int:
 @pytest.mark.slow
 def test_the_bound_of_ssp_holds_in_all_schedules_and_is_reached() -> None:
     most = {slack: 0 for slack in (0, 1, 3)}
-    for seed in thinned(range(10_000), 15):
+    for seed in thinned(range(10_000), 17):  # odd to all that takes turns
         slack = (0, 1, 3)[seed % 3]
         found = ahead(seed, lambda_=2 + seed % 4, slack=slack, leaving=0.02 * (seed % 2))
         assert found <= slack, f"seed {seed}: {found} ahead, slack {slack}"
