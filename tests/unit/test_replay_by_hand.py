@@ -156,7 +156,7 @@ def test_an_update_that_is_due_because_somebody_left() -> None:
 def test_one_who_leaves_at_the_instant_of_a_gradient_that_makes_an_update() -> None:
     """Which of the two came first, only the clock of the departure says; it may be of the one before the update."""
     pushes = [push(0, 0, 0, arrival_s=0.5, answer_s=1.0), push(0, 1, 1, arrival_s=1.5)]
-    for time_s, why in ((0.5, ""), (0.6, "the learner left at clock 0, but the next entry is of clock 1")):
+    for time_s, why in ((0.5, ""), (0.6, "DEPARTED at clock 0, but the next entry is of clock 1")):
         found = check(SoftsyncOptions(n=2), log(pushes, updates(1, 1), lambda_=2, left=[(0, time_s, 1)]))
         assert found.partition(": ")[2] == why
 
@@ -190,9 +190,9 @@ def test_a_departure_at_another_time_than_its_clock() -> None:
     pushes = [push(0, 0, 0, arrival_s=0.1, answer_s=1.1), push(1, 0, 0, arrival_s=0.2), push(0, 1, 1, arrival_s=1.2)]
     for left, why in (
         ((1, 1.1, 1), ""),
-        ((0, 1.1, 1), "shard 0, events (clock 0, learner 1): the learner left at clock 0, but the next entry is of clock 1"),
-        ((1, 0.9, 1), "shard 0, events (clock 1, learner 1): the learner left at 0.9 s, but clock 1 was from 1.0 to 2.0 s"),
-        ((9, 3.0, 1), "shard 0, events (clock 9, learner 1): the learner left at clock 9, but the next entry is of clock 1"),
+        ((0, 1.1, 1), "shard 0, events (clock 0, learner 1): DEPARTED at clock 0, but the next entry is of clock 1"),
+        ((1, 0.9, 1), "shard 0, events (clock 1, learner 1): DEPARTED at 0.9 s, but clock 1 was from 1.0 to 2.0 s"),
+        ((9, 3.0, 1), "shard 0, events (clock 9, learner 1): DEPARTED at clock 9, but the next entry is of clock 1"),
     ):
         made = updates(2) if left[0] == 9 else updates(2, 1)
         assert check(SoftsyncOptions(), log(pushes[: len(made) + 1], made, lambda_=2, left=[left])) == why

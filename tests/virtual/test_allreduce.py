@@ -133,7 +133,7 @@ def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(fiel
     told: Any = Told(headers)
     roles = packed(shards=0, learners=2)
     channel = TeamChannel(told, roles, 0, (0, 10), team=told, memory=Memory(vector, vector), received=vector)
-    said = {"learner_id": "learner 1 calls itself learner 0", "nbytes": "with a gradient of 36 bytes; expected 40 bytes"}
+    said = {"learner_id": "learner 1 calls itself learner 0", "nbytes": "learner 1 has a gradient of 36 bytes, expected 40"}
     with pytest.raises(PeerError, match=said[field]):
         channel.exchange(Report(0, samples=1, loss=0.0, compute_ns=0, delay_ns=0))
 

@@ -80,11 +80,10 @@ class TeamChannel(ShardChannel):
             self.signal = self.signal or signal
             pushes.append(Push(tuple(fields), arrival_ns))
         for learner_id, push in enumerate(pushes):
-            if push.learner_id != learner_id or push.nbytes != nbytes:
-                raise PeerError(
-                    f"learner {learner_id} calls itself learner {push.learner_id}, with a gradient of {push.nbytes} bytes;"
-                    f" expected {nbytes} bytes"
-                )
+            if push.learner_id != learner_id:
+                raise PeerError(f"learner {learner_id} calls itself learner {push.learner_id}")
+            if push.nbytes != nbytes:
+                raise PeerError(f"learner {learner_id} has a gradient of {push.nbytes} bytes, expected {nbytes}")
         self._tell_skipped(report.skipped, pushes)
         self._move()
         self._exchanged_ns = self.now_ns()

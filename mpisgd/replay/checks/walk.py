@@ -326,13 +326,13 @@ class _Walk:
         at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # with the gradient that made the update
         if left.clock != self.rules.clock and not at_once:
             self._refuse_departure(
-                left, f"the learner left at clock {left.clock}, but the next entry is of clock {self.rules.clock}"
+                left, f"{Event(left.kind).name} at clock {left.clock}, but the next entry is of clock {self.rules.clock}"
             )
         after_s = self.updated_s[left.clock - 1] if left.clock else 0.0
         before_s = self.updated_s[left.clock] if left.clock < len(self.updated_s) else math.inf
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(
-                left, f"the learner left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s"
+                left, f"{Event(left.kind).name} at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s"
             )
         if left.kind == Event.PASSED:
             if not self.rules.membership.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):

@@ -168,7 +168,7 @@ def test_who_left_when(runs: Callable[[str], Path], tmp_path: Path) -> None:
         ({"time_s": 0.0, "clock": 0}, ""),
         ({"learner_id": 3}, ""),
         ({"clock": 500}, ""),
-        ({"time_s": up(-0.1)}, r"the learner left at .* s, but clock \d+ was from .* to .* s"),
+        ({"time_s": up(-0.1)}, r"DEPARTED at .* s, but clock \d+ was from .* to .* s"),
     ):
         shutil.rmtree(path)
         shutil.copytree(runs("leaving"), path)
@@ -203,6 +203,4 @@ def test_one_who_never_left(run: Path) -> None:
     last["kind"], last["learner_id"], last["clock"] = schema.Event.DEPARTED, 2, 500
     rewrite(run, "events", lambda rows: np.concatenate([rows, last]))
     found = replay.check(run)
-    assert re.match(r"shard 0, events \(clock 500, learner 2\): the learner left at clock 500, but the next entry is of", found), (
-        found
-    )
+    assert re.match(r"shard 0, events \(clock 500, learner 2\): DEPARTED at clock 500, but the next entry is of", found), found
