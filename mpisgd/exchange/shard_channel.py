@@ -54,14 +54,12 @@ class ShardChannel:
     Args:
         duplex: answers may leave during the next receive, until the weights change (`ways.py`).
         rooms: lends memory for gradients received at once (`gathering.py`); None: in turn.
-        in_pieces: bodies of other nodes are in pieces (`comm/pieces.py`); call `cut` before the first answer.
+        in_pieces: bodies of other nodes come in pieces (`comm/pieces.py`).
+        cut: weights like those that leave in pieces; None: whole.
     """
 
     rounds_in_chunks = False
     """Rounded weights leave while being made; all learners must hold the same."""
-
-    _pieces_count = 0
-    """Pieces of an answer to another node; 0: uncut."""
 
     def __init__(
         self,
@@ -72,11 +70,14 @@ class ShardChannel:
         duplex: bool = False,
         rooms: Rooms | None = None,
         in_pieces: bool = False,
+        cut: Buffer | None = None,
     ) -> None:
         self._wire = wire
         self._now_ns = wire.clock.now_ns
         self.duplex = duplex or rooms is not None
         self._in_pieces = in_pieces
+        self._pieces_count = 0 if cut is None else len(pieces.bodies(chunks_of(cut)))
+        """Pieces of an answer to another node; 0: uncut."""
         self._gathering = None if rooms is None else Gathering(wire, rooms)
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
@@ -266,10 +267,6 @@ class ShardChannel:
     def _open(self, rank: int, fields: Fields) -> OpenMessage:
         opened: OpenMessage = self._wire.open(rank, _ANSWER, fields)
         return pieces.InPieces(opened) if self._is_cut(rank) else opened
-
-    def cut(self, weights: Buffer) -> None:
-        """Answer other nodes in pieces of weights like these."""
-        self._pieces_count = len(pieces.bodies(chunks_of(weights)))
 
     def _is_cut(self, rank: int) -> bool:
         return self._pieces_count > 0 and is_far(self._wire, rank)

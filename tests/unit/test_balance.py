@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_with_as_many_stages_is_cut_as_before_and_else_anew()
 
 def test_what_does_not_fit_is_named_with_both_shapes() -> None:
     shapes = r"of shape \(4, 8\), first weights of shape \(6, 9\)"
-    with pytest.raises(ConfigError, match=f"module '1', a Linear, fails at .*, {shapes}"):
+    with pytest.raises(ConfigError, match=f"module '1', a Linear, fails at inputs {shapes}"):
         settled(lambda: nn.Sequential(nn.Linear(64, 8), nn.Linear(9, 6), nn.Linear(6, 3)), 2)
     with pytest.raises(ConfigError, match=r"the model is a Slow: expected .* or stages.at, the names of modules of any model"):
         settled(lambda: Slow(1.0), 2)

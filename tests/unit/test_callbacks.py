@@ -141,7 +141,7 @@ def test_a_class_that_is_named_is_told(module: str) -> None:
         ("Misspelt", NO_CALLBACKS, "found on_updates, expected some of on_update, on_evaluation, on_end"),
         ("Empty", NO_CALLBACKS, "found no method on_..., expected some of on_update"),
         ("NotCallable", NO_CALLBACKS, "on_end = 3: expected a function of one argument"),
-        ("Wants", NO_CALLBACKS, "callbacks = 'named_callbacks:Wants': its parameters are"),
+        ("Wants", NO_CALLBACKS, "callbacks = 'named_callbacks:Wants': the parameters are"),
         ("told", NO_CALLBACKS, "callbacks = 'named_callbacks:told': found Told, expected a class"),
         ("Tolt", NO_CALLBACKS, "has no attribute 'Tolt'; did you mean 'Told'"),
     ],

@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a mapping": ({"model": Mapping_}, "model: returned dict, and the loss fails: .*: expected a tensor"),
     "a loss of outputs' attributes": (
         {"model": Two, "loss": lambda output, target: output.mean()},
-        r"it returned a tuple of 2 \(Tensor, Tensor\), and the loss fails: AttributeError: ",
+        r"model: returned a tuple of 2 \(Tensor, Tensor\), and the loss fails: AttributeError: ",
     ),
     "a float": (
         {"model": linear(), "loss": as_number},

@@ -154,11 +154,11 @@ def test_ones_own_is_a_function_of_epochs_updates_or_samples(own: None) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (TorchScheduleOptions("StepLR"), "schedule.kwargs = {}: StepLR refuses them: TypeError: .*step_size"),
-        (TorchScheduleOptions("StepLR", {"step_size": 0}), "StepLR refuses them: ZeroDivisionError"),
-        (TorchScheduleOptions("CosineAnnealingLR", {"eta": 1}), "CosineAnnealingLR refuses them: TypeError: .*'eta'"),
+        (TorchScheduleOptions("StepLR"), "schedule.kwargs = {}: StepLR refuses these arguments: TypeError: .*step_size"),
+        (TorchScheduleOptions("StepLR", {"step_size": 0}), "StepLR refuses these arguments: ZeroDivisionError"),
+        (TorchScheduleOptions("CosineAnnealingLR", {"eta": 1}), "CosineAnnealingLR refuses these arguments: TypeError: .*'eta'"),
         (TorchScheduleOptions("OneCycleLR", {"total_steps": 39}), "OneCycleLR of 39 steps: expected at least the run's 40"),
-        (TorchScheduleOptions("LinearLR", {"start_factor": 2}), "LinearLR refuses them: ValueError"),
+        (TorchScheduleOptions("LinearLR", {"start_factor": 2}), "LinearLR refuses these arguments: ValueError"),
         (
             TorchScheduleOptions("StepLR", {"step_size": 3}, "samples", 2e-5),
             r"schedule.every = 2e-05: 24,000,000 steps of StepLR; expected a number >= 4.8e-05, for at most 10,000,000 steps",
@@ -171,12 +171,12 @@ def test_ones_own_is_a_function_of_epochs_updates_or_samples(own: None) -> None:
         (CustomScheduleOptions("own_rates:none"), "schedule.factory = 'own_rates:none': .* has no attribute 'none'"),
         (
             CustomScheduleOptions("own_rates:seen", {"powers": 1}),
-            r"called with \(0.0, \*\*{'powers': 1}\) it raised TypeError: .*powers",
+            r"called with \(0.0, \*\*{'powers': 1}\) the function raised TypeError: .*powers",
         ),
         (CustomScheduleOptions("own_rates:number"), r"own_rates:number': called with .* TypeError: 'float' object is not callable"),
         (
             CustomScheduleOptions("own_rates:failing"),
-            r"schedule.factory = 'own_rates:failing': called with \(4.8, \*\*{}\) it raised KeyError: 4.8",
+            r"schedule.factory = 'own_rates:failing': called with \(4.8, \*\*{}\) the function raised KeyError: 4.8",
         ),
         (
             CustomScheduleOptions("own_rates:scheduler"),
@@ -212,7 +212,7 @@ def test_an_own_function_that_fails_later_is_named_too(own: None) -> None:
     """Not only its traceback: the run ends by what the user has to mend."""
     factor = schedule.make(CustomScheduleOptions("own_rates:hasty"), 4.8)
     assert factor(1.0) == 1.0
-    with pytest.raises(ConfigError, match=r"own_rates:hasty': called with \(2.0, \*\*{}\) it raised ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"own_rates:hasty': called with \(2.0, \*\*{}\) the function raised ZeroDivisionError"):
         factor(2.0)
 
 

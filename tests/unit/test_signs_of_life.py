@@ -118,5 +118,5 @@ def test_other_shards_wait_for_shard_0(log: Path) -> None:
 
 
 def test_other_shards_end_the_job_without_shard_0(log: Path) -> None:
-    with pytest.raises(PeerError, match="no job without it"):
+    with pytest.raises(PeerError, match="the job needs shard 0"):
         serve(log, [*_TRAINED, Goodbye(1, 1, Ending.FINISHED), None], hang={SHARD_0})

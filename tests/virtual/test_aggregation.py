@@ -334,7 +334,7 @@ def test_what_a_report_a_timeline_and_a_plan_say_of_teams(tmp_path: Path) -> Non
     assert "aggregation" not in dict(about.header(alone, about.status(alone), "").rows)
     assert books.imbalances(run) == []
     assert timeline.ranks_of(run).learners == [1, 4]
-    with pytest.raises(ConfigError, match=r"is a run of teams \(aggregation = 'node'\), .* expected first a run with aggregation"):
+    with pytest.raises(ConfigError, match=r"is a run of teams \(aggregation = 'node'\): .*; expected first a run with aggregation"):
         fit(run)
 
 

@@ -122,8 +122,8 @@ WRONG: list[tuple[Callable[[State], Any], str]] = [
     (_without("1.bias"), r"is not of this model: the file lacks '1\.bias'$"),
     (lambda state: {}, r"the file lacks '1\.weight' \(and 3 more\)$"),
     (lambda state: state | {"fc.weight": torch.zeros(1)}, r"the file has 'fc\.weight', unknown to the model$"),
-    (lambda state: state | {"1.bias": torch.zeros(9)}, r"its '1\.bias' is float \(9,\), expected float \(8,\)$"),
-    (lambda state: state | {"1.bias": torch.zeros(8).long()}, r"its '1\.bias' is int64 \(8,\), expected float \(8,\)$"),
+    (lambda state: state | {"1.bias": torch.zeros(9)}, r"'1\.bias' of the file is float \(9,\), expected float \(8,\)$"),
+    (lambda state: state | {"1.bias": torch.zeros(8).long()}, r"'1\.bias' of the file is int64 \(8,\), expected float \(8,\)$"),
     (
         lambda state: {f"module.{name}": each for name, each in state.items()},
         r"the file lacks '1\.weight' \(and 3 more\); the file has 'module\.1\.weight', unknown to the model \(and 3 more\)$",

@@ -351,7 +351,7 @@ def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytes
         ({"micro_batches": 3}, "micro_batches = 3: expected a divisor of mu = 4"),
         (
             {"group_size": 2, "micro_batches": 4, "model": {"batch_norm": True}},
-            r"does not fit stage 1, .*: ValueError: Expected more than 1 value",
+            r"does not fit stage 1 with first weights of .*: ValueError: Expected more than 1 value",
         ),
     ],
 )

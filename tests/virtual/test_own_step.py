@@ -405,5 +405,5 @@ def test_a_step_by_name_is_trusted_by_name_and_replayed(tmp_path: Path, monkeypa
         replay.replay(tmp_path / "run")
     assert replay.replay(tmp_path / "run", named={"step": "stepping:step"}).reason == ""
     simulated(tmp_path / "unnamed", TENSORS, UserObjects(step=lambda model, batch: 2 * _loss(model, batch)), epochs=1)
-    with pytest.raises(ConfigError, match=r"(?s)its step was .*lambda.*--step MODULE:NAME"):
+    with pytest.raises(ConfigError, match=r"(?s)the step was .*lambda.*--step MODULE:NAME"):
         replay.replay(tmp_path / "unnamed", trust=True)

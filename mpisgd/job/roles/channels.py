@@ -83,7 +83,5 @@ def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, 
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)
     rooms, cut = update.rooms if gathered else None, config.both_ways and in_pieces(roles)
-    channel = ShardChannel(wire, roles, shard, duplex=config.both_ways, rooms=rooms, in_pieces=cut)
-    if cut and not rounded:  # rounded weights, of unknown size, travel whole
-        channel.cut(update.weights)
-    return channel
+    answers = update.weights if cut and not rounded else None  # rounded weights, of unknown size, travel whole
+    return ShardChannel(wire, roles, shard, duplex=config.both_ways, rooms=rooms, in_pieces=cut, cut=answers)
