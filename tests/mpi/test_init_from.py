@@ -57,7 +57,7 @@ def test_hardsync_from_the_weights_of_a_run(tmp_path: Path) -> None:
     assert [found.loss] == snapshots["loss"].tolist(), "batch-norm statistics are those of the evaluation"
 
     assert refused.status == 2
-    assert "init_from = 'begun.pt' is not of this model: its '1.weight' is float (8, " in refused.text
+    assert "init_from = 'begun.pt' is not of this model: '1.weight' of the file is float (8, " in refused.text
     assert "Traceback" not in refused.text
     assert not (tmp_path / "other").exists()
 
