@@ -88,7 +88,7 @@ class Shard:
         self._losses = 0.0
         self._timeout_s = timeout_s
         self._over_s = math.inf
-        self._presence = presence
+        self._presence, self._tolerant = presence, presence.tolerant  # spares calls for each message
         self._handlers: dict[Any, Callable[[Any], None]] = {
             Push: self._take,
             Pull: self._pull,
@@ -162,7 +162,7 @@ class Shard:
         rules, update, presence, whose = self.rules, self.update, self._presence, None
         if rules.ordered and not update.room_to_park:  # no memory to park pushes
             whose = rules.turn()
-        until_s = min(self._over_s, presence.look_s)
+        until_s = min(self._over_s, presence.look_s) if self._tolerant else self._over_s
         put_off = self.answering.put_off
         message = put_off.popleft() if put_off else self.channel.receive(update.inbox, whose, until_s)
         if message is not None:
@@ -176,11 +176,12 @@ class Shard:
             presence.look(whose)
 
     def handle(self, message: Message) -> None:
-        if self._presence.hear(message):
+        if self._tolerant and self._presence.hear(message):
             return
-        handler = self._handlers.get(message.__class__)
-        if handler is None:
-            raise ProtocolError(f"{message}: only a fault-tolerant shard is told")
+        try:
+            handler = self._handlers[message.__class__]
+        except KeyError:
+            raise ProtocolError(f"{message}: only a fault-tolerant shard is told") from None
         handler(message)
 
     def _note_given_up(self, told: GaveUp) -> None:
@@ -331,7 +332,8 @@ class Shard:
             self.refusals.check_waiting(learner_id)
             self._presence.note_if_alone(learner_id)
             self._let_go()
-        self._presence.note_if_passed(learner_id, pull.min_clock)
+        if self._tolerant:
+            self._presence.note_if_passed(learner_id, pull.min_clock)
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
