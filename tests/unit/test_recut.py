@@ -47,7 +47,7 @@ def test_a_count_is_of_whoever_had_most() -> None:
 
 
 def test_shards_with_other_tensors() -> None:
-    """One made its first update of nothing: its optimiser has no tensors yet."""
+    """No optimiser here makes this tensor later."""
     old = [{"weights": np.zeros(3, np.float32), "momentum": np.zeros(3, np.float32)}, {"weights": np.zeros(3, np.float32)}]
     with pytest.raises(CheckpointError, match=r"different tensors.*momentum, weights; weights"):
         cut(old, [(0, 3), (3, 6)], (0, 6))
@@ -133,3 +133,13 @@ def test_snapshots_are_cut_too(tmp_path: Path) -> None:
         file.truncate(5)
     with pytest.raises(DataError, match=r"\.snapshots-001 (has \d+ bytes|is not there): the checkpoint says 2"):
         recut_snapshots(tmp_path, found, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["missed", "momentum_buffer"])
+def test_a_slice_without_what_begins_later_has_zeros(name: str) -> None:
+    """SGD has no momentum before its first gradient: the first makes the same of zeros."""
+    ones = np.ones(6, np.float32)
+    old = [{"weights": ones[:3], f"optimizer.{name}": ones[:3]}, {"weights": ones[3:]}]
+    found = cut(old, [(0, 3), (3, 6)], (1, 5))
+    assert found[f"optimizer.{name}"].tolist() == [1, 1, 0, 0]
+    assert f"optimizer.{name}" not in cut(old[1:], [(3, 6)], (4, 6))

@@ -25,8 +25,8 @@ from mpisgd.records.log import schema
 Bounds = Sequence[tuple[int, int]]
 Tensors = Mapping[str, np.ndarray]
 
-_MISSED = "optimizer.missed"
-"""Tensor of shards that have skipped something (`update/optimizer.py`)."""
+_LATER = ("optimizer.missed", "optimizer.momentum_buffer")
+"""Tensors of zeros until a shard has skipped something, or SGD has had a gradient (`update/optimizer.py`)."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Re
 def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> dict[str, np.ndarray]:
     """Return the tensors of a slice covered by neighbouring slices. Raises CheckpointError if these have different tensors."""
     start, end = wanted
-    if any(_MISSED in each for each in tensors):
-        tensors = [{_MISSED: np.zeros_like(each["weights"]), **each} for each in tensors]
+    for name in _LATER:
+        if any(name in each for each in tensors):
+            tensors = [{name: np.zeros_like(each["weights"]), **each} for each in tensors]
     if any(set(each) != set(tensors[0]) for each in tensors):
         named = "; ".join(", ".join(sorted(each)) for each in tensors)
         raise CheckpointError(f"shards of a checkpoint have different tensors, and cannot be cut anew: {named}")

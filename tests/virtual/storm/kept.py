@@ -6,6 +6,26 @@ from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "a shard had no gradient before a checkpoint, thus no momentum, its neighbour had: the two could not be cut anew": Draw(
+        way="ssp-own", shards=2, learners=4, evaluator=False, tolerant=True, seed=1142450025, every_updates=2,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="cut", rank=5, at_s=0.2217112788505493, lasts_s=EVER_S, other=1),
+                Fault(what="stop", rank=4, at_call=52, lasts_s=EVER_S, both=False),
+                Fault(what="kill", rank=4, at_call=11, both=False),
+                Fault(what="stop", rank=2, at_s=0.038477864342936846, lasts_s=EVER_S),
+                Fault(what="stop", rank=3, at_s=0.1319642017072079, lasts_s=EVER_S),
+                Fault(what="stop", rank=4, at_s=0.356905560618126, lasts_s=EVER_S),
+                Fault(what="stop", rank=5, at_s=0.13991293356054474, lasts_s=EVER_S),
+            ),
+            (
+                Fault(what="cut", rank=4, at_s=0.28194137018055404, lasts_s=0.6953123789519304, other=5, both=False),
+                Fault(what="stop", rank=3, at_call=88, lasts_s=0.17727900267089855),
+            ),
+        ),
+        again=(3, 3), freed="deaths",
+    ),
     "interrupted, without learners, a shard is stopped for ever: nobody asked for its signs of life, shard 0 waited": Draw(
         way="ssp", shards=4, learners=3, evaluator=False, tolerant=True, seed=122668986, every_updates=1,
         latency_ns=50000, eager_nbytes=0, reorders=True, flush_rows=16,
