@@ -26,7 +26,7 @@ Bounds = Sequence[tuple[int, int]]
 Tensors = Mapping[str, np.ndarray]
 
 _LATER = ("optimizer.missed", "optimizer.momentum_buffer")
-"""Tensors of zeros until a shard has skipped something, or SGD has had a gradient (`update/optimizer.py`)."""
+"""Zeros before the first skip, or SGD's first gradient (`optimizer.py`)."""
 
 
 @dataclass(frozen=True)
