@@ -330,7 +330,8 @@ class Shard:
             self.snapshot_server.has_pulled()
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
-            self._presence.note_if_alone(learner_id)
+            if self._tolerant:
+                self._presence.note_if_alone(learner_id)
             self._let_go()
         if self._tolerant:
             self._presence.note_if_passed(learner_id, pull.min_clock)

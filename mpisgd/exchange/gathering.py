@@ -80,7 +80,7 @@ class Gathering:
 
     def _come(self) -> Message | None:
         """Return the first complete push, in order for each learner, or None."""
-        earlier = set[int]()
+        earlier: set[int] = set()
         for at, (push, room) in enumerate(self._begun):
             if push.learner_id not in earlier and self.coming[at].is_whole():
                 coming = self.coming.pop(at)

@@ -24,12 +24,12 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError, ProtocolError
 from mpisgd.comm import pieces
-from mpisgd.comm.communicator import STILL_NBYTES, Communicator, is_far
+from mpisgd.comm.communicator import Communicator, is_far
 from mpisgd.comm.messages import Ending, PushFields, Tag
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.exchange import Answers, Interrupted, Report
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.ways import WHOLE, At, LayerTimes, Way
+from mpisgd.exchange.ways import WHOLE, At, Departures, Way
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
@@ -73,16 +73,53 @@ class Slices:
     in_pieces: bool = False
 
 
+class Notices:
+    """Receives of notices, two per shard: an answer allows one, and the previous may be under way."""
+
+    def __init__(self, wire: Communicator, ranks: list[int], *, expected: bool) -> None:
+        self._wire = wire
+        self._ranks = ranks
+        self._posted: list[deque[Any]] = [deque() for _ in ranks]
+        self._taken = [0] * len(ranks)
+        self.expected = expected
+
+    def post(self, shards: list[int]) -> None:
+        for shard in shards:
+            while len(self._posted[shard]) < 2:
+                self._posted[shard].append(self._wire.post(self._ranks[shard], Tag.NOTICE))
+
+    def take_all(self, shard: int, count: int) -> None:
+        while self._taken[shard] < count:
+            self._take(shard)
+
+    def take_newer(self, clocks: list[int]) -> bool:
+        """Return whether any arrived notice has a newer clock."""
+        for shard, posted in enumerate(self._posted):
+            while posted and posted[0].arrived():
+                if self._take(shard) > clocks[shard]:
+                    return True
+        return False
+
+    def _take(self, shard: int) -> int:
+        """Return its clock."""
+        if not self._posted[shard]:
+            raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than this rank can have sent")
+        posted = self._posted[shard].popleft()
+        fields: tuple[int, int] = self._wire.header(posted)
+        self._wire.finish(posted)
+        self._taken[shard] += 1
+        return fields[1]
+
+    def withdraw(self) -> None:
+        for posted in self._posted:
+            while posted:
+                posted.popleft().withdraw()
+
+
 class LearnerChannel(Exchanges):
     """A learner's end; `interruptible` by notices of late gradients."""
 
     exchanging_ns = 0
-    push_ns = 0
-    _wait_ns = _pull_ns = 0
-    """Wait for the first answer, then transfer until all weights are in place; 0 after a push."""
-    _pushes = 0
-    _rejected = False
-    _snapshots = 0
     _portion = _offered = NO_PORTION
     _signal_told = False
     _noted: Report | None = None
@@ -107,9 +144,7 @@ class LearnerChannel(Exchanges):
         self.now_ns = wire.clock.now_ns
         self.sleep = wire.clock.sleep
         self._ranks = list(roles.shard_ranks)
-        self._interruptible = interruptible
-        self._notices: list[deque[Any]] = [deque() for _ in bounds] if interruptible else []
-        self._noticed = [0] * len(bounds)
+        self._notices = Notices(wire, self._ranks, expected=interruptible)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
         self._held = held = slices.held
@@ -127,18 +162,17 @@ class LearnerChannel(Exchanges):
         self._numbers = list(range(roles.first_shard, roles.first_shard + len(bounds)))
         """Shard numbers stated in answers."""
         self._clocks = [-1] * len(bounds)
+        # Set here, not as defaults of the class: in CPython 3.11 an attribute that many instances set later slows down all others.
+        self._pushes = self._snapshots = 0
+        self._rejected = False
+        self.push_ns = self._wait_ns = self._pull_ns = 0
+        """Wait for the first answer, then transfer until all weights are in place; 0 after a push."""
         self.draw: Callable[[int], None] | None = None
         """Listener to the next portion."""
         self.duplex = way.send is At.PULL
         self.pulls_within = way.ask is At.NEED
         """Weights come during the computation, after `pull`."""
-        self._times = None if way.send is not At.LEAVE else LayerTimes(wire.clock, way.delays, len(bounds))
-        self._moves = gradients.nbytes > STILL_NBYTES
-        self._sent: list[Any] = []
-        """Transfers begun during the backward pass."""
-        self._next_clock = way.next_clock
-        self._early: dict[int, Any] = {}
-        """Requests ahead of the next pull, by shard."""
+        self._departures = None if way.send is not At.LEAVE else Departures(wire.clock, way, len(bounds), gradients.nbytes)
         self._copied: list[tuple[Any, Any]] = []
         """Slices to compute from, and of arrival."""
         if slices.computed_from is not None:
@@ -170,7 +204,7 @@ class LearnerChannel(Exchanges):
                 raise ProtocolError("exchange = 'duplex': two pushes, no pull in between")
             self._noted = report
             return
-        if self._times is not None:
+        if self._departures is not None:
             self._wire.clock.hold()
         start_ns = self.now_ns()
         transfers = self._send(report)
@@ -182,9 +216,8 @@ class LearnerChannel(Exchanges):
     def _send(self, report: Report) -> list[Any]:
         """Begin to send what has not left; return the transfers."""
         self._pushes += 1
-        if self._times is not None:
-            sent, self._sent = self._sent, []
-            return sent
+        if self._departures is not None:
+            return self._departures.take_sent()
         transfers = []
         for shard in self._shards:  # no comprehension, here and below: it would cost a call
             transfers.append(self._send_slice(shard, report))
@@ -202,37 +235,38 @@ class LearnerChannel(Exchanges):
         for transfer in transfers:
             self._wire.finish(transfer)
         ns = self.now_ns() - start_ns
-        if self._times is None:
+        if self._departures is None:
             return ns
-        self._times.pushed_for(ns)
-        return self._times.pushing_ns
+        self._departures.pushed_for(ns)
+        return self._departures.pushing_ns
 
     def need(self, shard: int) -> None:
         """Wait for a slice's weights, whatever other slices' clocks, unless all are in place. Raises Interrupted: stop."""
-        if not self.pulls_within or self._times is None:
+        departures = self._departures
+        if not self.pulls_within or departures is None:
             return
         start_ns = self.now_ns()
-        self._times.note_need(shard)
+        departures.note_need(shard)
         self._stopped, began_ns = self._take_answers([shard], self._ask([shard], self._min_clock), self._min_clock)
         if self._stopped:
             raise Interrupted
         end_ns = self.now_ns()
-        self._times.pulled_for(end_ns - start_ns)
+        departures.pulled_for(end_ns - start_ns)
         self._wait_ns += began_ns - start_ns
         self._pull_ns += end_ns - began_ns
 
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float, scale: float, skipped: Runs) -> None:
-        times, clock = self._times, self._wire.clock
-        assert times is not None
+        departures, clock = self._departures, self._wire.clock
+        assert departures is not None
         clock.hold()
-        compute_ns, delay_ns = times.of_push(shard, seq)
+        compute_ns, delay_ns = departures.of_push(shard, seq)
         start_ns = self.now_ns()
         report = Report(seq, samples, loss, compute_ns, delay_ns, rounded=rounded, scale=scale, skipped=skipped)
-        self._sent.append(self._send_slice(shard, report))
-        if self._next_clock is not None:
-            (self._early[shard],) = self._ask([shard], self._next_clock(self._clocks[shard]))
-        times.pushed_for(self.now_ns() - start_ns)
-        if self._moves:
+        departures.note_sent(self._send_slice(shard, report))
+        if departures.next_clock is not None:
+            departures.note_asked(shard, *self._ask([shard], departures.next_clock(self._clocks[shard])))
+        departures.pushed_for(self.now_ns() - start_ns)
+        if departures.moves:
             clock.let_move()
 
     def _told(self, shard: int, report: Report, runs: Runs = NOTHING) -> PushFields:
@@ -270,13 +304,18 @@ class LearnerChannel(Exchanges):
         elif self._noted is None:
             answers = self._pull_all(min_clock, meanwhile)
         else:
-            report, self._noted, transfers = self._noted, None, list[Any]()
-            answers = self._pull_all(min_clock, lambda: transfers.extend(self._send(report)))
-            self.push_ns = self._see_out(transfers, self.now_ns())
+            report, self._noted = self._noted, None
+            answers = self._pull_and_send(min_clock, report)
             if meanwhile is not None:
                 meanwhile()
-        if self._times is not None:
-            self._times.begin()
+        if self._departures is not None:
+            self._departures.begin()
+        return answers
+
+    def _pull_and_send(self, min_clock: int, report: Report) -> Answers:
+        transfers: list[Any] = []
+        answers = self._pull_all(min_clock, lambda: transfers.extend(self._send(report)))
+        self.push_ns = self._see_out(transfers, self.now_ns())
         return answers
 
     def _begin_within(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
@@ -288,13 +327,10 @@ class LearnerChannel(Exchanges):
         return Answers(tuple(self._clocks), self._stopped, False, self._snapshots)
 
     def _pull_all(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
-        shards = self._shards
+        shards, departures = self._shards, self._departures
         start_ns = self.now_ns()
         self._rejected = False
-        if self._early:
-            asked, self._early = [self._early[shard] for shard in shards], {}
-        else:
-            asked = self._ask(shards, min_clock)
+        asked = (departures.take_asked() if departures is not None else None) or self._ask(shards, min_clock)
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = self._take_answers(shards, asked, min_clock)
@@ -323,8 +359,8 @@ class LearnerChannel(Exchanges):
         """Post receives, then ask; return the pending answers."""
         wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
-        if self._interruptible:
-            self._post_notices(shards)
+        if self._notices.expected:
+            self._notices.post(shards)
         asked = []
         for shard in shards:
             asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]))
@@ -340,8 +376,8 @@ class LearnerChannel(Exchanges):
             if sender != self._numbers[shard] or stopped or clock < min_clock or nbytes != self._weights_nbytes[shard]:
                 self._check(shard, sender, clock, stopped, nbytes, min_clock)
             wire.finish(answer)
-            while self._noticed[shard] < notices:  # sent before the answer, for a finished mini-batch
-                self._take_notice(shard)
+            if notices:  # sent before the answer, for a finished mini-batch
+                self._notices.take_all(shard, notices)
             if stopped:  # shards may differ: the run is over, and the others will say so, too
                 stop = min(stop, stopped) if stop else stopped
             else:
@@ -368,33 +404,13 @@ class LearnerChannel(Exchanges):
                 f" expected shard {number}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
             )
 
-    def _post_notices(self, shards: list[int]) -> None:
-        """Keep two receives per shard posted: an answer allows a single notice, and the previous may be under way."""
-        for shard in shards:
-            while len(self._notices[shard]) < 2:
-                self._notices[shard].append(self._wire.post(self._ranks[shard], Tag.NOTICE))
-
-    def _take_notice(self, shard: int) -> int:
-        """Return the clock of a shard's next notice."""
-        if not self._notices or not self._notices[shard]:
-            raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than this rank can have sent")
-        posted = self._notices[shard].popleft()
-        fields: tuple[int, int] = self._wire.header(posted)
-        self._wire.finish(posted)
-        self._noticed[shard] += 1
-        return fields[1]
-
     def check(self) -> None:
         """Raise Interrupted after a notice of an update without the current gradient.
 
         Do nothing after the goodbye: evaluation uses the model, and a shard behind the stop may yet send a notice.
         """
-        if not self._interruptible:
-            return
-        for shard, notices in enumerate(self._notices):
-            while notices and notices[0].arrived():
-                if self._take_notice(shard) > self._clocks[shard]:
-                    raise Interrupted
+        if self._notices.expected and self._notices.take_newer(self._clocks):
+            raise Interrupted
 
     def interrupt_by_notices(self) -> None:
         """Look for notices during sleep (and, in virtual time, computing)."""
@@ -410,12 +426,10 @@ class LearnerChannel(Exchanges):
 
     def withdraw(self) -> None:
         """Withdraw receives of unsent notices, once all ranks have met at the end."""
-        for notices in self._notices:
-            while notices:
-                notices.popleft().withdraw()
+        self._notices.withdraw()
 
     def goodbye(self, *, ending: int) -> None:
         wire, fields = self._wire, (self._learner_id, self._pushes, ending)
-        self._interruptible = False
+        self._notices.expected = False
         for rank in self._ranks:
             wire.finish(wire.start(rank, Tag.GOODBYE, fields))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -133,7 +134,8 @@ class ShardChannel:
         """
         if self._gathering is None:
             return self._take(gradient, learner_id, until_s, patterns)
-        return self._gathering.receive(lambda: self._take(gradient, learner_id, until_s, patterns), self._whose, until_s)
+        take = partial(self._take, gradient, learner_id, until_s, patterns)
+        return self._gathering.receive(take, self._whose, until_s)
 
     def _take(
         self, gradient: Buffer, learner_id: int | None, until_s: float, patterns: tuple[Pattern, ...] | None
@@ -242,7 +244,8 @@ class ShardChannel:
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to send weights, not to be changed until `finish_answers`."""
-        wire, nbytes, far = self._wire, weights.nbytes, list[int]()
+        wire, nbytes = self._wire, weights.nbytes
+        far: list[int] = []  # list[int]() would cost as much as an answer's header
         if self._pieces_count:
             far = [each for each in learner_ids if self._is_cut(self.rank_of(each))]
             learner_ids = [each for each in learner_ids if each not in far]

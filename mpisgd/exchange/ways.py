@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mpisgd.comm.communicator import Clock
+from mpisgd.comm.communicator import STILL_NBYTES, Clock
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 
 
@@ -56,17 +56,41 @@ AHEAD = Way(At.LEAVE, At.LEAVE)
 LAYERWISE = Way(At.LEAVE, At.NEED)
 
 
-class LayerTimes:
-    """Times of a mini-batch whose slices leave one by one; seconds of pushing exclude the time hidden behind computing."""
+class Departures:
+    """Slices that leave one by one: transfers, requests ahead, times.
 
-    def __init__(self, clock: Clock, delays: Delays, slices: int) -> None:
+    Attributes:
+        pushing_ns: without the time hidden behind computing.
+        moves: MPI must move transfers during computing.
+    """
+
+    def __init__(self, clock: Clock, way: Way, slices: int, nbytes: int) -> None:
         self._clock = clock
-        self._delays = delays
+        self._delays = way.delays
+        self.next_clock = way.next_clock
+        self.moves = nbytes > STILL_NBYTES
+        self._sent: list[Any] = []
+        self._asked: dict[int, Any] = {}
         self._began_ns = self._idle_ns = 0
         self._needed_ns = [0] * slices
         """Computing in this mini-batch before each slice's weights were needed."""
         self._delay_s = 0.0
         self.pushing_ns = 0
+
+    def note_sent(self, transfer: Any) -> None:
+        self._sent.append(transfer)
+
+    def take_sent(self) -> list[Any]:
+        sent, self._sent = self._sent, []
+        return sent
+
+    def note_asked(self, shard: int, answer: Any) -> None:
+        self._asked[shard] = answer
+
+    def take_asked(self) -> list[Any]:
+        """Return answers requested ahead, in the order of shards."""
+        asked, self._asked = self._asked, {}
+        return [asked[shard] for shard in sorted(asked)]
 
     def begin(self) -> None:
         self._began_ns = self._clock.now_ns()

@@ -134,7 +134,8 @@ class Answering:
         """Make the new weights in chunks, sent at once to waiting learners; return the last second, and the seconds of making."""
         channel, update, rules, deltas = self._channel, self._update, self._rules, self._in_chunks
         start_s = made_s = channel.now_s()
-        making_s, answered = 0.0, list[int]()
+        making_s = 0.0
+        answered: list[int] = []
         if deltas is not None:
             deltas.open()
         for chunk in update.chunks():
@@ -155,7 +156,8 @@ class Answering:
 
     def _ready_meanwhile(self) -> list[int]:
         """Return learners ready during the update: often the learner of the last push."""
-        asked, rules = list[int](), self._rules
+        rules = self._rules
+        asked: list[int] = []
         if rules.finished or rules.interrupted:
             return asked
         while (message := self._channel.receive_pull()) is not None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mpisgd.comm.mpi.launch import environment, mpirun
@@ -94,6 +94,14 @@ class Job:
                 if at is not None:
                     return at
         raise TimeoutError(f"no line with {text!r}:\n{self.text}")
+
+    def until(self, condition: Callable[[], object], timeout_s: float = 240.0) -> None:
+        """Wait until a condition holds. Raises TimeoutError."""
+        end_s = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > end_s:
+                raise TimeoutError(self.text)
+            time.sleep(0.05)
 
     @property
     def text(self) -> str:

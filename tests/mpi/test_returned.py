@@ -13,7 +13,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults.job import Job
 
-from .test_tolerant import HELD, PATIENCE_S, begin, ended, release_stopped, started, told, until, users_module
+from .test_tolerant import HELD, PATIENCE_S, begin, ended, release_stopped, started, told, users_module
 
 __all__ = ["started", "users_module"]
 
@@ -31,10 +31,10 @@ def test_one_that_is_missed_comes_back_and_its_shards_know_what_it_holds(started
     release_stopped(tmp_path, "once", "twice")
     job = begin(started, out, 4, *HELD, *ROUNDED, *words, ACTS="3:30:SIGSTOP", SLOW="")
     job.wait_for("learner 1 was not heard of for")
-    until(job, lambda: np.count_nonzero(Run(out).updates["gradients"] == 1) >= 10)
+    job.until(lambda: np.count_nonzero(Run(out).updates["gradients"] == 1) >= 10)
     job.send(3, signal.SIGCONT)
     job.wait_for("learner 1 is back")
-    until(job, lambda: all(1 in told(Run(out), Event.RETURNED, shard) for shard in (0, 1)))
+    job.until(lambda: all(1 in told(Run(out), Event.RETURNED, shard) for shard in (0, 1)))
     release_stopped(tmp_path, "soon")
     run = ended(job, out)
     for shard in (0, 1):

@@ -20,7 +20,7 @@ from tests.faults.job import Job
 
 from .conftest import Shared, dealt, jobs_of, only
 from .test_signals import updates
-from .test_tolerant import END_S, release_stopped, started, until, users_module
+from .test_tolerant import END_S, release_stopped, started, users_module
 
 __all__ = ["started", "users_module"]
 
@@ -99,7 +99,7 @@ def test_a_signal_saves_the_history_and_the_run_goes_on(shards: int, started: li
     (tmp_path / "job.toml").write_text(config_file.dumps(config_file.from_mapping(table)))
     begun = Job(4, [str(tmp_path / "job.toml")], ONCE="24")  # six of the nine evaluations and more that it takes
     started.append(begun)
-    until(begun, lambda: updates(tmp_path / "run", 0) > 2)
+    begun.until(lambda: updates(tmp_path / "run", 0) > 2)
     for rank in range(4):
         begun.send(rank, signal.SIGUSR1)
     release_stopped(tmp_path, "once")

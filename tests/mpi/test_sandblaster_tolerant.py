@@ -23,7 +23,6 @@ from .test_tolerant import (
     release_stopped,
     started,
     told,
-    until,
     users_module,
 )
 
@@ -63,7 +62,7 @@ def test_without_a_shard_or_the_coordinator_of_a_batch_optimisation_there_is_no_
     release_stopped(tmp_path, "once", "twice")
     job = Job(5, [*BATCH, "--shards", "2", "--checkpoint.every-updates", "1", "--out", str(out)], ULFM, CLOCK="3")
     started.append(job)
-    until(job, lambda: (interruption.newest(out) or 0) >= 3)
+    job.until(lambda: (interruption.newest(out) or 0) >= 3)
     job.send(rank, signal.SIGKILL)
     assert job.end(END_S) not in (0, None), job.text
     assert f"rank {rank} ({name}) is lost, and the job needs this rank" in job.text

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +76,6 @@ def release_stopped(tmp_path: Path, *names: str) -> None:
         (tmp_path / name).touch()
 
 
-def until(job: Job, condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < until_s, job.text
-        time.sleep(0.05)
-
-
 def begin(started: list[Job], out: Path, ranks: int, *words: str, options: tuple[str, ...] = ULFM, **env: str) -> Job:
     """A job whose training has been seen to go on."""
     job = Job(ranks, [*COMMON, "--out", str(out), *words], options, **env)
@@ -143,7 +136,7 @@ def test_what_a_dead_learner_was_dealt_is_done_by_others_and_what_it_had_rounded
     out = tmp_path / "run"
     words = ("--protocol", "softsync", "--shards", "2", "--epochs", "2", "--sampling", "dealt", "--log.flush-s", "0.1")
     job = begin(started, out, 4, *HELD, *words, "--push-format", "bfloat16")
-    until(job, lambda: 1 in Run(out).pushes["learner_id"])
+    job.until(lambda: 1 in Run(out).pushes["learner_id"])
     job.send(3, signal.SIGKILL)
     release_stopped(tmp_path, "once", "twice")
     run = ended(job, out)
@@ -165,7 +158,7 @@ def test_what_a_dead_learner_was_dealt_is_done_by_others_and_what_it_had_rounded
 def test_the_evaluator_is_killed_and_shard_0_follows(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(started, out, 3, *HELD, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
-    until(job, lambda: (out / schema.evaluator_file()).exists() and len(Run(out).evaluations) >= 2)
+    job.until(lambda: (out / schema.evaluator_file()).exists() and len(Run(out).evaluations) >= 2)
     job.send(2, signal.SIGKILL)
     release_stopped(tmp_path, "once", "twice")
     run = ended(job, out)
@@ -210,7 +203,7 @@ def test_a_dead_shard_ends_the_job(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--shards", "2", "--epochs", "1000", "--checkpoint.every-updates", "5"]
     job = begin(started, out, 3, *words)
-    until(job, lambda: interruption.newest(out))
+    job.until(lambda: interruption.newest(out))
     job.send(1, signal.SIGKILL)
     assert job.end(END_S) not in (0, None), job.text
     assert job.left_s is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd import replay
+from mpisgd.job import interruption
 from mpisgd.records.log.reader import Run
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
@@ -88,13 +89,15 @@ def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(clust
 def test_a_fault_tolerant_job_whose_shard_is_cut_off_from_all_learners_ends_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
     """Who is left on the shard's side misses all learners but the last one, which gives no sign of life; theirs hears no shard."""
     saved = {"checkpoint__every_updates": "5"}
-    job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", spread=(1, 1, 1), epochs="10000", faults__patience_s="1", **saved)
+    out = tmp_path / "run"
+    job = begin(cluster, out, "--with-ft", "ulfm", spread=(1, 1, 1), epochs="10000", faults__patience_s="1", **saved)
+    job.until(lambda: interruption.newest(out))
     cluster.cut(0)
     assert job.end(LIMIT_S) not in (0, None), job.text
     assert job.left_s is not None, f"no rank is left: {job.stayed}"
     assert "gave no sign of life" in job.text
     assert "to go on from the checkpoint of clock" in job.text
-    assert not (tmp_path / "run" / "DONE").exists()
+    assert not (out / "DONE").exists()
 
 
 def test_a_fail_fast_job_on_several_nodes_ends_in_order_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:

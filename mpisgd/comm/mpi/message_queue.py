@@ -91,7 +91,8 @@ class Arrivals:
 
     def _begin_awaited(self, coming: Sequence[IncomingBodies]) -> None:
         """Begin to receive arrived bodies, whatever `take` looks for."""
-        status, looked = self._status, set[int]()
+        status = self._status
+        looked: set[int] = set()
         for each in coming:
             while each.is_awaited_of(each.source) and each.source not in looked:
                 message = self._comm.Improbe(each.source, each.tag, status)
