@@ -34,6 +34,7 @@ from mpisgd.comm.messages import (
 from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.exchange.gathering import Gathering
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.chunks import chunks_of
 from mpisgd.vectors.computing import Rooms
@@ -57,6 +58,7 @@ class ShardChannel:
         rooms: lends memory for gradients received at once (`gathering.py`); None: in turn.
         in_pieces: bodies of other nodes come in pieces (`comm/pieces.py`).
         cut: weights like those that leave in pieces; None: whole.
+        survivors: other ranks of a fault-tolerant job.
     """
 
     rounds_in_chunks = False
@@ -72,6 +74,7 @@ class ShardChannel:
         rooms: Rooms | None = None,
         in_pieces: bool = False,
         cut: Buffer | None = None,
+        survivors: Survivors | None = None,
     ) -> None:
         self._wire = wire
         self._now_ns = wire.clock.now_ns
@@ -81,8 +84,10 @@ class ShardChannel:
         """Pieces of an answer to another node; 0: uncut."""
         self._gathering = None if rooms is None else Gathering(wire, rooms)
         self._learner_ranks = list(roles.learner_ranks)
-        self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
+        self._first_evaluator = roles.evaluator_rank
+        self._survivors = survivors
+        size = 1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank)
+        self._learner_of_rank = [-1] * (size if survivors is None else survivors.size)
         for learner_id, rank in enumerate(roles.learner_ranks):
             self._learner_of_rank[rank] = learner_id
         self._team_sizes = [len(team) for team in roles.teams]
@@ -93,15 +98,27 @@ class ShardChannel:
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
         self._coming: list[IncomingBodies] = [] if self._gathering is None else self._gathering.coming
-        self.last_ending = Ending.INTERRUPTED
+        self._last_ending = Ending.INTERRUPTED if survivors is None else survivors.last_ending
         """Highest valid ending of a goodbye."""
-        self.chunks_count = 1
-        self.said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
-        """Occasional messages of learners, by tag, without meaning for this channel."""
-        self.snapshots = 0
-        """Count of snapshots up to the next answers' clock."""
-        self.portion_of: Callable[[int], int] | None = None
-        """Portion for a learner's next weights; None: the learner draws by itself."""
+        self._said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
+        self._snapshots = 0
+        self._portion_of: Callable[[int], int] | None = None
+
+    def take_also(self, said: dict[int, Callable[..., Message]]) -> None:
+        """Take further messages of learners, by tag."""
+        self._said |= said
+
+    def note_snapshots(self, count: int) -> None:
+        """Tell learners the count of snapshots up to the next answers' clock."""
+        self._snapshots = count
+
+    def deal(self, portion_of: Callable[[int], int]) -> None:
+        """Tell each learner the portion for its next weights."""
+        self._portion_of = portion_of
+
+    @property
+    def _evaluator_rank(self) -> int:
+        return self._first_evaluator if self._survivors is None else self._survivors.evaluator_rank
 
     def rank_of(self, learner_id: int) -> int:
         return self._learner_ranks[learner_id]
@@ -203,6 +220,8 @@ class ShardChannel:
         """Take a message without leading learner_id: the evaluator's, a signal, or the communicator's news. Raises PeerError."""
         if tag in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
             return self._seldom(source, tag, fields)
+        if tag == Tag.GIVEN_UP and self._survivors is not None and (given_up := self._survivors.given_up(source, fields)):
+            return given_up
         if tag == Tag.LOST:
             return Lost(source, self._learner_of_rank[source])
         if tag == Tag.STUCK:
@@ -213,13 +232,14 @@ class ShardChannel:
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
-            if not 0 <= ending <= self.last_ending:
-                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {self.last_ending:d}", source)
+            if not 0 <= ending <= self._last_ending:
+                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {self._last_ending:d}", source)
             return Goodbye(sender, pushed, ending)
-        if (said := self.said.get(tag)) is not None:
+        if (said := self._said.get(tag)) is not None:
             return said(*fields)
         if tag == Tag.SNAPSHOT_PULL:
-            return self._pull_of(source, *fields)
+            lost = self._survivors is not None and self._survivors.has_lost(source)
+            return Lost(source, -1) if lost else self._pull_of(source, *fields)
         if tag == Tag.INTERRUPT:
             if sender not in HEARD:
                 raise PeerError(f"rank {source} tells of signal {sender}: expected one of {', '.join(map(name_of, HEARD))}", source)
@@ -231,14 +251,15 @@ class ShardChannel:
             raise PeerError(f"rank {source} pulled snapshot {number}: expected {NOTHING_MORE} or more", source)
         if enough < 0:
             raise PeerError(f"rank {source} has seen enough at snapshot {enough - 1}: expected 0 or more", source)
-        self._check_evaluates(source, number)
+        if self._survivors is not None:
+            self._survivors.check_evaluates(source, number)
+        elif source != self._evaluator_rank:
+            raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may", source)
         return SnapshotPull(number, enough)
 
-    def _check_evaluates(self, source: int, number: int) -> None:
-        if source != self._evaluator_rank:
-            raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may", source)
-
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
+        if self._survivors is not None:
+            return (self._learner_ranks[learner_id], None), *self._survivors.patterns()
         evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), evaluator, (None, Tag.INTERRUPT)
 
@@ -274,12 +295,8 @@ class ShardChannel:
     def _is_cut(self, rank: int) -> bool:
         return self._pieces_count > 0 and is_far(self._wire, rank)
 
-    def _empty_count(self, rank: int) -> int:
-        """Return the number of receives posted by a rank for an answer."""
-        return self._pieces_count if self._is_cut(rank) else self.chunks_count
-
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
-        portion = NO_PORTION if self.portion_of is None else self.portion_of(learner_id)
+        portion = NO_PORTION if self._portion_of is None else self._portion_of(learner_id)
         return (
             self._shard,
             clock,
@@ -287,7 +304,7 @@ class ShardChannel:
             verdicts.get(learner_id, 0),
             self._notices[learner_id],
             portion,
-            self.snapshots,
+            self._snapshots,
             nbytes,
         )
 
@@ -326,11 +343,11 @@ class ShardChannel:
         self._under_way.clear()
         return True
 
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         """Answer a pull with an ending; empty chunks end the posted receives."""
         wire, rank = self._wire, self._learner_ranks[learner_id]
         fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0, 0
-        wire.finish(wire.start(rank, Tag.ANSWER, fields, *[EMPTY] * self._empty_count(rank)))
+        wire.finish(wire.start(rank, Tag.ANSWER, fields, *[EMPTY] * (self._pieces_count if self._is_cut(rank) else chunks)))
 
     def answer_norm(self, learner_ids: Iterable[int], ending: int, norm: float) -> None:
         """Answer requests for the norm of this slice; `ending`: why there is none."""

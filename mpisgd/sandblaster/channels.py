@@ -29,7 +29,7 @@ from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.vectors.chunks import chunks_of
 
 _UNDER_WAY = 64
@@ -190,8 +190,8 @@ class BatchLearnerChannel(LearnerChannel):
 
 
 class BatchShardChannel(ShardChannel):
-    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
-        super().__init__(wire, roles, shard)
+    def __init__(self, wire: Communicator, roles: Roles, shard: int, survivors: Survivors | None = None) -> None:
+        super().__init__(wire, roles, shard, survivors=survivors)
         self._coordinator = roles.coordinator_rank
 
     def _news(self, source: int, tag: int, fields: Fields) -> Message:
@@ -214,7 +214,3 @@ class BatchShardChannel(ShardChannel):
             self.add_chunk(chunk)
         self.close_answers()
         return self.finish_answers()
-
-
-class TolerantBatchShardChannel(BatchShardChannel, TolerantShardChannel):
-    """Shard's end in a tolerant run."""

@@ -40,8 +40,8 @@ class Answering:
         self._finiteness = finiteness
         self._deltas = deltas
         self._in_chunks = deltas.in_chunks() if deltas is not None and channel.rounds_in_chunks else None
-        channel.chunks_count = update.chunks_count if deltas is None or self._in_chunks is not None else 1
-        self.chunked = channel.chunks_count > 1
+        self._chunks_count = update.chunks_count if deltas is None or self._in_chunks is not None else 1
+        self.chunked = self._chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
         self.put_off: deque[Message] = deque()
         self._note_given = presence.note_given if presence is not None and presence.tolerant else None
@@ -86,7 +86,7 @@ class Answering:
         rules = self._rules
         ending = Ending.FINISHED if rules.finished else Ending.ENOUGH if rules.enough else Ending.INTERRUPTED
         for learner_id in learner_ids:
-            self._channel.stop(learner_id, rules.clock, ending)
+            self._channel.stop(learner_id, rules.clock, ending, self._chunks_count)
 
     def _give(self, learner_ids: list[int]) -> None:
         channel, update, rules = self._channel, self._update, self._rules

@@ -31,7 +31,8 @@ from mpisgd.comm.messages import (
     Stuck,
     Torn,
 )
-from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.records.log.schema import Event
 from mpisgd.rules.membership import Gone
 from mpisgd.serving.fail_fast import FailFast, Serves
@@ -43,8 +44,9 @@ class FaultTolerant(FailFast):
     tolerant = True
     _shard: Serves
 
-    def __init__(self, channel: TolerantShardChannel, lambda_: int, patience_s: float, name: str) -> None:
+    def __init__(self, channel: ShardChannel, survivors: Survivors, lambda_: int, patience_s: float, name: str) -> None:
         self._channel = channel
+        self._survivors = survivors
         self._name = name
         self._unheeded = set[int]()
         """Learners with a refused goodbye: lost if nothing else comes."""
@@ -123,10 +125,10 @@ class FaultTolerant(FailFast):
     def _lose(self, rank: int, learner_id: int) -> None:
         if learner_id >= 0:
             self._end_if_none_is_left(self._note_if_lost(learner_id))
-        elif rank == self._channel.evaluator_rank:
+        elif rank == self._survivors.evaluator_rank:
             self._shard.snapshot_server.ask(None)
-            if self._channel.is_first:
-                self._channel.lose_evaluator()
+            if self._survivors.is_first:
+                self._survivors.lose_evaluator()
 
     def _break(self, learner_id: int) -> bool:
         """Lose a learner after the loss of another rank in its group; this rank leaves in order."""
@@ -170,9 +172,9 @@ class FaultTolerant(FailFast):
 
     def _look_for_life(self, last: int = -1) -> None:
         """Stop waiting for silent ranks where no other goes on; `last`: an overdue learner. Raises PeerError: no orderly end."""
-        rules, channel = self._rules, self._channel
+        rules, survivors = self._rules, self._survivors
         hang, all_do = self._silent(last)
-        back = sorted(rules.absent & rules.waiting.keys()) if last >= 0 and channel.ranks_of(last) in hang else []
+        back = sorted(rules.absent & rules.waiting.keys()) if last >= 0 and survivors.ranks_of(last) in hang else []
         if not (back or all_do):
             return
         names = ", ".join(f"rank {rank}" for ranks in hang for rank in ranks)
@@ -181,10 +183,10 @@ class FaultTolerant(FailFast):
             self._return(learner_id)
         if back:
             self._miss(last)
-        elif not channel.is_first and hang == [(channel.first_rank,)]:
-            raise PeerError(f"shard 0 (rank {channel.first_rank}) gave no sign of life, and the job needs shard 0")
-        elif hang == [(channel.evaluator_rank,)]:
-            self._lose_for_good(channel.evaluator_rank, channel.learner_of(channel.evaluator_rank))
+        elif not survivors.is_first and hang == [(survivors.first_rank,)]:
+            raise PeerError(f"shard 0 (rank {survivors.first_rank}) gave no sign of life, and the job needs shard 0")
+        elif hang == [(survivors.evaluator_rank,)]:
+            self._lose_for_good(survivors.evaluator_rank, self._channel.learner_of(survivors.evaluator_rank))
         else:
             self._lose_all()
 
@@ -195,25 +197,25 @@ class FaultTolerant(FailFast):
         learners left; but stopped for ever, they would hold up the job for ever. Other shards hear of the evaluation's end from
         shard 0.
         """
-        rules, channel = self._rules, self._channel
+        rules, survivors = self._rules, self._survivors
         if rules.present and last < 0:
             return []
         if not rules.present and (rules.finished or rules.interrupted):
-            if not self._shard.snapshot_server.is_open or channel.evaluates:
+            if not self._shard.snapshot_server.is_open or survivors.evaluates:
                 return []
-            return [(channel.evaluator_rank if channel.is_first else channel.first_rank,)]
-        return list(map(channel.ranks_of, sorted(rules.present | rules.absent)))
+            return [(survivors.evaluator_rank if survivors.is_first else survivors.first_rank,)]
+        return list(map(survivors.ranks_of, sorted(rules.present | rules.absent)))
 
     def _silent(self, last: int) -> tuple[list[tuple[int, ...]], bool]:
         """Ask all candidates for a sign of life; return the candidates with a silent rank, and whether all have one."""
         hopes = self._hopes(last)
-        silent = self._channel.silent(rank for ranks in hopes for rank in ranks)
+        silent = self._survivors.silent(rank for ranks in hopes for rank in ranks)
         hang = [ranks for ranks in hopes if silent.intersection(ranks)]
         return hang, bool(hopes) and len(hang) == len(hopes)
 
     def _lose_all(self) -> None:
         for learner_id in sorted(self._rules.present | self._rules.absent):
-            self._channel.tell_given_up(learner_id)
+            self._survivors.tell_given_up(learner_id)
             self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
         self._end_if_none_is_left(lost=True)
 
@@ -257,13 +259,13 @@ class FaultTolerant(FailFast):
             self._lose_for_good(rank, learner_id)  # after its goodbye, or as evaluator
 
     def _lose_for_good(self, rank: int, learner_id: int) -> None:
-        self._channel.give_up(rank)
+        self._survivors.give_up(rank)
         self._gone.add(learner_id)
         self._lose(rank, learner_id)
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]
-        return self._channel.evaluates
+        return self._survivors.evaluates
 
     def end(self) -> None:
         """Lose all missed learners at the end."""
@@ -271,8 +273,8 @@ class FaultTolerant(FailFast):
             self._note_lost(learner_id, "is lost: not back before the end of the run")
             self._gone.add(learner_id)
             self._rules.membership.on_departure(learner_id, Gone.LOST)
-            self._channel.give_up_learner(learner_id)
-            self._channel.tell_given_up(learner_id)
+            self._survivors.give_up_learner(learner_id)
+            self._survivors.tell_given_up(learner_id)
 
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
 
@@ -295,8 +297,8 @@ class FaultTolerant(FailFast):
 
     def _ask(self, number: int) -> None:
         self._shard.snapshot_server.ask(number)
-        if number == NOTHING_MORE and self._channel.is_first:
-            self._channel.pass_on_nothing_more()
+        if number == NOTHING_MORE and self._survivors.is_first:
+            self._survivors.pass_on_nothing_more()
 
     def _note_lost(self, learner_id: int, text: str) -> None:
         """Log a loss with the clock of the last given weights: another shard may have their gradient."""

@@ -57,12 +57,15 @@ def test_a_shard_that_ends_without_a_learner_tells_the_others_and_waits_for_none
     """The other shard may be at its own end, where it takes nothing any more."""
     script = """
 from mpisgd.comm.messages import GivenUp
-from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.survivors import Survivors
 from tests.virtual.scene import packed
 
-channel = TolerantShardChannel(Wire(comm, polite=True), packed(2, 1, False), comm.rank)
+wire, roles = Wire(comm, polite=True), packed(2, 1, False)
+survivors = Survivors(wire, roles, comm.rank)
+channel = ShardChannel(wire, roles, comm.rank, survivors=survivors)
 if comm.rank == 1:
-    channel.tell_given_up(0)
+    survivors.tell_given_up(0)
     comm.send("it has gone on", 0, 99)
 else:
     assert comm.recv(source=1, tag=99) == "it has gone on"

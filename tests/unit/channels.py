@@ -80,7 +80,7 @@ class Job:
             assert isinstance(message, Pull)
             self.asked.append((shard, message.learner_id, message.min_clock))
             if clock < 0:
-                channel.stop(message.learner_id, 99, Ending.FINISHED)
+                channel.stop(message.learner_id, 99, Ending.FINISHED, 1)
             else:
                 weights = np.full(len(self.scratch[shard]), 10 * shard + clock, np.float32)
                 channel.start_answers([message.learner_id], weights, clock, {})

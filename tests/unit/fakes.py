@@ -206,6 +206,9 @@ class ScriptedChannel:
         self.seconds += 1.0
         return self.seconds
 
+    def note_snapshots(self, count: int) -> None:
+        """Answers here tell no count."""
+
     def rank_of(self, learner_id: int) -> int:
         return 1 + learner_id
 
@@ -265,7 +268,7 @@ class ScriptedChannel:
 
     see_out_answers = finish_answers
 
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         self.answers.append(("stop" if ending == Ending.FINISHED else "interrupted", learner_id, clock))
 
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
@@ -316,8 +319,8 @@ class Crew(ScriptedChannel):
             seq = self._seq[learner_id]
             self.waiting.append((push(learner_id, clock, seq), self._gradient(learner_id, seq)))
 
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
-        super().stop(learner_id, clock, ending)
+    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
+        super().stop(learner_id, clock, ending, chunks)
         self.waiting.append(Goodbye(learner_id, self._seq[learner_id], ending))
 
 

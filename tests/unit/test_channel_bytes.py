@@ -267,7 +267,7 @@ def test_an_answer_goes_out_as_it_is_received() -> None:
     door, weights = Door(), np.arange(SIZE, dtype=np.float32)
     door.shard.start_answers([1], weights, 3, {1: 2})
     door.shard.finish_answers()
-    door.shard.stop(0, 9, Ending.FINISHED)
+    door.shard.stop(0, 9, Ending.FINISHED, 1)
     assert [(dest, tag) for _, dest, tag, _ in door.comm.sent] == [
         (2, Tag.ANSWER), (2, Tag.WEIGHTS), (1, Tag.ANSWER), (1, Tag.WEIGHTS)
     ]  # fmt: skip

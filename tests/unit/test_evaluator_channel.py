@@ -14,7 +14,8 @@ from mpisgd.comm.messages import (
     Tag,
 )
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
-from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.survivors import Survivors
 from tests.unit.channels import SIZE, Door, Job, header
 from tests.virtual.scene import packed
 
@@ -71,11 +72,12 @@ def test_a_snapshot_that_cannot_be(shard: int, there: int, clock: int, nbytes: i
         job.run({0: answers, 2: lambda: channel.pull(0)})  # type: ignore[dict-item, return-value]
 
 
-def tolerant_door(shard: int, evaluator: bool) -> Door:
+def tolerant_door(shard: int, evaluator: bool) -> tuple[Door, Survivors]:
     """Of two shards, ranks 0 and 1; learners are ranks 2 and 3, the evaluator, where there is one, rank 4."""
-    door = Door()
-    door.shard = TolerantShardChannel(door.wire, packed(2, 2, evaluator=evaluator).made_tolerant(), shard)
-    return door
+    door, roles = Door(), packed(2, 2, evaluator=evaluator).made_tolerant()
+    survivors = Survivors(door.wire, roles, shard)
+    door.shard = ShardChannel(door.wire, roles, shard, survivors=survivors)
+    return door, survivors
 
 
 def pulls_a_snapshot(door: Door, source: int, number: int) -> bool:
@@ -88,13 +90,13 @@ def pulls_a_snapshot(door: Door, source: int, number: int) -> bool:
 @pytest.mark.parametrize("number", [3, FINAL, NOTHING_MORE])
 def test_a_learner_pulls_no_snapshot(shard: int, number: int) -> None:
     for evaluator in (False, True):
-        door = tolerant_door(shard, evaluator)
+        door, _ = tolerant_door(shard, evaluator)
         assert not pulls_a_snapshot(door, 2, number)
         assert not pulls_a_snapshot(door, 3, number)
 
 
 def test_the_evaluator_says_to_shard_0_alone_that_nothing_more_is_evaluated() -> None:
-    first, other = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
+    (first, _), (other, _) = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
     for door in (first, other):
         assert pulls_a_snapshot(door, 4, 0)
     assert not pulls_a_snapshot(other, 4, NOTHING_MORE), "shard 0 passes it on"
@@ -104,12 +106,12 @@ def test_the_evaluator_says_to_shard_0_alone_that_nothing_more_is_evaluated() ->
 
 def test_an_evaluator_whose_place_shard_0_has_taken_counts_as_lost() -> None:
     """It was given up, and goes on: its place is not its own any more."""
-    first, other = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
-    first.shard.lose_evaluator()
-    assert first.shard.evaluates
+    (first, its), (other, others) = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
+    its.lose_evaluator()
+    assert its.evaluates
     assert pulls_a_snapshot(other, 0, 0), "shard 0 tells no more than by what it asks"
-    for door in (first, other):
-        assert door.shard.evaluator_rank == 0
+    for door, survivors in ((first, its), (other, others)):
+        assert survivors.evaluator_rank == 0
         door.comes(4, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 1, 0))
         assert door.receive() == Lost(4, -1)
-    assert not other.shard.evaluates
+    assert not others.evaluates

@@ -107,7 +107,7 @@ class Served:
             update,
             ShardRecords(log, Progress("off", 1.0, 1.0), snapshots),
             nonfinite="stop",
-            presence=FaultTolerant(channel, lambda_, PATIENCE_S, "shard 0"),
+            presence=FaultTolerant(channel, channel, lambda_, PATIENCE_S, "shard 0"),
         )
         channel.is_first = first
         self.evaluated: list[Taken] = []

@@ -161,17 +161,17 @@ class StreamedShardChannel(ShardChannel):
         self._opened.clear()
         self._chunks.clear()
 
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         self._stopped.add(learner_id)
         if learner_id in self._incoming:
             chunked_receive, incoming = self._incoming.pop(learner_id)
             chunked_receive.land(incoming)
         if self._rounded:
-            super().stop(learner_id, clock, ending)
+            super().stop(learner_id, clock, ending, chunks)
             return
         wire, rank = self._wire, self._learner_ranks[learner_id]
         fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0, 0
         begun = [wire.start(rank, Tag.ANSWER, fields)]
-        begun += [wire.start(rank, Tag.PART, (0,), EMPTY) for _ in range(self.chunks_count)]
+        begun += [wire.start(rank, Tag.PART, (0,), EMPTY) for _ in range(chunks)]
         for each in begun:
             wire.finish(each)

@@ -149,7 +149,7 @@ class TeamChannel(ShardChannel):
             return None
         return None if taken is None else SnapshotPull(*taken[2])
 
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         """Do nothing: every learner has a shard."""
 
     def goodbyes(self, pushed: int, ending: int) -> list[Goodbye]:

@@ -105,7 +105,7 @@ class AgreeingShard(Shard):
     """Clock of the last average."""
 
     def begin(self) -> None:
-        self.channel.said |= {Tag.NORM_PULL: NormPull, Tag.NORM_TOLD: NormTold}
+        self.channel.take_also({Tag.NORM_PULL: NormPull, Tag.NORM_TOLD: NormTold})
         super().begin()
 
     def handle(self, message: Message) -> None:

@@ -13,6 +13,7 @@ from mpisgd.base.terminal import say, warn
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.exchange.learner_channel import Slices
 from mpisgd.exchange.roles import Role
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
 from mpisgd.job.roles.role import RankRole
@@ -32,7 +33,6 @@ from mpisgd.sandblaster.channels import (
     BatchShardChannel,
     CoordinatorChannel,
     PortionChannel,
-    TolerantBatchShardChannel,
 )
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
@@ -133,12 +133,12 @@ class BatchShardRole(RankRole):
             progress.on_update = UpdateTeller(told)
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
-        tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
-        channel = tolerant or BatchShardChannel(self.wire, setup.roles, self.index)
+        survivors = Survivors(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
+        channel = BatchShardChannel(self.wire, setup.roles, self.index, survivors)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         presence, name = FAIL_FAST, f"shard {self.index} on {setup.hosts[rank]}"
-        if tolerant is not None:
-            presence = Membership(tolerant, setup.roles.lambda_, setup.config.faults.patience_s, name)
+        if survivors is not None:
+            presence = Membership(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.charges(rank), presence)
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))

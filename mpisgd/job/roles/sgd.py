@@ -13,7 +13,7 @@ from mpisgd.exchange.collectives.shared import team_channel
 from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
 from mpisgd.job import parts
@@ -49,10 +49,11 @@ class ShardRole(RankRole):
             channel = shard_channel(setup.config, self.wire, self._seen, self.index, update)
             self.server = self._make_server(channel, update, FAIL_FAST)
             return
-        tolerant = TolerantShardChannel(self.wire, setup.roles, self.index, self._seen)
+        survivors = Survivors(self.wire, setup.roles, self.index)
+        channel = ShardChannel(self.wire, self._seen, self.index, survivors=survivors)
         name = f"shard {self.index} on {setup.hosts[rank]}"
-        presence = FaultTolerant(tolerant, setup.roles.lambda_, setup.config.faults.patience_s, name)
-        self.server = self._make_server(tolerant, update, presence)
+        presence = FaultTolerant(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
+        self.server = self._make_server(channel, update, presence)
 
     def train(self) -> None:
         self.server.serve(lambda: self._evaluate(self.server))
@@ -95,7 +96,7 @@ class ShardRole(RankRole):
         rules_kind, kind = agreement.of_run(config)
         rules = rules_kind(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
         if portions is not None and portions.deals:
-            channel.portion_of = portions.of
+            channel.deal(portions.of)
         server = kind(
             channel,
             rules,
