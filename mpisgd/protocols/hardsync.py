@@ -53,12 +53,13 @@ class Hardsync(Protocol):
     def __init__(self, lambda_: int) -> None:
         super().__init__(lambda_)
         self.gradients_per_update = lambda_
+        self.heard = set[int]()
         self._begin()
 
     def _begin(self) -> None:
         """Await all present learners, from the end of the list."""
         self.missing = sorted(self.present, reverse=True)
-        self.heard = 0
+        self.heard.clear()
 
     def expects(self) -> int | None:
         return self.missing[-1] if self.missing else None
@@ -73,14 +74,14 @@ class Hardsync(Protocol):
         self._hear(learner_id)
 
     def _hear(self, learner_id: int) -> None:
-        self.heard += 1
+        self.heard.add(learner_id)
         if self.expects() == learner_id:
             self.missing.pop()
         elif learner_id in self.missing:  # out of turn: a learner that leaves
             self.missing.remove(learner_id)
 
     def update_due(self) -> bool:
-        return self.heard > 0 and not self.missing
+        return bool(self.heard) and not self.missing
 
     def on_update(self) -> None:
         self._begin()
@@ -91,9 +92,10 @@ class Hardsync(Protocol):
             self.missing.remove(learner_id)
 
     def on_return(self, learner_id: int, clock: int) -> None:
-        """Await the learner in this update, too: it has the weights."""
+        """Await the learner in this update, too, unless already heard: it has the weights."""
         super().on_return(learner_id, clock)
-        self.missing = sorted([*self.missing, learner_id], reverse=True)
+        if learner_id not in self.heard:
+            self.missing = sorted([*self.missing, learner_id], reverse=True)
 
     @staticmethod
     def next_clock(timestamp: int) -> int:

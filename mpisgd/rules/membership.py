@@ -76,7 +76,7 @@ class Membership:
         self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
         self.parted |= gone not in (Gone.LOST, Gone.MISSED)
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
-        if gone is Gone.STOPPED:
+        if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)
         self.cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and rules.interrupted and self.deserted)
         if was_present and gone in OTHERS_GO_ON:

@@ -228,6 +228,25 @@ def test_only_those_who_were_not_waited_for_may_have_old_weights() -> None:
     assert not Rules(BackupOptions().make(2), 2, math.inf).must_be_fresh(0), "a late gradient is no mistake"
 
 
+def test_a_learner_heard_for_this_update_is_not_awaited_again_once_back() -> None:
+    rules = Rules(HardsyncOptions().make(2), 2, math.inf)
+    assert rules.judge(0, 0, 0).weight == 1.0
+    rules.membership.on_departure(0, Gone.MISSED)
+    rules.membership.on_return(0)
+    rules.membership.on_departure(1, Gone.MISSED)
+    assert rules.update_due(), "its push is in the sum"
+
+
+def test_a_missed_learner_stopped_by_another_shard_has_left_only_once() -> None:
+    rules = Rules(BackupOptions(N=2).make(3), 3, math.inf)
+    rules.membership.on_departure(0, Gone.MISSED)
+    rules.membership.on_departure(0, Gone.STOPPED)
+    for learner_id in (1, 2):
+        rules.waiting[learner_id] = 1
+    assert rules.membership.stuck
+    assert rules.membership.release_stopped() == []
+
+
 def test_a_run_that_a_signal_cut_short_is_not_finished() -> None:
     for gone, finished in ((Gone.INTERRUPTED, False), (Gone.LOST, False), (Gone.STOPPED, True)):
         rules = Rules(AsyncOptions().make(1), 1, math.inf)

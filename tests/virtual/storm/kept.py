@@ -428,5 +428,37 @@ KEPT: dict[str, Draw] = {
         ),
         again=(3, 3), group_size=3, micro_batches=2, samples=96,
     ),
+    "a missed learner, stopped by another shard, says goodbye: its protocol lost it twice": Draw(
+        way="backup-late", shards=2, learners=5, evaluator=False, tolerant=True, seed=362485887, every_updates=3,
+        latency_ns=50000, eager_nbytes=0, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="stop", rank=2, at_s=0.18801936185081397, lasts_s=1000000.0),
+                Fault(what="stop", rank=4, at_call=58, lasts_s=0.4605135570177535, both=False),
+                Fault(what="slow", rank=1, at_s=0.14156204713653006, lasts_s=0.13843630440293556, both=False),
+                Fault(what="cut", rank=6, at_s=0.1897977873365991, lasts_s=0.10737287611871886, other=4, both=False),
+            ),
+        ),
+        freed="deaths",
+    ),
+    "a learner, heard for this update, is missed, and back as the last hope: the shard awaited its push again": Draw(
+        way="hardsync", shards=2, learners=2, evaluator=False, tolerant=True, seed=989466340, every_updates=3,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="stop", rank=3, at_call=97, lasts_s=1000000.0),
+                Fault(what="cut", rank=2, at_s=0.1955852160443378, lasts_s=0.5676558195329117, other=3),
+                Fault(what="unsaved", rank=1, at_s=0.08213340334563729, lasts_s=0.1456662533099154),
+                Fault(what="jump", rank=3, at_s=0.11697822863602093, by_s=-525.9678673516438),
+                Fault(what="jump", rank=2, at_s=0.22124463754155202, by_s=-1600.547949317727),
+            ),
+            (
+                Fault(what="slow", rank=3, at_s=0.19150242473038395, lasts_s=0.31558485754164767),
+                Fault(what="cut", rank=3, at_s=0.1774769125191357, lasts_s=1000000.0, other=1),
+                Fault(what="kill", rank=3, at_call=31),
+                Fault(what="jump", rank=0, by_s=-22.960303375505113),
+            ),
+        ),
+    ),
 }
 # fmt: on
