@@ -78,7 +78,7 @@ class Membership:
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)
-        self.cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and rules.interrupted and self.deserted)
+        self.cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and rules.interrupted and not rules.present)
         if was_present and gone in OTHERS_GO_ON:
             rules.protocol.on_departure(learner_id)
 

@@ -144,9 +144,12 @@ class FaultTolerant(FailFast):
         return True
 
     def _end_if_none_is_left(self, lost: bool) -> None:
-        """End the run after the last learner's loss. Raises PeerError: no orderly end."""
+        """End the run after the last learner's loss; nobody waits for missed learners after a signal.
+
+        Raises PeerError: no orderly end.
+        """
         rules = self._rules
-        if not (lost and rules.membership.deserted):
+        if not lost or rules.present or (rules.absent and not rules.interrupted):
             return
         if not (rules.membership.parted or rules.finished or rules.interrupted):
             raise PeerError(f"no learner is left at clock {rules.clock}")

@@ -257,6 +257,15 @@ def test_a_run_that_a_signal_cut_short_is_not_finished() -> None:
         assert rules.finished is finished
 
 
+def test_a_missed_learner_does_not_hold_up_the_end_by_a_signal() -> None:
+    rules = Rules(AsyncOptions().make(2), 2, math.inf)
+    rules.membership.on_departure(0, Gone.MISSED)
+    rules.on_interrupt()
+    rules.membership.on_departure(1, Gone.LOST)
+    assert rules.membership.end_if_deserted()
+    assert not rules.finished, "another attempt goes on"
+
+
 def test_rules_go_on_from_a_checkpoint() -> None:
     rules = Rules(AsyncOptions().make(2), 2, math.inf)
     rules.resume(7, [3, 4], [3, 5], [4, 4])

@@ -460,5 +460,29 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "after a signal the last learner present is lost, and another only missed: the evaluator waited for ever": Draw(
+        way="backup-abort", shards=3, learners=4, evaluator=True, tolerant=True, seed=863810454, every_updates=3,
+        latency_ns=5000, eager_nbytes=0, reorders=True, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="slow", rank=10, at_s=0.13686036881181524, lasts_s=0.04176302434697939, both=False),
+                Fault(what="kill", rank=9, at_s=0.09324359034666709),
+                Fault(what="kill", rank=4, at_call=20),
+                Fault(what="stop", rank=3, at_s=0.014484333670997121, lasts_s=1000000.0),
+                Fault(what="stop", rank=5, at_s=0.315221666822731, lasts_s=1000000.0),
+                Fault(what="stop", rank=6, at_s=0.26538269936688896, lasts_s=1000000.0),
+                Fault(what="stop", rank=7, at_s=0.2995679343480264, lasts_s=1000000.0),
+                Fault(what="stop", rank=8, at_s=0.020128618909314125, lasts_s=1000000.0),
+                Fault(what="stop", rank=9, at_s=0.054810368324937866, lasts_s=1000000.0),
+                Fault(what="stop", rank=10, at_s=0.30512856593904886, lasts_s=1000000.0),
+                Fault(what="signal", rank=0, at_s=0.11937122216498698),
+            ),
+            (
+                Fault(what="kill", rank=5, at_call=56),
+                Fault(what="signal", rank=0, at_s=0.26697422551690225),
+            ),
+        ),
+        group_size=2, micro_batches=2, damages=(Damage(what="flipped", of="checkpoint", after=0, seed=1428223652), Damage(what="missing", of="log", after=0, seed=745988536), Damage(what="swapped", of="checkpoint", after=0, seed=751106301), Damage(what="torn", of="checkpoint", after=1, seed=1465286522)), freed="end",
+    ),
 }
 # fmt: on
