@@ -482,7 +482,7 @@ KEPT: dict[str, Draw] = {
                 Fault(what="signal", rank=0, at_s=0.26697422551690225),
             ),
         ),
-        group_size=2, micro_batches=2, damages=(Damage(what="flipped", of="checkpoint", after=0, seed=1428223652), Damage(what="missing", of="log", after=0, seed=745988536), Damage(what="swapped", of="checkpoint", after=0, seed=751106301), Damage(what="torn", of="checkpoint", after=1, seed=1465286522)), freed="end",
+        group_size=2, micro_batches=2, freed="end",
     ),
 }
 # fmt: on
