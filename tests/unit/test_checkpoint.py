@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import time
 import types
@@ -205,9 +206,17 @@ def test_they_are_due_at_multiples(tmp_path: Path) -> None:
     assert [clock for clock in range(1, 25) if writer.due(clock)] == [10, 20]
 
 
+def exponent_flipped(path: Path) -> None:
+    """No JSON has such a number: it is infinite."""
+    text, count = re.subn(r'("now_s": )[^,]*', r"\g<1>1e999", path.read_text(), count=1)
+    assert count
+    path.write_text(text)
+
+
 DAMAGE = {
     "manifest.json is missing": lambda path: (path / disk.MANIFEST).unlink(),
     "manifest.json is torn": lambda path: os.truncate(path / disk.MANIFEST, 100),
+    "manifest.json is torn: ValueError": lambda path: exponent_flipped(path / disk.MANIFEST),
     "shard-001.h5 cannot be read": lambda path: (path / disk.part_file(1)).unlink(),
     "shard-001.h5 is torn: 1000 bytes": lambda path: os.truncate(path / disk.part_file(1), 1000),
     "shard-000.h5 is torn": lambda path: (path / disk.part_file(0)).write_bytes((path / disk.part_file(1)).read_bytes()),
