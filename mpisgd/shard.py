@@ -121,7 +121,7 @@ class Shard:
         self.serve_on(evaluate)
 
     def begin(self) -> None:
-        self.channel.note_snapshots(max(1, self.records.snapshots.count))
+        self.channel.numbers.note_snapshots(max(1, self.records.snapshots.count))
         self.answering.begin()
         now_s = self.channel.now_s()
         self.log.event(Event.RESUMED if self._resumed else Event.STARTED, self.rules.clock, now_s)
@@ -285,7 +285,7 @@ class Shard:
         step = update.begin_step() if self.answering.chunked else update.step()
         due = records.snapshots.due(epochs_before, update.epochs)
         if due:
-            self.channel.note_snapshots(records.snapshots.count + 1)
+            self.channel.numbers.note_snapshots(records.snapshots.count + 1)
         if self.finiteness.later:
             self.finiteness.after_update()
         self.answering.follow()

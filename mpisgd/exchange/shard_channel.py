@@ -50,6 +50,20 @@ _GOES_ON: int = Ending.NONE
 _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 
 
+class Numbers:
+    """Numbers told with weights: snapshots up to the next answers' clock, portions dealt."""
+
+    def __init__(self) -> None:
+        self.snapshots = 0
+        self.portion_of: Callable[[int], int] | None = None
+
+    def note_snapshots(self, count: int) -> None:
+        self.snapshots = count
+
+    def deal(self, portion_of: Callable[[int], int]) -> None:
+        self.portion_of = portion_of
+
+
 class ShardChannel:
     """A shard's end: receives all messages, answers pulls allowed by the protocol.
 
@@ -101,20 +115,11 @@ class ShardChannel:
         self._last_ending = Ending.INTERRUPTED if survivors is None else survivors.last_ending
         """Highest valid ending of a goodbye."""
         self._said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
-        self._snapshots = 0
-        self._portion_of: Callable[[int], int] | None = None
+        self.numbers = Numbers()
 
     def take_also(self, said: dict[int, Callable[..., Message]]) -> None:
         """Take further messages of learners, by tag."""
         self._said |= said
-
-    def note_snapshots(self, count: int) -> None:
-        """Tell learners the count of snapshots up to the next answers' clock."""
-        self._snapshots = count
-
-    def deal(self, portion_of: Callable[[int], int]) -> None:
-        """Tell each learner the portion for its next weights."""
-        self._portion_of = portion_of
 
     @property
     def _evaluator_rank(self) -> int:
@@ -296,15 +301,15 @@ class ShardChannel:
         return self._pieces_count > 0 and is_far(self._wire, rank)
 
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
-        portion = NO_PORTION if self._portion_of is None else self._portion_of(learner_id)
+        told = self.numbers
         return (
             self._shard,
             clock,
             _GOES_ON,
             verdicts.get(learner_id, 0),
             self._notices[learner_id],
-            portion,
-            self._snapshots,
+            NO_PORTION if told.portion_of is None else told.portion_of(learner_id),
+            told.snapshots,
             nbytes,
         )
 
@@ -318,30 +323,22 @@ class ShardChannel:
         self._opened.clear()
         self._chunks.clear()
 
-    def finish_answers(self) -> bool:
+    def finish_answers(self, *, last: bool = False) -> bool:
         """Wait until the answers have left; return False after giving up any: the weights must never change.
 
-        Gathering waits for no answers: False then means that some go on, from weights not to be changed.
+        Gathering waits only for the `last` answers: else False means that some go on, from weights not to be changed.
         """
-        if self._gathering is not None:
+        if self._gathering is not None and not last:
             under_way, self._under_way = self._under_way, []
             return self._gathering.set_aside(under_way)
+        if self._gathering is not None:
+            self._gathering.see_out()
         all_left = True
         for answer in self._under_way:
             if not self._wire.finish(answer):
                 all_left = False
         self._under_way.clear()
         return all_left
-
-    def see_out_answers(self) -> bool:
-        """Wait at the end; return as `finish_answers`."""
-        if self._gathering is None:
-            return self.finish_answers()
-        self._gathering.see_out()
-        for answer in self._under_way:
-            self._wire.finish(answer)
-        self._under_way.clear()
-        return True
 
     def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         """Answer a pull with an ending; empty chunks end the posted receives."""

@@ -128,7 +128,7 @@ class Answering:
                 self._deltas.renew()
 
     def end(self) -> None:
-        self._channel.see_out_answers()
+        self._channel.finish_answers(last=True)
 
     def make(self) -> tuple[float, float]:
         """Make the new weights in chunks, sent at once to waiting learners; return the last second, and the seconds of making."""

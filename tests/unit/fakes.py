@@ -19,6 +19,7 @@ from torch import Tensor
 
 import mpisgd
 from mpisgd.comm.messages import LAYOUTS, Ending, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.exchange.shard_channel import Numbers
 
 ROOM = Path(mpisgd.__file__).parent / "comm" / "mpi"
 
@@ -198,6 +199,7 @@ class ScriptedChannel:
         self._next_seq: dict[int, int] = {}
         self.answers: list[tuple[Any, ...]] = []
         self.seconds = 0.0
+        self.numbers = Numbers()
         self.opened: list[int] = []
         self._chunks: list[np.ndarray] = []
         self._told: tuple[int, dict[int, int]] = (0, {})
@@ -205,9 +207,6 @@ class ScriptedChannel:
     def now_s(self) -> float:
         self.seconds += 1.0
         return self.seconds
-
-    def note_snapshots(self, count: int) -> None:
-        """Answers here tell no count."""
 
     def rank_of(self, learner_id: int) -> int:
         return 1 + learner_id
@@ -262,11 +261,9 @@ class ScriptedChannel:
             self.answers.append(("weights", learner_id, clock, weights.tolist()))
             self.verdicts.append((learner_id, verdicts.get(learner_id, -1)))
 
-    def finish_answers(self) -> bool:
+    def finish_answers(self, *, last: bool = False) -> bool:
         """Nothing is under way."""
         return True
-
-    see_out_answers = finish_answers
 
     def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         self.answers.append(("stop" if ending == Ending.FINISHED else "interrupted", learner_id, clock))

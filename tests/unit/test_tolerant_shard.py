@@ -211,7 +211,7 @@ def test_weights_that_take_long_to_leave_stay_as_they_are(log: Path) -> None:
             super().start_answers(learner_ids, weights, *more)
             sent.append(weights)
 
-        def finish_answers(self) -> bool:
+        def finish_answers(self, *, last: bool = False) -> bool:
             return len(sent) != 2
 
     script = [

@@ -123,7 +123,7 @@ class TeamChannel(ShardChannel):
             self.start_answers([], self._made, self._clock, {})
             self._made = None
 
-    def finish_answers(self) -> bool:
+    def finish_answers(self, *, last: bool = False) -> bool:
         """Return True: `pull` waits."""
         return True
 

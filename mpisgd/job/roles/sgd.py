@@ -96,7 +96,7 @@ class ShardRole(RankRole):
         rules_kind, kind = agreement.of_run(config)
         rules = rules_kind(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
         if portions is not None and portions.deals:
-            channel.deal(portions.of)
+            channel.numbers.deal(portions.of)
         server = kind(
             channel,
             rules,
