@@ -1,10 +1,9 @@
 """Arrival times of gradients, and the time to collect k of λ [Chen16 Fig. 3, 4].
 
-Synchronous protocols: a clock value's gradients are those of its weights, dropped gradients included. Time runs from the update
-that made the weights (clock 0: the start barrier) to arrival on shard 0; in allreduce all arrive with the last.
+Synchronous protocols: from the update that made the weights (clock 0: the start barrier) to arrival on shard 0, dropped gradients
+included; in allreduce all arrive with the last.
 
-Other protocols have no common start: time is a learner's turnaround, from the answer to its previous pull to its push's arrival on
-shard 0. First pushes have none.
+Other protocols: a learner's turnaround, from a pull's answer to the next push's arrival on shard 0; first pushes have none.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """The account of every gradient: pushed = applied + dropped + rejected + in flight (law 4).
 
-Each shard has books of its own slices; `pushed` comes from learners' goodbyes. A learner numbers mini-batches by `seq` without
-gaps, and pushes each gradient to all shards. All shards together tell the pushes: a gradient per mini-batch up to the largest
-`seq`, and more where a shard has more rows, for a rejected mini-batch is computed again under its number.
+Each shard has books of its own slices; `pushed` comes from learners' goodbyes. A learner pushes mini-batches, numbered by `seq`
+without gaps, to all shards: a gradient per mini-batch up to the largest `seq`, and more where a shard has more rows, as a rejected
+mini-batch keeps its number.
 
-A continued run also computes again a mini-batch that its checkpoint has on some shards only. The log lacks pushes of the mini-batch
-to the other shards until the kill. The log also lacks a second push to a shard that had applied the mini-batch, if another shard
-had rejected it: the run goes on with the next mini-batch.
+A continued run computes again a mini-batch that its checkpoint has on some shards only. The log lacks the other shards' pushes
+until the kill, and a second push to a shard that had applied the mini-batch, if another shard had rejected it.
 """
 
 from __future__ import annotations

@@ -112,9 +112,8 @@ def _bounds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the earliest and latest begin of each push, from its own rows: int64 (cycles,) each.
 
-    Not before weights were there and used: a pull begins to end with shard 0's answer and ends after the last answer, so
-    max(answer_0 + pull, last answer) + compute + delay. Not before the last arrival minus the length: a push ends once all shards
-    have it. Not after the first arrival, nor after the next pull's first answer minus the length.
+    Earliest: max(answer_0 + pull, last answer) + compute + delay, and the last arrival minus the length. Latest: the first arrival,
+    and the next pull's first answer minus the length.
     """
     durations, push, known = chains.durations, chains.push, chains.known
     answer_0, on_0 = np.full(len(push), NO_ANSWER), pushes["shard"] == 0

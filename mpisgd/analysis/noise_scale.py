@@ -6,11 +6,9 @@ G is the mean gradient, Sigma the covariance of one sample's gradient; both chan
     B_simple = tr(Sigma) / |G|^2                                      (eq. 2.9, in samples)
     E |g|^2  = |G|^2 + tr(Sigma) / B                                  (appendix A.1; g: mean over B samples)
 
-Limits: updates of a single gradient (hardsync with one learner, lambda-softsync) give no estimate. Gradients from different weights
-(softsync) give an approximate estimate: better, the less weights move in n updates. Dropout and augmentation are noise. Batch
-normalisation, `clip_norm`, and losses that are no mean over samples are outside the theory. With `sampling` "epoch" or "own",
-mini-batches do not overlap: |G|^2 is of the data's population; with "replacement" of the training data, larger by tr(Sigma) /
-training samples.
+Limits: updates of a single gradient (hardsync with one learner, lambda-softsync) give no estimate, different weights (softsync) an
+approximate estimate. Dropout and augmentation are noise. Batch normalisation, `clip_norm`, and losses that are no mean over samples
+are outside the theory. |G|^2 is of the data's population; with `sampling` "replacement", larger by tr(Sigma) / training samples.
 """
 
 from __future__ import annotations
@@ -81,9 +79,8 @@ class Measured:
 def measured(run: Run) -> Measured:
     """Return updates of two or more pushes with norms measured and all gradients logged.
 
-    A gradient and an update have different batch sizes, for two equations. An update sums c gradients g_i, means over mu_i samples,
-    with weights w_i. The log has c `gradient_sq` = sum |w_i g_i|^2 and `sum_sq` = |sum w_i g_i|^2; their difference, products of
-    different gradients, is free of noise on average:
+    An update sums c gradients g_i, means over mu_i samples, with weights w_i. The log has c `gradient_sq` = sum |w_i g_i|^2 and
+    `sum_sq` = |sum w_i g_i|^2:
 
         |G|^2     = (|sum w_i g_i|^2 - sum |w_i g_i|^2) / ((sum w_i)^2 - sum w_i^2)
         tr(Sigma) = (sum |w_i g_i|^2 - sum w_i^2 |G|^2) / (sum w_i^2 / mu_i)
@@ -130,7 +127,7 @@ def _noise_scale(rows: Measured, shards: int, start: float, end: float) -> Noise
 def _means(rows: Measured, shards: int) -> tuple[float, float]:
     """Return tr(Sigma) and |G|^2: means over each shard's updates, summed over shards.
 
-    Only means are divided (A.1): ratios of single updates are biased, and mostly noise.
+    Divide only means (A.1): single updates' ratios are biased.
     """
     count = np.bincount(rows.shard, minlength=shards)
     with np.errstate(invalid="ignore"):
@@ -144,8 +141,7 @@ def _means(rows: Measured, shards: int) -> tuple[float, float]:
 def _error(rows: Measured, shards: int) -> float:
     """Return the jackknife's standard error of B_simple.
 
-    Blocks are interleaved (every 20th clock), to tell error from change during training. A clock has the same block on every shard,
-    for shards share gradients.
+    Blocks are interleaved (every 20th clock, the same on every shard), to tell error from change during training.
     """
     clocks, place = np.unique(rows.clock, return_inverse=True)
     blocks = min(_BLOCKS, len(clocks))

@@ -1,8 +1,8 @@
 """Speed of a run, and the time of learners and shards.
 
-A shard trains from the start barrier to its last update. A row of `pushes` covers a learner since its previous push began: push_s,
-wait_s, pull_s, delay_s (injected), compute_s. Every shard logs the same, so shard 0 suffices; the cycle after the last push is in
-no row. In a group, each stage has its own seconds and waits for neighbours (neighbour_s); stage 0's are on shard 0.
+A shard trains from the start barrier to its last update. A row of `pushes`, the same on every shard, covers a learner since its
+previous push began: push_s, wait_s, pull_s, delay_s (injected), compute_s; the cycle after the last push is in no row. In a group,
+each stage has its own seconds and waits for neighbours (neighbour_s); stage 0's are on shard 0.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Spans of computing, waiting, sending and receiving, rank by rank on one clock, from a run's log alone.
 
-Learners log durations, shards moments, both from the start barrier; all times are int64 nanoseconds.
-Exact: length and order of a learner's activities (the last push has no length, and is drawn to its last arrival); a shard's
-arrivals (headers left the queue), answers, updates, events. Ends of receiving a slice and of sending an answer are not logged.
-Reconstructed: a learner's place on the common clock. Each push begins as early as `cycles._bounds` and all other pushes allow; time
-in no row (preparing a mini-batch, between push and wait) is never negative. So spans of a rank never overlap, and no push begins
-after its arrival; `Cycles.slack` tells how much later a push may have begun. If nothing fits, arrivals are believed.
-The common clock is shard 0's; earlier activities are cut off. Ranks leave the barrier microseconds apart, on a crowded node
-milliseconds: a shard that contradicts others is moved by the least that mends the log.
+Learners log durations, shards moments, both from the start barrier, in int64 nanoseconds.
+Exact: length and order of a learner's activities (the last push is drawn to its last arrival); a shard's arrivals (headers left the
+queue), answers, updates, events. Not logged: ends of receiving a slice and of sending an answer.
+Reconstructed: a learner's place on the common clock. Each push begins as early as `cycles._bounds` and all other pushes allow, but
+not after its arrival; spans of a rank never overlap. If nothing fits, arrivals are believed.
+The common clock is shard 0's; earlier activities are cut off. A shard that contradicts others is moved by the least that mends the
+log.
 """
 
 from __future__ import annotations
@@ -151,8 +150,8 @@ def ranks_of(run: Run) -> Ranks:
 def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, learners: int | None = None) -> Timeline:
     """Return the timeline of the first `learners` learners.
 
-    By default all, but at most MOST_LEARNERS and MOST_PUSHES. A group's ranks have a row each, for pushes of their stage; waits for
-    neighbours, between pieces of computing, are drawn behind all pieces.
+    By default all, at most MOST_LEARNERS and MOST_PUSHES. A group's ranks have a row each; waits for neighbours are drawn behind
+    all computing.
 
     Raises DataError: no push, several attempts, layerwise exchange, or groups of an earlier mpisgd; ConfigError: an impossible
     window.

@@ -130,11 +130,6 @@ def is_far(wire: Communicator, rank: int) -> bool:
     return bool(wire.nodes) and wire.nodes[rank] != wire.nodes[wire.rank]
 
 
-class Leaving(Protocol):
-    def has_left(self) -> bool:
-        """Return whether `finish` would not wait."""
-
-
 class IncomingBodies(Protocol):
     def is_whole(self) -> bool:
         """Return whether all bodies are there, or never will be."""

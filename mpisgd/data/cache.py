@@ -35,8 +35,8 @@ def cache_dir() -> Path:
 def cached(source: Path, name: str, nbytes: int, build: Callable[[], Sequence[npt.NDArray[np.uint8]]]) -> Path:
     """Return the cache file of `source`: the arrays of `build()`, `nbytes` in all, then their CRC-32.
 
-    The name holds size and modification time of `source`, and each rank's start checks the CRC (27 ms for CIFAR-10): a changed
-    archive or damaged copy is read again. Ranks wait for the first builder; without file locks each builds, safe by renaming.
+    The name holds size and modification time of `source`, and each rank's start checks the CRC: a changed archive or damaged copy
+    is read again. Ranks wait for the first builder; without file locks each builds.
     """
     stat = source.stat()
     path = cache_dir() / f"{name}-{stat.st_size}-{stat.st_mtime_ns}-crc.bin"

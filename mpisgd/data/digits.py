@@ -1,6 +1,6 @@
 """The 1,797 handwritten digits of 8x8 pixels in scikit-learn (UCI; Alpaydin, Kaynak): real data, nothing to stage.
 
-The file is read without importing scikit-learn, which takes a second per rank.
+The file is read without importing scikit-learn.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _TEST_EVERY = 5
 def load(subtract: bool) -> DataSet:
     """Return 1,437 training and 360 test samples, inputs float32 (1, 8, 8) in [0, 1] before mean subtraction.
 
-    The split needs no seed: in the order of classes, then of the file, every fifth sample from the first is a test sample. Splits
-    keep the file's order. Raises DataError: scikit-learn, or its known file, is missing.
+    In the order of classes, then of the file, every fifth sample from the first is a test sample. Splits keep the file's order.
+    Raises DataError: scikit-learn, or its known file, is missing.
     """
     table = _read(_find())
     inputs = torch.from_numpy((table[:, :-1] / 16).astype(np.float32)).reshape(-1, 1, _SIDE, _SIDE)

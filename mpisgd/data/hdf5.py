@@ -1,7 +1,6 @@
 """Any HDF5 file with inputs and targets, one sample per entry of the first axis, read per mini-batch.
 
-No rank holds a data set whole. HDF5 caches uncompressed chunks, `data.cache_nbytes` per data set: within, each chunk is read and
-decompressed once. The start searches all targets in blocks for the largest.
+HDF5 caches uncompressed chunks, `data.cache_nbytes` per data set. The start searches all targets in blocks for the largest.
 """
 
 from __future__ import annotations

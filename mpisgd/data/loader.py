@@ -3,8 +3,7 @@
 A user's `torch.utils.data.DataLoader` gives data set, collate function and workers; `sampling` and `mu` choose samples. A worker
 fetches whole mini-batches by `dataset.fetch`: draws depend on (seed, learner_id, seq), not on workers (law 5).
 
-Workers are spawned, never forked: a fork shares the connections and memory of a process that has begun MPI, and loses its other
-threads in mid-work.
+Workers are spawned, never forked: a fork shares the connections and memory of a process that has begun MPI.
 """
 
 from __future__ import annotations

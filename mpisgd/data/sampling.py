@@ -179,14 +179,12 @@ class PortionSampling(_Dealing):
 def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
     """Return the next mini-batch of each of `lambda_` learners; `next_seq` was that of the learners before.
 
-    Epochs deal from one sequence: mini-batches begun count as used, the rest goes to present learners. After learners in step,
-    every sample is still used once per epoch; else a few are used twice or never.
+    Epochs deal from one sequence: mini-batches begun count as used. After learners in step, every sample is still used once per
+    epoch; else a few are used twice or never.
 
-    Own subsets, and shards of a stream, are cut anew: learners go on equally far in an epoch, though earlier draws were from other
-    subsets.
+    Own subsets, and shards of a stream, are cut anew: learners go on equally far in an epoch.
 
-    With replacement, no draw may repeat: all go on after the last mini-batch of any. So they do where shard 0 deals: its account
-    has the rest, and a mini-batch's number says nothing of samples.
+    With replacement, and where shard 0 deals, all go on after the last mini-batch of any.
     """
     if len(next_seq) == lambda_:
         return list(next_seq)
@@ -199,8 +197,7 @@ def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
 def recalibration_batches(size: int, batch: int, batches: int, seed: int, *, in_order: bool = False) -> list[Indices]:
     """Return the training samples for batch-norm statistics: batch * batches distinct ones, or all, drawn by the seed.
 
-    Stored data may be sorted by class; only a stream (`in_order`) gives its first samples. Mini-batches, int64 (at most batch,),
-    are as equal as possible, since each counts alike.
+    A stream (`in_order`) gives its first samples. Mini-batches, int64 (at most batch,), are as equal as possible.
     """
     count = min(size, batch * batches)
     chosen = np.arange(count) if in_order else stream(Domain.RECALIBRATION, seed).choice(size, count, replace=False)

@@ -3,8 +3,7 @@
 A stream splits as among a DataLoader's workers: `torch.utils.data.get_worker_info()` names worker `learner_id` of all learners.
 Mini-batch `seq` has samples from seq * mu on. An ended stream begins again, after `set_epoch(times)` if it has one.
 
-A stream is read in order. Draws depend on (seed, learner_id, seq): to begin at a later mini-batch, all before are read with their
-seeds, and thrown away.
+Draws depend on (seed, learner_id, seq): to begin at a later mini-batch, all before are read and thrown away.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Pulled weights as bfloat16: the rounded difference from the learner's weights, with error feedback.
 
-A learner computes from h, float32. Its shard knows h, and sends the difference from its weights w:
+A learner computes from h, float32. The shard, with weights w, knows h, and sends d:
 
     d = bfloat16(w - h), to nearest even        h = h + d, at both ends alike
 
-The rounding error, at most 1/256 of the last change of h, stays in w - h: small updates survive, where bfloat16(w) loses updates
-below 1/256 of w. Shards sum, step, save and evaluate w, in float32.
+The rounding error, at most 1/256 of the last change of h, stays in w - h: small updates survive. Shards sum, step, save and
+evaluate w, in float32.
 
     first pull     all of h = w, in float32; likewise in each attempt of a run
     Common         learners on the same clock of all shards hold the same h(c) = h(c-1) + d(c); after a missed clock all of h(c)
                    travels. A shard keeps another slice
     Each           otherwise h depends on the clocks given to a learner. A shard keeps a slice per learner
 
-A hanging learner has had all earlier answers before its next request: its shard still knows h. Replay has the bits of every run:
-pushes name the clocks given. Pulls without a push occur only with Common, where h depends on the clock alone, and at the end.
+A hanging learner has had all earlier answers before its next request: its shard still knows h. Replay has the bits of every run, as
+pushes name the clocks given; pulls without a push occur only with Common, and at the end.
 """
 
 from __future__ import annotations

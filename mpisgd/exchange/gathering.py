@@ -5,8 +5,7 @@
     leaving answers     do not stop updates: new weights are made in a copy (`renew_weights`)
 
 A learner's later messages wait behind its push. Without memory (`Rooms.room_to_park`) the shard takes a push whole, in turn. At
-most `COPIES` sets of answers leave from older weights; then the shard waits for the oldest. So memory is bounded. No deadlock:
-`no-deadlock.md`.
+most `COPIES` sets of answers leave from older weights; then the shard waits for the oldest. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

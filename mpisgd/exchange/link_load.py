@@ -1,8 +1,8 @@
 """Load of each node's link by the placement of shards and learners: the least seconds of an exchange.
 
-In a round each learner pushes and pulls a whole vector. Traffic within a node is free; each other byte leaves a node and enters
-another, and the busier direction counts. A shard alone on a node: lambda vectors. S shards on S nodes, k learners beside each: 2 k
-(S - 1) / S vectors, as in a ring [Zhang16 2.3].
+In a round each learner pushes and pulls a whole vector; traffic within a node is free, and a link's busier direction counts. A
+shard alone on a node: lambda vectors. S shards on S nodes, k learners beside each: 2 k (S - 1) / S vectors, as in a ring [Zhang16
+2.3].
 """
 
 from __future__ import annotations

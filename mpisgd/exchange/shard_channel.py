@@ -143,8 +143,7 @@ class ShardChannel:
     ) -> Message | None:
         """Wait for the next message, of a learner or of any rank; a push's slice goes into `gradient`.
 
-        Pulls go before pushes: a learner waiting for weights computes nothing. Behind a queue of pushes, learners would get the
-        same weights, then compute, push and queue in step. Pulls are taken from any rank: learners must compute before their turn.
+        Take pulls before pushes, and from any rank: a learner waiting for weights computes nothing.
 
         Args:
             gradient: (slice,), C-contiguous, in the travelling type of gradients.

@@ -3,8 +3,8 @@
 The evaluator says goodbye to shard 0, which passes it on: no shard leaves before the evaluation ends. After the evaluator's loss
 shard 0 evaluates everything again; without shard 0 there is no job.
 
-A shard ending without a hanging learner tells the others (GIVEN_UP): the learner may yet go on and wait for this shard, silent to
-them. No shard waits for the receipt, as others may be at their end, too.
+A shard ending without a hanging learner tells the others (GIVEN_UP), as the learner may yet go on and wait for this shard. No shard
+waits for the receipt.
 """
 
 from __future__ import annotations

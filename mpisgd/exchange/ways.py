@@ -2,18 +2,17 @@
 
     way          send   ask
     whole        PUSH   PULL    push the whole gradient, then pull all weights
-    duplex       PULL   PULL    gradients and weights use both directions of a link: the push is only noted, and sent after the next
-                                pull's requests. A shard changes its weights once its answers have left. Staleness is higher by 1
+    duplex       PULL   PULL    the push is only noted, and sent after the next pull's requests, to use both directions of a link. A
+                                shard changes its weights once its answers have left. Staleness is higher by 1
     pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it
                                 [Chen16 A.3]
-    ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave: the top layers are
-                                updated during the backward pass of lower layers. For hardsync, where any pull waits for the update
-                                with the learner's own push
+    ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave. For hardsync, where any
+                                pull waits for the update with the learner's own push
     layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
-                                top layers, read last and pushed first, are the least stale [Chen16 2, Table 1]
+                                top layers are the least stale [Chen16 2, Table 1]
 
-Where gradients may be rejected, weights are pulled whole: the next mini-batch must be known before its first layer. Weights
-requested ahead arrive in separate memory: a backward pass may still read older weights, if used again behind `detach`.
+If gradients may be rejected, weights are pulled whole. Weights requested ahead arrive in separate memory, as a backward pass may
+still read older weights.
 
 No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
 `no-deadlock.md`.

@@ -1,7 +1,4 @@
-"""Gradient accumulation: several mini-batches at the same weights, pushed as one.
-
-Their mean gradient is clipped, as in a torch loop that clips after its last backward pass.
-"""
+"""Gradient accumulation: several mini-batches at the same weights, pushed as one; the mean is clipped."""
 
 from __future__ import annotations
 

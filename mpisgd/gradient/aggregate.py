@@ -1,7 +1,6 @@
 """Node aggregation: ranks of a node sum their gradients in shared memory, and one rank pushes the sum [Chen16 6].
 
-To the shards, a learner is then a *team*: one vector per team crosses the network each way. Its leader runs any learner's loop
-(`learner.learn`), members `follow`:
+A learner is then a *team*: the leader runs any learner's loop (`learner.learn`), members `follow`:
 
                 leader                                  members
     pull        weights, into shared memory
@@ -12,9 +11,9 @@ To the shards, a learner is then a *team*: one vector per team crosses the netwo
     meet        the sum is in the first slot
     push        the sum, with the count                 prepare their next mini-batches
 
-The sum runs in float32 and the order of ranks, as in hardsync: one team has the bits of hardsync with as many learners (law 5).
-Shards divide by the number of ranks (law 3). With backup or timeout and unequal teams, shards may apply different numbers of
-samples. Ranks have their own samples and straggler delays. No rank can leave alone.
+Sums are float32, in the order of ranks: one team has the bits of hardsync with as many learners (law 5). Shards divide by the
+number of ranks (law 3); with backup or timeout and unequal teams, shards may apply different numbers of samples. Ranks have their
+own samples and straggler delays. No rank can leave alone.
 """
 
 from __future__ import annotations

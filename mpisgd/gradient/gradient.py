@@ -30,8 +30,7 @@ class Gradient(Travels):
         memory: the model's own; else weights and gradient are copied (pinned vectors beside a GPU; a model lent among virtual
             learners).
         clip_norm: bound of the global L2 norm [Chen16 A.3]; 0 = off.
-        tell_nonfinite: report loss NaN for a non-finite gradient: all shards drop the push. Shards that judged their slices would
-            disagree in clocks, samples and waiting learners.
+        tell_nonfinite: report loss NaN for a non-finite gradient: all shards drop the push.
         tell_skipped: report parameters without a gradient (`vectors/skipped.py`).
         take_turn: called before each mini-batch of a lent model.
     """

@@ -1,8 +1,7 @@
 """Loss and error of weights on a split, and the policy for batch-norm statistics (DESIGN 5).
 
-Evaluations have learner 0's buffers (`checkpoint/buffers.py`), as in a plain loop. But batch-norm statistics fit one learner's
-weights and mini-batches. `recalibrate` measures them at the evaluated weights: the mean over training mini-batches drawn by the
-run's seed, equal on all ranks and in all evaluations. `initial` keeps the factory's.
+Evaluations have learner 0's buffers (`checkpoint/buffers.py`). For batch-norm statistics, `recalibrate` takes means at the
+evaluated weights, over training mini-batches drawn by the run's seed; `initial` keeps the factory's.
 """
 
 from __future__ import annotations

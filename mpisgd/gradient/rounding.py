@@ -3,10 +3,10 @@
     v = g + r        q = bfloat16(v), to nearest even        r = v - q
 
 g: gradient, r: remainder, q: push. All pushes plus the remainder sum to all gradients, up to float32 rounding. An element of r is
-at most 1/256 of v's: bfloat16 has float32's exponents and 8 bits of significand. Shards sum, step and serve in float32.
+at most 1/256 of v's. Shards sum, step and serve in float32.
 
-A dropped or rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits from an uninterrupted
-run; replay goes by attempts, and has the bits of both.
+A dropped or rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits; replay goes by
+attempts, and has the bits of both.
 """
 
 from __future__ import annotations

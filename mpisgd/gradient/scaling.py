@@ -1,10 +1,9 @@
 """Loss scaling for float16: gradients vanish below 6e-8 and overflow above 65504 (arXiv:1710.03740).
 
-As in `torch.amp.GradScaler`, a scale multiplies the loss and divides the gradient; it halves after a non-finite gradient, and
-doubles after many finite gradients. GradScaler skips a non-finite step; here every mini-batch is pushed, so it is computed again
-until finite.
+As in `torch.amp.GradScaler`, a scale multiplies the loss and divides the gradient, halved after a non-finite gradient, doubled
+after many finite gradients. But a non-finite mini-batch is computed again until finite.
 
-The scale follows from the learner's mini-batches since start or resume, in replay, too; a mini-batch given up changes nothing.
+The scale follows from the learner's mini-batches since start or resume; a mini-batch given up changes nothing.
 """
 
 from __future__ import annotations

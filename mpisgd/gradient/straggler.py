@@ -23,7 +23,7 @@ class Delays:
     def of(self, number: int, compute_s: float) -> float:
         """Return the seconds to wait after computation `number`, of `compute_s` seconds.
 
-        `number` differs from `seq` once a mini-batch is repeated: a repeat as late as before would be given up forever.
+        `number` also counts repeats, lest a late mini-batch be given up forever.
         """
         if not self._active:
             return 0.0

@@ -1,6 +1,6 @@
 """Sign of a rank on its node, left if its program ends without `mpisgd.train`, for ranks that wait there (`muster.py`).
 
-The sign is a socket's name, gone with the process; MPI messages could disturb the user program's. Another user's name is no sign.
+The sign is a socket's name of the same user, gone with the process.
 """
 
 from __future__ import annotations

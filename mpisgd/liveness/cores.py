@@ -1,7 +1,6 @@
 """Cores of a node, dealt by role: one to each serving rank, equal shares of the rest to computing ranks.
 
-Launchers bind ranks alike. With `binding = "roles"` ranks bind themselves once roles are known, within the cores left to their
-node's ranks, under any launcher.
+With `binding = "roles"` ranks bind themselves once roles are known, within the cores left to their node's ranks.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def _listed(path: Path) -> frozenset[int]:
 def deal(places: Sequence[Domain], computes: Sequence[bool]) -> list[Share]:
     """Return each rank's share, in rank order; all empty with fewer cores than ranks.
 
-    A serving rank gets a core of the fullest domain. Computing ranks get equal shares, as synchronous protocols wait for the
-    slowest; shares cross domains only with fewer computing ranks than domains.
+    A serving rank gets a core of the fullest domain. Computing ranks get equal shares, across domains only if fewer than domains.
     """
     left = [list(domain) for domain in places]
     if sum(map(len, left)) < len(computes):

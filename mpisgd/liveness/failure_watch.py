@@ -1,7 +1,6 @@
 """A watch over ranks that must all live, by MPI's failure reports (`ulfm.py`): a lost rank ends the job in seconds.
 
-A collective waits for ever for a dead rank, and no deadline tells death from long reading. So a thread asks MPI for failed ranks:
-always, but in a fault-tolerant run only at the start. Before MPI, `node_processes.py` watches.
+A thread asks MPI for failed ranks: always, but in a fault-tolerant run only at the start. Before MPI, `node_processes.py` watches.
 """
 
 from __future__ import annotations

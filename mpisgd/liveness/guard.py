@@ -157,8 +157,7 @@ def failing_fast(
 def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
     """End the job by MPI and the launcher, and leave, whatever MPI does.
 
-    If two ranks abort at once, MPICH's call may return in one rank, which must not go on. Open MPI's waits for an unreachable
-    launcher.
+    MPICH's call may return if two ranks abort at once; Open MPI's waits for an unreachable launcher.
     """
     leave_within(END_S)
     comm.Abort(status)

@@ -1,14 +1,13 @@
 """A reaper, a process of each node outside MPI, ends a fault-tolerant or multi-node job there: hanging ranks cannot leave.
 
-A given-up learner is still a process; on another node its launcher waits for ever. So each reaper looks whether the job is over,
-and gives the rest `GRACE_S`. Ranks that leave in order tell the reaper, by a socket in a directory of this user with a secret name,
-drawn by rank 0.
+Each reaper gives ranks `GRACE_S` once the job is over. Ranks that leave in order tell the reaper, by a socket in a directory of
+this user with a secret name, drawn by rank 0.
 
 The job is over when RUNNING is gone from the run's directory, removed by rank 0 or its node's reaper. Behind a dead link mpirun and
-its daemon wait for ranks as long as TCP: a quarter of an hour or more. So after a rank given up, lost or killed, the reaper ends
-the launcher's connections to other nodes, `LAUNCHER_S` after the last rank; the launcher leaves with its ranks' status. Without
-leave to debug the launcher, or in vain, the reaper kills it; at once if rank 0 left without order, as launchers without daemons may
-say 0. A link may also fail in an orderly end: rank 0 has its launcher seen out, `LEAVE_S` after itself.
+its daemon wait as long as TCP: after a rank given up, lost or killed, the reaper ends the launcher's connections to other nodes,
+`LAUNCHER_S` after the last rank; the launcher leaves with its ranks' status. Without leave to debug the launcher, or in vain, the
+reaper kills the launcher; at once if rank 0 left without order. In an orderly end, rank 0 has its launcher seen out, `LEAVE_S`
+after itself.
 
 Limits: a node's ranks see the same /tmp, all nodes the run's directory. Without network and file system a reaper waits for both. If
 rank 0's node loses power, RUNNING stays.

@@ -1,7 +1,7 @@
 """A watchdog that says who waits for whom when a rank is long in the same wait.
 
 A rank notes its wait and counts finished waits (`waiting.Waiting`); the signal thread reads both every second, and says a line,
-again after twice the time. Nothing is ended: a rank may just be computing.
+again after twice the time. Nothing is ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank's end in a group: push and pull of its stage's slices, and agreement of the group [Dean12 3].
 
-Shards of different stages decide independently (law 2). So ranks exchange all answers and go on as a single learner: any shard may
-end the run or reject the mini-batch, and where the same clock is promised, lagging ranks pull again. Where gradients may be given
-up or dropped whole, ranks also agree before the push. No deadlock: `no-deadlock.md`.
+Shards of different stages decide independently (law 2), so ranks exchange all answers: any shard may end the run or reject the
+mini-batch, and where the same clock is promised, lagging ranks pull again. Where gradients may be given up or dropped whole, ranks
+also agree before the push. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

@@ -65,11 +65,7 @@ def _told(described: tuple[int, ...]) -> tuple[torch.dtype, tuple[int, ...], tup
 
 
 class Rooms:
-    """Reused memory for received tensors: new pages may cost more than the transfer.
-
-    On a virtual machine 6 us for 4 KiB, against 0.4. A buffer is free once nothing refers to it, autograd included: a torch tensor
-    holds the array of its memory.
-    """
+    """Reused memory for received tensors; a buffer is free once nothing refers to it, autograd included."""
 
     def __init__(self) -> None:
         self._had: dict[int, list[np.ndarray]] = {}

@@ -1,7 +1,7 @@
 """Seconds per update for every N of N + b = λ [Chen16 3.1, Fig. 4].
 
-By virtual runs of backup (hardsync for b = 0), interpolated among many learners. Late learners are late again: a log's order
-statistics, of learners that begin together, miss this.
+Measured by virtual runs of backup (hardsync for b = 0), interpolated among many learners: a log's order statistics miss repeated
+lateness.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Choice of H, own steps between two exchanges [DiLoCo].
 
-More steps hide exchanges, but let learners drift apart. Virtual runs tell the first, no log the second: choose the fewest that hide
-enough.
+Choose the fewest to hide enough of the exchanges in virtual runs: with more, learners drift apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Updates to a test error or loss, over the number N of gradients per update [Chen16 3.1, Fig. 5].
 
-Measured at several N by synchronous runs (thetabar's if kept): linear in N between, as in the paper, unknown beyond. Measured at
-one N or none: by the gradient noise scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`]. If
-that is unknown, B_noise is infinite: updates ~ 1/N, the same samples at any N.
+Measured at several N by synchronous runs (thetabar's if kept): linear in N between, unknown beyond. Measured at one N or none: by
+the gradient noise scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`], or updates ~ 1/N where
+B_noise is unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A virtual job simulated again, with all log rows compared: seconds, too, computed from the configured costs.
-
-float32 results are left to the serial computation (`serial.py`), in another order: each finds errors hidden from the other.
-"""
+"""A virtual job simulated again: all log rows are compared, seconds too."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ _COMPUTED = {
 
 
 def simulate_again(record: Record, user_objects: UserObjects, proof: Proof, *, evaluated: bool) -> None:
-    """Simulate a virtual job again; findings, or why this is impossible, go into `proof`.
-
-    `evaluated`: evaluate, too.
-    """
+    """Simulate a virtual job again; findings, or why this is impossible, go into `proof`."""
     if why := _why_not(record):
         proof.not_simulated = why
         return
@@ -71,10 +65,7 @@ def _why_not(record: Record) -> str:
 
 
 def _simulate(config: Config, user_objects: UserObjects, record: Record, evaluated: bool) -> str:
-    """Return the job's failure, "" = none.
-
-    Raises Untrue: no job, or another [environment].
-    """
+    """Return the job's failure, "" = none. Raises Untrue."""
     needed = evaluated or not record.computed or config.evaluation.patience > 0
     try:
         job = Job(config, user_objects, evaluated=needed, kept=False)
@@ -123,7 +114,7 @@ def _as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
 
 
 def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
-    """Raise Untrue at the first difference; an unfinished log may lack last rows, and answers."""
+    """Raise Untrue at the first difference; an unfinished log may lack last rows."""
     both = min(len(ours), len(theirs))
     first: dict[str, int] = {}
     for column in ours.dtype.names or ():

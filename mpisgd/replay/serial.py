@@ -1,7 +1,4 @@
-"""Serial computation of the run's gradients, sums and steps, in logged order.
-
-A slice is kept from its update to its last gradient, as counted in the log: never more slices than the run had under way.
-"""
+"""Serial computation of the run's gradients, sums and steps, in logged order."""
 
 from __future__ import annotations
 
@@ -77,10 +74,8 @@ class _InTurn(Travels):
 class Serial:
     """All learners and all shards in turn, on the CPU.
 
-    `begun`: states (`SliceUpdate.state`) of slices `begun_bounds`, if the clock begins after 0. `model` holds the weights of the
-    last computed gradient.
-
-    Raises ConfigError, DataError: parts cannot be made, or have other sizes than the run's.
+    `begun`: states (`SliceUpdate.state`) of slices `begun_bounds`. `model` holds the weights of the last computed gradient.
+    Raises ConfigError, DataError: parts cannot be made, or have other sizes.
     """
 
     def __init__(
@@ -129,7 +124,7 @@ class Serial:
             self._keep(shard, log.start.clock)
 
     def compute(self, action: Compute) -> tuple[float, int, list[float]]:
-        """Compute a gradient from its pushes' clocks; return loss, samples, and rounded-off share per shard."""
+        """Compute a gradient; return loss, samples, and rounded-off share per shard."""
         learner_id, number = action
         shards = range(len(self.shards))
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
@@ -196,7 +191,7 @@ class Serial:
         return torch.cat([_of(update, averaged) for update in self.shards])
 
     def _chain(self, ranks: Sequence[int]) -> Travels:
-        """Return a learner's gradient with all stages; a sole rank's number is the learner_id."""
+        """Return a learner's gradient with all stages."""
         own = {rank: stages.accumulated(self.config, self.tensors.gradient(rank)) for rank in ranks}
         in_turn = _InTurn(own, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
@@ -208,7 +203,7 @@ class Serial:
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, segments, pieces, fused=fused)
 
     def keep(self, keeper: Keeps, snapshots_at: Callable[[int], int]) -> None:
-        """Let `keeper` keep learner 0's state; `snapshots_at`: number of snapshots at a clock of shard 0."""
+        """Let `keeper` keep learner 0's state."""
         self._keeper, self._snapshots_at = keeper, snapshots_at
 
     def end(self) -> None:
@@ -269,7 +264,7 @@ def _check_size(record: Record, size: int) -> None:
 
 @contextmanager
 def as_in_the_run(threads: int) -> Iterator[None]:
-    """Use this number of torch threads (last bits depend on it); finally restore torch and generators."""
+    """Use this number of torch threads; finally restore torch and generators."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,8 +1,4 @@
-"""A run's snapshots, taken again during the computation, and evaluated as in the run (`evaluator.py`).
-
-A snapshot has a slice of each shard, at the shard's own clock. Updates tell the snapshots; `evaluations` must have their rows in
-order.
-"""
+"""A run's snapshots, taken again during the computation, and evaluated as in the run."""
 
 from __future__ import annotations
 
@@ -102,10 +98,7 @@ def plan_of(record: Record) -> Plan:
 
 
 def check_rows(record: Record, plan: Plan) -> None:
-    """Raise Untrue at the first row of `evaluations` not due there.
-
-    The evaluator flushes each row: after a kill it may be ahead of the shards' logs.
-    """
+    """Raise Untrue at the first row of `evaluations` not due there."""
     rows = record.run.evaluations
     expected = list(_expected(record, plan)) if record.computed else []
     names = [name for name in schema.EVALUATIONS.names or () if name not in ("taken_s", "loss", "error", "evaluate_s")]
@@ -148,7 +141,7 @@ def _kinds(record: Record) -> tuple[int, tuple[Part, ...]]:
 
 
 class Kept:
-    """Slices of snapshots, on disk until the end: evaluation needs the run's order and model."""
+    """Slices of snapshots, on disk until the end."""
 
     def __init__(self, record: Record, plan: Plan) -> None:
         self._size = record.environment("parameters")
@@ -252,10 +245,7 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
 
 
 class BestOfRun:
-    """File of best weights, compared with `evaluations` and recomputed weights.
-
-    A continued run may keep the best of evaluations after the checkpoint, unknown to the log. Raises DataError: unreadable file.
-    """
+    """File of best weights, compared with `evaluations` and recomputed weights. Raises DataError."""
 
     def __init__(self, record: Record, proof: Proof) -> None:
         path, options = record.path / schema.BEST, record.config.evaluation

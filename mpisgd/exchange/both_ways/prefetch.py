@@ -5,8 +5,8 @@
        1         weights for 2, gradient 0
        2         weights for 3, gradient 1
 
-Weights are requested before the previous gradient leaves, to load links both ways: weights are two rounds older than with `whole`.
-MPI moves begun transfers during computing (`Communicator.let_move`), or at the latest afterwards. No deadlock: `no-deadlock.md`.
+Weights, requested before the previous gradient leaves, are two rounds older than with `whole`. MPI moves begun transfers during
+computing (`Communicator.let_move`), or at the latest afterwards. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

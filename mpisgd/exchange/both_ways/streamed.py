@@ -6,9 +6,8 @@
                                                             after all wanted headers, chunk by chunk:
                  <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
-The order of sums, and so the bits, are as with `whole`. Rounded weights need the whole update (`deltas.py`) and leave whole. A
-stopped learner must have no gradient under way: the shard receives it whole before saying stop, or at once if it comes later. No
-deadlock: `no-deadlock.md`.
+Sums, and so the bits, are as with `whole`. Rounded weights leave whole (`deltas.py`). A stopped learner must have no gradient under
+way: the shard receives the gradient whole before saying stop, or at once if later. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The first use of each slice's weights in a forward pass: at a module's entrance, or at the start.
 
-One trial pass finds modules used without a call (attention's output projection): the nearest called module around counts.
-Parameters used earlier, or outside all called modules, are needed from the start, as is a model with any torch.compile, which hides
-modules.
+A trial pass finds modules used without a call: the nearest called module around counts. Parameters used earlier, or outside all
+called modules, are needed from the start; with any torch.compile, all.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
     H times: theta = InnerOpt(theta, g)       g: clipped gradient of the learner's next mini-batch
     push theta_pulled - theta                 outer gradient, for shards like any other
 
-SGD inside and SGD at rate 1 outside is local SGD (federated averaging); AdamW inside and Nesterov momentum outside is DiLoCo.
-Schedule, parameter groups and clipping are the inner steps'; the outer rate is constant.
+SGD inside and SGD at rate 1 outside is local SGD; AdamW inside and Nesterov momentum outside is DiLoCo. Schedule, parameter groups
+and clipping are the inner steps'; the outer rate is constant.
 
-Inner state survives rounds, and dropped or rejected pushes. No checkpoint has it: a continued run differs in bits from an
-uninterrupted run; replay goes by attempts, and has the bits of both.
+Inner state survives rounds, and dropped or rejected pushes, but is in no checkpoint: a continued run differs in bits; replay goes
+by attempts, and has the bits of both.
 """
 
 from __future__ import annotations

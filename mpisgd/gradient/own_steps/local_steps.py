@@ -1,10 +1,10 @@
 """A learner's own steps between pulls: Downpour's n_push and n_fetch [Dean12 4.1], SSP's local updates [ElasticDL].
 
-A plain SGD step follows each mini-batch, and the sum of gradients is pushed. Without a pull after the push, own weights go on: the
-last step is taken during the push [ElasticDL], as both only read the gradient. Before a pull, the last step is left out.
+A plain SGD step follows each mini-batch, and the sum of gradients is pushed. The last step is taken during the push [ElasticDL], or
+left out before a pull.
 
-The schedule counts applied samples, known from the pulled clock: here an update has one push. (SSP also counts discarded gradients:
-own steps then run ahead of the shard.)
+The schedule counts applied samples by the pulled clock, one push per update. (SSP also counts discarded gradients: own steps then
+run ahead of the shard.)
 """
 
 from __future__ import annotations

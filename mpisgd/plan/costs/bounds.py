@@ -1,8 +1,8 @@
 """Closed-form bounds on throughput, if only the bottleneck is waited for.
 
-Operational analysis (Denning and Buzen 1978): N customers that think for Z seconds and use a server for D are served at most at N /
-(Z + D) and 1 / D. Customers are learners, thinking is computing. Servers are shards, each in turn busy with a gradient's bytes,
-service, the weights' bytes and a share of an update; and the links of the node of most shards.
+Operational analysis (Denning and Buzen 1978): N customers (learners) that think (compute) for Z seconds and use a server for D are
+served at most at N / (Z + D) and 1 / D. Servers are shards (a gradient's bytes, service, the weights' bytes, a share of an update),
+and the links of the node of most shards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Costs of a run, as the configuration of an equally fast and stale virtual run.
 
-- Compute: mini-batches drawn anew from the log, without injected delays: the learner's loop injects the same again.
+- Compute: mini-batches drawn anew from the log, without injected delays.
 - Wire and service: from the log's columns (`messages.py`), without waits (`waits.py`).
-- The rest of a real cycle: loading data, oversleeping, Python between columns, waits for shared cores. Measured by a virtual run,
-  added as an injected delay (`with_rest`), the only cost of a learner that no shard pays for.
+- The rest of a real cycle (loading, oversleeping, Python, shared cores): measured by a virtual run, added as an injected delay
+  (`with_rest`), the only cost of a learner that no shard pays for.
 
 A last virtual run is compared with the log (`differences`). A virtual run's costs are its configuration's, unless `from_log`.
 """
@@ -193,7 +193,7 @@ def _assumptions(run: Run, config: Config, hosts: Counter[str], everybody: bool)
 def _with_the_rest(config: Config, real: Observed, virtual: Observed, pushes: int) -> tuple[Config, Observed, Lag]:
     """Return the configuration of cycles as long as the log's, its prediction, and the added delay.
 
-    In steps: slower learners queue less. Injected delays are no part of the virtual lag; nothing is added to a longer lag.
+    Go in steps, as slower learners queue less; add nothing to a longer virtual lag.
     """
     rest, with_it = Lag(0.0, 0.0), config
     for _ in range(_STEPS):

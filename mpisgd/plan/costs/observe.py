@@ -1,7 +1,6 @@
 """Speed and staleness of a log, real or virtual: a plan's numbers.
 
-From the first update after two pushes per learner on average, or a fifth of a short log: at first, learners begin together, on cold
-caches, at clock 0.
+Counted after two pushes per learner on average, or a fifth of a short log.
 """
 
 from __future__ import annotations

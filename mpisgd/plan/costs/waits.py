@@ -1,7 +1,6 @@
 """Removal of waits from costs if the virtual run is slower than the log.
 
-If shards never rest, all pushes wait, and none tells the latency; if links are always shared, no transfer tells their rate. So the
-columns (`messages.py`) give a largest latency and a least rate: try the default latency, then faster links.
+The columns (`messages.py`) give a largest latency and a least rate: try the default latency, then faster links.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ def without_waits(config: Config, real: Observed, pushes: int) -> tuple[Config, 
 def missing_s(virtual: Observed, real: Observed, lambda_: int, added_s: float = 0.0) -> float:
     """Return seconds to add to a virtual cycle; `added_s`: already added.
 
-    By lags, which odd mini-batches hardly change. Cycles of mostly lag are compared whole: a synchronous lag ends with a gradient's
-    header, before its bytes.
+    Compare lags; or whole cycles, where these are mostly lag.
     """
     if _is_mostly_lag(real, lambda_):
         return added_s + lambda_ * (real.seconds_per_push - virtual.seconds_per_push)

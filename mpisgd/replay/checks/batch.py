@@ -1,4 +1,4 @@
-"""A batch optimisation computed again: the coordinator's own code, on the log's claims (`claimed.py`)."""
+"""A batch optimisation computed again by the coordinator's own code."""
 
 from __future__ import annotations
 
@@ -196,10 +196,7 @@ def _nobody(*_: Any) -> None:
 
 
 class Commands:
-    """Rows of `commands` (`sandblaster/noted.py`), in order.
-
-    A continued run numbers slots anew: identities are compared, not numbers.
-    """
+    """Rows of `commands`, in order; a continued run numbers slots anew."""
 
     def __init__(self, record: Record) -> None:
         parts = [part.rows("commands") for part in record.run.parts_of_coordinator]

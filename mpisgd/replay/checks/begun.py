@@ -19,8 +19,8 @@ class Start:
     Attributes:
         received: earlier pushes.
         applied_seq: last mini-batch applied, per learner; -1 = none.
-        next_seq: mini-batch after the last not rejected here, per learner.
-        since_s: end of the last update, or, of slices cut anew, time of the checkpoint.
+        next_seq: mini-batch after the last not rejected, per learner.
+        since_s: end of the last update, or time of the checkpoint.
     """
 
     clock: int
@@ -34,7 +34,7 @@ class Start:
 
 
 def begun(path: Path, lambda_: int, events: LogRows) -> Start:
-    """Return the begin by earlier rows, not the checkpoint: the log alone tells how the run continued."""
+    """Return the begin by earlier rows."""
     before = continued(path)[:-1]
     pushes, updates = (schema.joined(table, [each.rows(table) for each in before]) for table in ("pushes", "updates"))
     here = begins(path)

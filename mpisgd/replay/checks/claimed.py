@@ -1,7 +1,4 @@
-"""Claims of a batch optimisation's log: counted portions, by push and evaluation (`sandblaster/`).
-
-Each evaluation counts each portion once; the shards' sums agree with the coordinator's portions.
-"""
+"""Claims of a batch optimisation's log: each evaluation counts each portion once."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ class Stretch(NamedTuple):
 
 
 class Claimed:
-    """The log's claims about sums. Raises Untrue at the first impossible place.
-
-    `pushes`: per evaluation, in order of summation.
-    """
+    """The log's claims about sums; `pushes`: per evaluation, in order of summation. Raises Untrue."""
 
     def __init__(self, record: Record) -> None:
         config = record.config

@@ -1,7 +1,4 @@
-"""Checks of a shard's events: computable events must occur once, others must be possible.
-
-Some events have no other witness (a skipped checkpoint, a refused message): only their order is checked.
-"""
+"""Checks of a shard's events: computable events must occur once, others must be possible."""
 
 from __future__ import annotations
 
@@ -92,10 +89,7 @@ def _check_order(shard: ShardRecord) -> None:
 
 
 def _check_enough(record: Record, shard: ShardRecord) -> None:
-    """Check ENOUGH: once, after its snapshot, without later answers.
-
-    Pushes of weights given before are judged by the walk.
-    """
+    """Check ENOUGH: once, after its snapshot, without later answers."""
     told = np.flatnonzero(shard.events["kind"] == Event.ENOUGH)
     for row in told[1:]:
         refuse("ENOUGH: a second time", shard.shard, "events", row=int(row), clock=int(shard.events["clock"][row]))
@@ -171,10 +165,7 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
 
 
 def check_last_answers(record: Record) -> None:
-    """Raise Untrue if a learner stays, but pushes no more after answers of all shards.
-
-    Not for consistent protocols on several shards: a shard may answer, be asked again, and stop the learner, all unlogged.
-    """
+    """Raise Untrue if a learner stays, but pushes no more after answers of all shards."""
     if not record.whole or (len(record.shards) > 1 and record.protocol().consistent):
         return
     for learner_id in range(record.lambda_):

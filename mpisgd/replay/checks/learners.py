@@ -1,7 +1,4 @@
-"""Comparison of shards' logs about each learner: all shards get the same header, but for the timestamp.
-
-If layers are exchanged singly, each slice has its own `OWN`; in groups of ranks, each stage has its own `OF_STAGES`.
-"""
+"""Comparison of shards' logs: all shards get a push with the same header, but for the timestamp."""
 
 from __future__ import annotations
 

@@ -24,10 +24,7 @@ class Lost(NamedTuple):
 
 
 def completed(shards: list[ShardRecord]) -> list[ShardRecord]:
-    """Add a lost learner's last gradient to shards without it.
-
-    All shards then know the weights of each push.
-    """
+    """Add a lost learner's last gradient to shards without it."""
     return [_with_rows(shard, list(_missing(shard, shards))) for shard in shards]
 
 

@@ -34,20 +34,14 @@ Action = Compute | Take | Update
 def serial_order(record: Record) -> Iterator[Action]:
     """Yield actions: each shard in turn goes as far as possible; a gradient is computed before its first receipt.
 
-    As in the run, a learner's next gradient waits until all shards took the last: never more gradients than learners are under way.
-    If logs end early, the order ends at the first gradient missing on any shard.
-
-    Raises Untrue: whole logs leave no order, as a gradient came from weights made of it.
+    If logs end early, the order ends at the first gradient missing on any shard. Raises Untrue: whole logs leave no order.
     """
     actions = _Order(record).actions()
     return _together(actions, len(record.shards)) if record.config.agrees else actions
 
 
 def _together(actions: Iterator[Action], shards: int) -> Iterator[Action]:
-    """Yield updates of shards that agree on something only after all their sums.
-
-    If logs end early, an update not made by all is left out.
-    """
+    """Yield updates of shards that agree on something after all their sums."""
     made: list[Update] = []
     for action in actions:
         if not isinstance(action, Update):

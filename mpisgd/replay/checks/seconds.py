@@ -63,8 +63,7 @@ def _spent(pushes: LogRows) -> tuple[str, ...]:
 def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
     """Check that computing fits between answer and arrival, and all spent seconds between start and arrival.
 
-    `ahead`: a bucketed allreduce waits for other shards' weights only at first use, so the learner may compute before this shard
-    made its weights; of the first mini-batch this shard knows nothing.
+    `ahead`: a bucketed allreduce may compute before this shard made the weights.
     """
     pushes = shard.pushes[rows]
     computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)

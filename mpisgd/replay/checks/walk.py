@@ -1,7 +1,4 @@
-"""Check of a shard's log, row by row, beside the shard's own rules with the same input.
-
-Only integers, seconds and losses, before any computing. Equal seconds allow either order: in virtual time many events coincide.
-"""
+"""Check of a shard's log, row by row, beside the shard's own rules; equal seconds allow either order."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ def learning_rates(config: Config, gradients_per_update: float, train_samples: i
 
 
 def _check_seconds(shard: ShardRecord) -> None:
-    """Check the order of updates in time: the walk looks up clocks by seconds."""
+    """Check the order of updates in time."""
     times = shard.updates["time_s"]
     wrong = np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))
     if len(wrong):
@@ -72,7 +69,7 @@ class _Walk:
         gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
         timed = math.isfinite(self.config.protocol.deadline_s)
         self.may_be_stuck = timed or not gone.isdisjoint((Event.LOST, Event.MISSED))
-        """All learners may have waited, after a loss elsewhere or a watch here; the log does not tell."""
+        """All learners may have waited; the log does not tell."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
@@ -186,7 +183,7 @@ class _Walk:
             self._refuse(f"the push arrived at {row.arrival_s} s, before the weights were given, {last.answer_s} s")
 
     def _check_seconds(self, row: Row) -> None:
-        """Check the order of arrival; a protocol that waits for a certain learner keeps early pushes."""
+        """Check the order of arrival."""
         if not row.arrival_s >= 0:
             self._refuse(f"the push arrived at {row.arrival_s} s")
         if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
@@ -207,7 +204,7 @@ class _Walk:
             self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
 
     def _judge(self, row: Row) -> Verdict:
-        """Judge a row. With nonfinite = "drop", a loss of NaN marks nonfinite gradients."""
+        """Judge a row."""
         rules, learner_id = self.rules, row.learner_id
         hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of a learner missed before, no STUCK is logged
         if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
@@ -221,7 +218,7 @@ class _Walk:
             self._refuse(str(error))
 
     def _is_cut_off(self, learner_id: int) -> bool:
-        """Return whether this is a learner's last row, on a shard that died before logging the loss."""
+        """Return whether the shard died before logging the loss of a learner's last row."""
         return not self.shard.finished and learner_id not in self.shard.pushes["learner_id"][self.place["row"] + 1 :]
 
     def _update_while_due(self) -> None:
@@ -254,10 +251,7 @@ class _Walk:
                 refuse(why, self.shard.shard, "updates", row=self.rules.clock - self.shard.start.clock, clock=self.rules.clock + 1)
 
     def _let_happen(self, row: Row | None) -> None:
-        """Let learners leave, and time end, by seconds before this row, at the latest by its clock; None = to the end.
-
-        If rows are out of arrival order, or events coincide, the true place may be a few rows earlier.
-        """
+        """Let learners leave, and time end, before this row; None = to the end."""
         while True:
             left = next((each for each in self.departures[:1] if self._is_before(each, row)), None)
             over = next((each for each in self.timeouts[:1] if self._is_before(each, row)), None)
@@ -269,10 +263,7 @@ class _Walk:
                 return
 
     def _end_if_deserted(self, row: Row) -> None:
-        """End a run finished by another shard, or left by all, once all present learners said goodbye.
-
-        A learner missed before is late then.
-        """
+        """End a run finished by another shard, or left by all."""
         rules = self.rules
         if rules.finished or row.learner_id not in rules.absent or not self._is_deserted(row.arrival_s):
             return
@@ -289,7 +280,7 @@ class _Walk:
         return last_s <= now_s and (self.departed_s <= last_s or self.departed_kind in (Event.DEPARTED, Event.MISSED))
 
     def _end_if_enough(self, row: Row) -> None:
-        """End a run ended by evaluations at its last update; late pushes are logged last."""
+        """End a run ended by evaluations at its last update."""
         if self.rules.ordered and self.shard.enough and row.clock == self.shard.final_clock and row.reason == Reason.FINISHED:
             self.rules.finished = True
 
@@ -303,10 +294,7 @@ class _Walk:
         return event.time_s < row.arrival_s or row.clock > clock or first
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
-        """Return whether an event with later seconds precedes the row.
-
-        The row waited for its turn, or came whole and brought its learner back.
-        """
+        """Return whether an event with later seconds precedes the row."""
         if left.kind == Event.RETURNED and left.learner_id == row.learner_id and row.reason not in _OF_THE_MISSED:
             return True
         turn = self.rules.turn()
