@@ -167,7 +167,7 @@ class Shard:
         message = put_off.popleft() if put_off else self.channel.receive(update.inbox, whose, until_s)
         if message is not None:
             self.handle(message)
-        elif self._over_s <= presence.look_s or self.channel.now_s() >= self._over_s:
+        elif until_s == self._over_s:
             self._over_s = math.inf
             self._tell(Event.TIMEOUT)
             rules.on_timeout()

@@ -25,6 +25,7 @@ from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
+from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.update import schedule
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import FREE, Charges, Computes, Travels, Updates
@@ -141,6 +142,10 @@ class World(ABC):
     def charges(self, rank: int) -> Charges:
         """Return what pays a shard's virtual seconds."""
         return FREE
+
+    def presence_of(self, rank: int) -> Callable[..., FaultTolerant]:
+        """Return the maker of a fault-tolerant shard's presence."""
+        return FaultTolerant
 
     def shared(self, node: Node) -> SharedMemory:
         """Return memory of a node's ranks for weights and gradients; collective."""

@@ -20,7 +20,6 @@ from mpisgd.job.tensors import Tensors
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
-from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.checks.batch import Batch
 from mpisgd.replay.checks.claimed import Claimed
 from mpisgd.replay.checks.finding import Untrue, refuse
@@ -34,7 +33,7 @@ from mpisgd.replay.checks.walk import walk
 from mpisgd.replay.difference import difference, load_weights
 from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.recompute import OnRow, Reach
+from mpisgd.replay.recompute import OnRow, Reach, check_start, through_attempts
 from mpisgd.replay.serial import as_in_the_run, load_data
 from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
 from mpisgd.replay.user_objects import changed, check_consent, renamed, saying_how, with_initial

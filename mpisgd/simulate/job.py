@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -45,24 +45,37 @@ class Job:
     Args:
         evaluated: whether snapshots are evaluated, which takes no virtual time.
         kept: whether the run is for later: only then look up its commits.
+        hosts: of all ranks; None = of the configured cluster.
+        tolerant: learners may be lost.
     """
 
-    def __init__(self, config: Config, user_objects: UserObjects, *, evaluated: bool = True, kept: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        user_objects: UserObjects,
+        *,
+        evaluated: bool = True,
+        kept: bool = True,
+        hosts: Sequence[str] | None = None,
+        tolerant: bool = False,
+    ) -> None:
         self.user_objects = user_objects
         self.kept = kept
         config = user_code.with_user_objects(config, user_objects)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-        nodes, self.roles, protocol = placement.on_virtual_ranks(config)
+        nodes, roles, protocol = placement.on_virtual_ranks(config, hosts)
+        self.roles = roles.made_tolerant() if tolerant else roles
         self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), user_objects)
-        self.world: VirtualWorld
-        if config.virtual.gradients:
-            self.world = TensorWorld(config, user_objects, self.roles, nodes, evaluated)
-        else:
-            self.world = SizedWorld(config, user_objects, self.roles, nodes)
-        world, hosts = self.world, placement.virtual_hosts(nodes)
-        self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, stages=world.stages)
+        self.world = self._make_world(nodes, evaluated)
+        world, hosts = self.world, hosts or placement.virtual_hosts(nodes)
+        self.setup = Setup(config, self.roles, protocol, list(hosts), world.meta, world.bounds, stages=world.stages)
         self.setup.check_schedule()
         self.path = self.setup.path
+
+    def _make_world(self, nodes: list[int], evaluated: bool) -> VirtualWorld:
+        if self.config.virtual.gradients:
+            return TensorWorld(self.config, self.user_objects, self.roles, nodes, evaluated)
+        return SizedWorld(self.config, self.user_objects, self.roles, nodes)
 
     def run(self) -> Outcome:
         with ExitStack() as held:
@@ -98,15 +111,22 @@ class Job:
         setup, world, accounts = self.setup, self.world, dict[int, np.ndarray]()
         with ExitStack() as stack, kept():
             cluster = Cluster(self.roles.describe)
-            for _ in setup.hosts:
-                VirtualWire(cluster, world.network, world.wires)
             mains = []
+            for rank in range(len(setup.hosts)):
+                self._wire(cluster, rank)
             for rank in range(len(setup.hosts)):
                 role = build(setup, world, rank)
                 stack.callback(role.close)
                 mains.append(self._main_of(role, accounts))
-            cluster.run(world.wires, mains)
+            self._let_go(cluster, mains)
         return accounts
+
+    def _let_go(self, cluster: Cluster, mains: list[Callable[[], None]]) -> None:
+        cluster.run(self.world.wires, mains)
+
+    def _wire(self, cluster: Cluster, rank: int) -> None:
+        """Make a rank's wire; ranks come in turn."""
+        VirtualWire(cluster, self.world.network, self.world.wires)
 
     def _main_of(self, role: RankRole, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
         """Return a Python function: its call needs no room on C's stack, which each switch of ranks copies."""

@@ -34,7 +34,6 @@ from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.serving.fail_fast import FAIL_FAST, FailFast
-from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.shard import Shard
 from mpisgd.update.groups import within
 from mpisgd.vectors.computing import Computes, Updates
@@ -52,7 +51,7 @@ class ShardRole(RankRole):
         survivors = Survivors(self.wire, setup.roles, self.index)
         channel = ShardChannel(self.wire, self._seen, self.index, survivors=survivors)
         name = f"shard {self.index} on {setup.hosts[rank]}"
-        presence = FaultTolerant(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
+        presence = world.presence_of(rank)(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
         self.server = self._make_server(channel, update, presence)
 
     def train(self) -> None:

@@ -75,6 +75,18 @@ class Part:
     nbytes: int
     crc32: int
 
+    def tensors(self, path: Path) -> dict[str, np.ndarray]:
+        """Return the part's tensors by name, (slice,) or () float32. Raises CheckpointError if changed."""
+        try:
+            nbytes = path.stat().st_size
+            content = path.read_bytes() if nbytes == self.nbytes else bytes(0)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if nbytes != self.nbytes or zlib.crc32(content) != self.crc32:
+            found = f"{nbytes} bytes" + f" with CRC-32 {zlib.crc32(content):08x}" * (nbytes == self.nbytes)
+            raise CheckpointError(f"{path} is torn: {found}, written were {self.nbytes} with {self.crc32:08x}")
+        return _arrays(path, content)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -112,16 +124,7 @@ class Checkpoint:
         return self.tensors_at(self.path / part_file(shard), shard)
 
     def tensors_at(self, path: Path, shard: int) -> dict[str, np.ndarray]:
-        part = self.parts[shard]
-        try:
-            nbytes = path.stat().st_size
-            content = path.read_bytes() if nbytes == part.nbytes else bytes(0)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if nbytes != part.nbytes or zlib.crc32(content) != part.crc32:
-            found = f"{nbytes} bytes" + f" with CRC-32 {zlib.crc32(content):08x}" * (nbytes == part.nbytes)
-            raise CheckpointError(f"{path} is torn: {found}, written were {part.nbytes} with {part.crc32:08x}")
-        return _arrays(path, content)
+        return self.parts[shard].tensors(path)
 
 
 def directory_of(run: Path, clock: int) -> Path:
@@ -172,17 +175,22 @@ def read(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
         if path.name != directory_of(path, table["clock"]).name:
             raise CheckpointError(f"{path / MANIFEST} is of clock {table['clock']}: somebody has moved the checkpoint")
-        parts = tuple(Part(_account_of(each["account"]), each["nbytes"], each[CRC]) for each in table["parts"])
+        parts = tuple(map(_part_of, table["parts"]))
         told = table.get("coordinator", {})
         return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts, coordinator=told)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
 
 
-def _account_of(told: Mapping[str, Any]) -> Account:
-    """Return an account; an earlier mpisgd also wrote `counts`."""
-    known = {name: value for name, value in told.items() if name != "counts"}
-    return Account(**known | {"bounds": tuple(told["bounds"])})
+def read_part(directory: Path, shard: int) -> Part:
+    """Read a part's numbers. Raises CheckpointError if missing or changed."""
+    return _part_of(read_json(directory / account_file(shard))["part"])
+
+
+def _part_of(told: Mapping[str, Any]) -> Part:
+    """Return a part; an earlier mpisgd also wrote `counts` in accounts."""
+    known = {name: value for name, value in told["account"].items() if name != "counts"}
+    return Part(Account(**known | {"bounds": tuple(known["bounds"])}), told["nbytes"], told[CRC])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The run made again by its own loops, in the order of its log."""

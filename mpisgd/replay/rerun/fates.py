@@ -1,0 +1,76 @@
+"""Fates of learners, from the log: mini-batches that were pushed, losses, absences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.record import Record
+from mpisgd.replay.rerun.script import ShardScript
+from mpisgd.serving.fault_tolerant import FaultTolerant
+from mpisgd.simulate.failures import LearnerFailed
+
+_UNLOGGED = 2
+"""Pushes on the way at a log's end."""
+
+
+def costs_of(record: Record, learner_id: int, before_last: Callable[[], None]) -> Iterator[int]:
+    """Yield 0 for each of a learner's mini-batches; call `before_last` before the last pushed is computed.
+
+    Raises LearnerFailed: no more was pushed.
+    """
+    pushes, each = max(len(log.rows_of[learner_id]) for log in record.shards), record.config.mini_batches_per_push
+    for number in range(pushes):
+        if number + 1 == pushes:
+            before_last()
+        yield from [0] * each
+    if not _leaves(record, learner_id):
+        yield from [0] * (_UNLOGGED * each)
+    raise LearnerFailed(learner_id, 0)
+
+
+def _leaves(record: Record, learner_id: int) -> bool:
+    """Return whether a learner was lost, or left by itself: else a shard without DEPARTED has stopped it."""
+    kinds = [set(log.events_of[learner_id]["kind"].tolist()) for log in record.shards]
+    parted = [Event.DEPARTED in each for each in kinds if Event.GOODBYE in each]
+    return all(parted) if parted else any(Event.LOST in each for each in kinds)
+
+
+class ByLog(FaultTolerant):
+    """Presence of a shard's learners as the log tells, where the rules allow."""
+
+    def __init__(self, script: ShardScript, *arguments: Any) -> None:
+        self._script = script
+        super().__init__(*arguments)
+
+    @property
+    def look_s(self) -> float:
+        return 0.0 if self._script.tells_presence else math.inf
+
+    @look_s.setter
+    def look_s(self, second: float) -> None:
+        """Ignore the clock."""
+
+    def look(self, whose: int | None) -> None:
+        kind, learner_id = self._script.presence()
+        if kind == Event.MISSED:
+            self._miss(learner_id)
+        elif kind == Event.RETURNED and learner_id in self._rules.absent:  # else a push told
+            self._return(learner_id)
+            self._shard.settle()
+        elif kind == Event.PASSED and self._rules.membership.passes(learner_id, self._rules.clock + 1, stuck=True):
+            self._pass(learner_id)
+
+    def note_given(self, learner_id: int) -> None:
+        self._owes(learner_id, self._channel.now_s(), push=True)
+
+    def note_if_alone(self, learner_id: int) -> None:
+        """Ignore it: the log tells."""
+
+    def note_if_passed(self, learner_id: int, min_clock: int) -> None:
+        """Ignore it: the log tells."""
+
+    def note_who_passes(self) -> None:
+        """Ignore it: the log tells."""

@@ -1,0 +1,196 @@
+"""Pulls of a shard's learners, placed among the log's pushes and events: no row tells of pulls.
+
+A push tells the clock of its weights, hence of the pull before. The second of the answer is in the row of the push before.
+Mini-batches that were given up have no pulls here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpisgd.comm.messages import Tag
+from mpisgd.records.log.schema import Event, LogRows
+from mpisgd.replay.checks.finding import refuse
+from mpisgd.replay.checks.record import ShardRecord
+
+
+class Item(NamedTuple):
+    """A message, or an event; `row`: of the push, of the push after the pull, or of the event."""
+
+    tag: int
+    learner_id: int
+    table: str
+    row: int
+    value: float = 0.0
+
+
+class Pull(NamedTuple):
+    """A pull before the push or event `place`; `turn`: among pulls of one place."""
+
+    place: int
+    turn: int
+    item: Item
+
+
+class Turns:
+    """Pushes and some events of a shard's log, in turn.
+
+    Attributes:
+        log: without inserted rows; lacks: lost learners whose last push came to other shards only.
+        order: numbers of pushes, then events, by place.
+        place: the inverse; last: by clock since the start, the last place before its end.
+    """
+
+    def __init__(self, record: ShardRecord, kinds: Sequence[int]) -> None:
+        inserted = sorted(record.inserted)
+        self.lacks = set(record.pushes["learner_id"][inserted].tolist())
+        self.log = log = dataclasses.replace(record, pushes=np.delete(record.pushes, inserted), inserted=frozenset())
+        self.rows = np.flatnonzero(np.isin(log.events["kind"], kinds))
+        self.events: LogRows = log.events[self.rows]
+        self.count = len(log.pushes)
+        self._times = np.concatenate((log.pushes["arrival_s"], self.events["time_s"]))
+        self.order = self._by_time()
+        self.place = np.empty(len(self.order), np.int64)
+        self.place[self.order] = np.arange(len(self.order))
+        self.seconds = self._times[self.order]
+        clocks = np.concatenate((log.pushes["clock"], self.events["clock"])) - log.start.clock
+        last = np.full(log.final_clock - log.start.clock + 2, -1)
+        np.maximum.at(last, clocks, self.place)
+        self.last = np.maximum.accumulate(last)
+
+    def _by_time(self) -> np.ndarray:
+        """Return numbers by time; in one nanosecond, a time-out comes before a clock's first push."""
+        clocks, arrivals = self.log.pushes["clock"], self.log.pushes["arrival_s"]
+        first = dict(zip(clocks[::-1].tolist(), arrivals[::-1].tolist(), strict=True))
+        over = self.events["kind"] == Event.TIMEOUT
+        early = [clock for clock, second in self.events[over][["clock", "time_s"]].tolist() if first.get(clock) == second]
+        if not early:
+            return np.argsort(self._times, kind="stable")
+        turn = np.concatenate((2 - np.isin(clocks, early), 2 - 2 * (over & np.isin(self.events["clock"], early))))
+        return np.lexsort((turn, self._times))
+
+    def places_of(self, learner_id: int, *kinds: Event) -> np.ndarray:
+        mine = np.isin(self.events["kind"], kinds) & (self.events["learner_id"] == learner_id)
+        return self.place[self.count + np.flatnonzero(mine)]
+
+    def after(self, clock: int) -> int:
+        """Return the first place at a clock since the start."""
+        return int(self.last[clock - 1]) + 1 if clock > 0 else 0
+
+
+def pulls_of(turns: Turns, next_clock: Callable[[int], int], *, both_ways: bool) -> list[Pull]:
+    """Return all learners' pulls by place. Raises Untrue: a pull has no place.
+
+    Args:
+        next_clock: of the protocol; a pull waits for it since the push. -1 = none.
+        both_ways: a pull may be answered before the push that it follows.
+    """
+    found: list[Pull] = []
+    for learner_id in range(turns.log.lambda_):
+        found += LearnerPulls(turns, learner_id, next_clock, both_ways).all()
+    return sorted(_as_dealt(turns.log, found))
+
+
+def _as_dealt(log: ShardRecord, pulls: list[Pull]) -> Iterable[Pull]:
+    """Move first pulls behind pulls that were dealt earlier portions: shard 0 deals in turn."""
+    if log.shard or "portion" not in (log.pushes.dtype.names or ()):
+        return pulls
+    portions, firsts = log.pushes["portion"].tolist(), {int(rows[0]) for rows in log.rows_of if len(rows)}
+    of_push = [pull for pull in pulls if pull.item.table == "pushes"]
+    dealt = [(portions[pull.item.row], pull.place) for pull in of_push if pull.item.row not in firsts]
+    moved = [pull for pull in pulls if pull.item.table != "pushes"]
+    for place, _, item in of_push:
+        portion, behind = portions[item.row], [place]
+        if item.row in firsts:
+            before = min((at for other, at in dealt if other > portion), default=math.inf)
+            behind += [at for other, at in dealt if other < portion and at <= before]
+        moved.append(Pull(max(behind), portion, item))
+    return moved
+
+
+class LearnerPulls:
+    """Pulls of one learner."""
+
+    def __init__(self, turns: Turns, learner_id: int, next_clock: Callable[[int], int], both_ways: bool) -> None:
+        self._turns, self._log, self._learner_id, self._start = turns, turns.log, learner_id, turns.log.start.clock
+        rows = turns.log.rows_of[learner_id]
+        self._rows = rows[np.argsort(turns.place[rows])]
+        self._at = turns.place[self._rows]
+        self._next_clock, self._both_ways = next_clock, both_ways
+        self._lost = turns.log.lost.get(learner_id)
+
+    def all(self) -> Iterator[Pull]:
+        if not len(self._at):
+            yield from self._without_push()
+            return
+        places = self._places()
+        told = np.concatenate(([True], ~np.isnan(self._answers[:-1])))
+        never = self._earliest > self._latest
+        abandoned = np.searchsorted(self._at, self._turns.places_of(self._learner_id, Event.STUCK))
+        abandoned = abandoned[abandoned < len(told)]
+        told[abandoned] |= ~never[abandoned]  # an abandoned answer has no second
+        for number in np.flatnonzero(told & never)[:1].tolist():
+            row = self._log.row(int(self._rows[number]))
+            why = f"timestamp {row.timestamp}: no pull can have got these weights"
+            place = {"row": int(self._rows[number]), "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
+            refuse(why, self._log.shard, "pushes", **place)
+        for number in np.flatnonzero(told).tolist():
+            row_number = int(self._rows[number])
+            yield Pull(int(places[number]), row_number, Item(Tag.PULL, self._learner_id, "pushes", row_number))
+        if self._is_given_last:
+            item = Item(Tag.PULL, self._learner_id, "pushes", int(self._rows[-1]))
+            yield Pull(self._final, len(self._turns.order), item)
+
+    def _without_push(self) -> Iterator[Pull]:
+        mine = self._log.events_of[self._learner_id]
+        pull = Pull(0, len(self._turns.order), Item(Tag.PULL, self._learner_id, "events", 0))
+        if self._lost is not None:
+            if self._lost.given >= 0:
+                yield pull._replace(place=self._turns.after(self._lost.given - self._start))
+        elif (mine["value"][mine["kind"] == Event.GOODBYE] > 0).any():  # the push is not logged
+            yield pull
+
+    def _places(self) -> np.ndarray:
+        """Place each pull in the clock of its weights, at the answer to the push before."""
+        pushes, at, last = self._log.pushes[self._rows], self._at, self._turns.last
+        given, self._answers = pushes["timestamp"] - self._start, pushes["answer_s"]
+        self._earliest = earliest = np.where(given > 0, last[given - 1] + 1, 0)
+        self._latest = np.where(last[given] >= earliest, np.minimum(at, last[given]), at)
+        if not self._both_ways:
+            earliest[1:] = np.maximum(earliest[1:], at[:-1] + 1)
+        for back in self._turns.places_of(self._learner_id, Event.RETURNED).tolist():
+            following = int(np.searchsorted(at, back))
+            if following < len(at):
+                earliest[following] = max(earliest[following], min(back + 1, int(self._latest[following])))
+        told = np.searchsorted(self._turns.seconds, self._answers, side="left")
+        self._told = told = np.where(np.isnan(self._answers), 0, told)
+        places = np.minimum(np.maximum(np.concatenate(([0], told[:-1])), earliest), self._latest)
+        asked = np.array([self._next_clock(clock) for clock in given[:-1].tolist()], np.int64)
+        waits = (given[1:] == asked) & (pushes["clock"][:-1] - self._start < asked) & self._is_there()  # from the push on
+        places[1:] = np.where(waits, at[:-1] + 1, places[1:])
+        return np.asarray(places)
+
+    def _is_there(self) -> np.ndarray:
+        """Return whether the learner was not missed between each push and the next."""
+        missed = np.searchsorted(self._turns.places_of(self._learner_id, Event.MISSED), self._at)
+        return np.asarray(missed[1:] == missed[:-1])
+
+    @property
+    def _is_given_last(self) -> bool:
+        """Return whether weights were given after the last push, and came to nothing."""
+        if self._learner_id in self._turns.lacks:
+            return True
+        gave_up = self._turns.places_of(self._learner_id, Event.GAVE_UP)
+        return not math.isnan(self._answers[-1]) and not (gave_up > self._at[-1]).any()
+
+    @property
+    def _final(self) -> int:
+        """Return the place of the pull after the last push."""
+        back = self._turns.places_of(self._learner_id, Event.RETURNED).max(initial=-1)
+        given = 0 if self._lost is None else self._turns.after(self._lost.given - self._start)
+        return max(int(self._told[-1]), 0 if self._both_ways else int(self._at[-1]) + 1, int(back) + 1, given)

@@ -1,0 +1,256 @@
+"""Script of a shard: the order in which a run's shard took its messages, from its log.
+
+push        at its arrival
+pull        by other rows (`pulls.py`)
+event       at its second
+
+After the last update, or a signal, pulls are told to stop, in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from mpisgd.comm.messages import NOTHING_MORE, Ending, Fields, Tag
+from mpisgd.comm.virtual.scripted import Arrived, Script
+from mpisgd.comm.virtual.wire import Sending
+from mpisgd.records.log.schema import Event, Reason
+from mpisgd.replay.checks.finding import Finding
+from mpisgd.replay.checks.record import ShardRecord
+from mpisgd.replay.rerun.pulls import Item, Pull, Turns, pulls_of
+
+_AT_ONCE = (Tag.NORM_PULL, Tag.NORM_TOLD)
+_LAST = (*_AT_ONCE, Tag.PULL, Tag.GOODBYE)
+"""Behind a whole log; an earlier mpisgd logged no goodbyes."""
+_NO_TAG = -1
+_PRESENCE = -2
+_BROKEN = -3
+_TAGS = {
+    Event.TIMEOUT: _NO_TAG,
+    Event.GOODBYE: Tag.GOODBYE,
+    Event.GAVE_UP: Tag.GAVE_UP,
+    Event.INTERRUPTED: Tag.INTERRUPT,
+    Event.ENOUGH: Tag.SNAPSHOT_PULL,
+    Event.LOST: Tag.LOST,
+    Event.STUCK: Tag.STUCK,
+    Event.MISSED: _PRESENCE,
+    Event.RETURNED: _PRESENCE,
+    Event.PASSED: _PRESENCE,
+}
+_TOLD = (Tag.INTERRUPT, Tag.LOST, Tag.STUCK, Tag.GAVE_UP, _BROKEN)
+"""Not sent by a rank, run again."""
+_OF_LEARNER = (Tag.PULL, Tag.PUSH, Tag.GOODBYE)
+_ENDINGS = (Tag.INTERRUPT, Tag.SNAPSHOT_PULL)
+
+
+_END = Item(_NO_TAG, -1, "", -1)
+
+
+class ShardScript(Script):
+    """Script of a shard; `ranks`: of its learners, in the order of learner_ids. Raises Untrue."""
+
+    def __init__(
+        self,
+        log: ShardRecord,
+        ranks: Sequence[int],
+        next_clock: Callable[[int], int],
+        *,
+        both_ways: bool,
+    ) -> None:
+        turns = Turns(log, list(_TAGS))
+        self._log = turns.log
+        self._ranks = ranks
+        self._items = list(items_of(turns, pulls_of(turns, next_clock, both_ways=both_ways)))
+        self._at = 0
+        self._last = self._last_counted()
+        self._to_come: list[deque[int]] = [deque() for _ in ranks]
+        """Tags of each learner's messages."""
+        for item in self._items:
+            if item.tag in _OF_LEARNER:
+                self._to_come[item.learner_id].append(item.tag)
+        self._asked = set[int]()
+        """Ranks whose last message was a pull."""
+        self._let_in = -1
+        """Rank with a pull that no row tells."""
+        self._torn = False
+        self._stops = False
+        """Pulls are told to stop."""
+
+    def _last_counted(self) -> int:
+        """Return the item that made the last update; -1 = the log has no end."""
+        log = self._log
+        if Event.STOPPED not in log.events["kind"]:
+            return -1
+        clocks = {"pushes": log.pushes["clock"], "events": log.events["clock"]}
+        items = ((at, item) for at, item in enumerate(self._items) if item.tag != Tag.PULL)
+        return max((at for at, item in items if clocks[item.table][item.row] < log.final_clock), default=-1)
+
+    # ------------------------------------------------------------------------------------------------------ what is next
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._items)
+
+    @property
+    def _next(self) -> Item:
+        return _END if self.at_end else self._items[self._at]
+
+    @property
+    def tells_presence(self) -> bool:
+        """A learner is missed, back, or passes next."""
+        return self._next.tag == _PRESENCE
+
+    @property
+    def torn(self) -> bool:
+        return self._torn
+
+    def expects(self, learner_id: int) -> bool:
+        """Return whether a learner has a message to come."""
+        return bool(self._to_come[learner_id])
+
+    def describe(self) -> tuple[str, int | None]:
+        item = self._next
+        if item.learner_id < 0:
+            return "waits, by its log, for an event", None
+        return f"waits, by its log, for {Tag(item.tag).name} of learner {item.learner_id}", self._ranks[item.learner_id]
+
+    def stuck(self) -> Finding:
+        """Return the row that never comes, run again."""
+        item, log = self._next, self._log
+        if item.table == "events":
+            event = log.events[item.row]
+            name, clock, learner_id = Event(event["kind"]).name, int(event["clock"]), item.learner_id
+            return Finding(f"run again, {name} never comes", log.shard, "events", row=item.row, clock=clock, learner_id=learner_id)
+        row = log.row(item.row)
+        what = "this push" if item.tag == Tag.PUSH else "the pull before this push"
+        place = {"row": item.row, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
+        return Finding(f"run again, {what} never comes", log.shard, "pushes", **place)
+
+    # ------------------------------------------------------------------------------------------------------------ go on
+
+    def _go_on(self) -> None:
+        item = self._items[self._at]
+        self._torn = item.tag == Tag.PUSH and item.table == "pushes" and self._log.row(item.row).reason == Reason.TORN
+        self._stops = self._stops or self._at == self._last or item.tag in _ENDINGS or self._ends_all(item)
+        self._pass(item)
+        while self._stops and self._next.tag == Tag.PULL:  # taken as they come
+            self._pass(self._next)
+
+    def _ends_all(self, item: Item) -> bool:
+        """Return whether a goodbye told of a signal, or of the evaluations' end."""
+        if item.tag != Tag.GOODBYE:
+            return False
+        following = self._log.events["kind"][item.row + 1 : item.row + 2]
+        return bool(np.isin(following, (Event.INTERRUPTED, Event.ENOUGH)).any())
+
+    def _pass(self, item: Item) -> None:
+        self._at += 1
+        if item.tag in _OF_LEARNER:
+            self._to_come[item.learner_id].popleft()
+
+    def time_out(self) -> bool:
+        if self.at_end or self._next.tag != _NO_TAG:
+            return self.tells_presence
+        self._go_on()
+        return True
+
+    def presence(self) -> tuple[Event, int]:
+        """Return the event of a learner's presence, and the learner."""
+        item = self._next
+        self._go_on()
+        return Event(self._log.events["kind"][item.row]), item.learner_id
+
+    def told(self) -> tuple[int, int, Fields] | None:
+        if (item := self._next).tag not in _TOLD:
+            return None
+        self._go_on()
+        if item.tag == Tag.INTERRUPT:
+            return self._ranks[0], Tag.INTERRUPT, (int(item.value),)
+        rank, learner_id = self._ranks[item.learner_id], item.learner_id
+        if item.tag == _BROKEN:
+            return rank, Tag.GOODBYE, (learner_id, len(self._log.rows_of[learner_id]), Ending.BROKEN)
+        if item.tag == Tag.GAVE_UP:
+            return rank, Tag.GAVE_UP, (learner_id, int(item.value))
+        return rank, item.tag, (-1,)
+
+    # ------------------------------------------------------------------------------------------------------------- find
+
+    def find(self, arrived: Arrived) -> Sending | None:
+        if self._let_in >= 0:
+            rank, self._let_in = self._let_in, -1
+            return next(message for message in arrived[Tag.PULL] if message.source.rank == rank)
+        if self.at_end and not self._log.finished:
+            return None
+        return self._at_any_time(arrived) or self._snapshot_pull(arrived[Tag.SNAPSHOT_PULL]) or self._by_item(arrived)
+
+    def _at_any_time(self, arrived: Arrived) -> Sending | None:
+        pushing = _pushing(arrived)
+        tags = _LAST if self.at_end else (*_AT_ONCE, Tag.PULL) if self._stops else _AT_ONCE
+        found = [message for tag in tags for message in arrived[tag]]
+        return next((message for message in found if message.source.rank not in pushing), None)
+
+    def _snapshot_pull(self, pulls: Iterable[Sending]) -> Sending | None:
+        for message in pulls:
+            number, enough = message.fields
+            if self.at_end or (not enough and number != NOTHING_MORE):
+                return message
+            if enough and self._next.tag == Tag.SNAPSHOT_PULL:
+                self._go_on()
+                return message
+        return None
+
+    def _by_item(self, arrived: Arrived) -> Sending | None:
+        if (item := self._next).learner_id < 0:
+            return None
+        rank = self._ranks[item.learner_id]
+        for message in arrived[item.tag]:
+            if message.source.rank == rank:
+                (self._asked.add if item.tag == Tag.PULL else self._asked.discard)(rank)
+                self._go_on()
+                return message
+        return None
+
+    def relax(self, arrived: Arrived) -> None:
+        """Let in a pull that no row tells."""
+        pushing = _pushing(arrived)
+        asks = [message.source.rank for message in arrived[Tag.PULL] if message.source.rank not in pushing]
+        again = [rank for rank in asks if rank in self._asked]
+        if self._log.finished:
+            again += [rank for rank in asks if Tag.PULL not in self._to_come[self._ranks.index(rank)]]
+        self._let_in = next(iter(again), -1)
+
+
+def _pushing(arrived: Arrived) -> set[int]:
+    """Return ranks whose last message was sent behind a push that is not yet taken."""
+    return {message.source.rank for message in arrived[Tag.PUSH]}
+
+
+def items_of(turns: Turns, pulls: list[Pull]) -> Iterator[Item]:
+    """Yield a script's items: pushes, events, and pulls among them."""
+    waiting = deque(pulls)
+    for place, number in enumerate(turns.order.tolist()):
+        while waiting and waiting[0].place <= place:
+            yield waiting.popleft().item
+        if number < turns.count:
+            yield Item(Tag.PUSH, int(turns.log.pushes["learner_id"][number]), "pushes", number)
+        else:
+            yield from _of_event(turns.log, int(turns.rows[number - turns.count]))
+    yield from (pull.item for pull in waiting)
+
+
+def _of_event(log: ShardRecord, row: int) -> Iterator[Item]:
+    kind, learner_id, value = (log.events[row][name].item() for name in ("kind", "learner_id", "value"))
+    before = log.events[max(0, row - 1)]
+    behind = before["kind"] if before["learner_id"] == learner_id else None
+    if kind == Event.MISSED and behind == Event.STUCK:  # missed without a look
+        return
+    if (kind == Event.INTERRUPTED and value == 0) or (kind == Event.ENOUGH and math.isnan(value)):  # a goodbye tells
+        return
+    if kind == Event.GOODBYE:  # a push is not logged where a signal came before its turn
+        yield from [Item(Tag.PUSH, learner_id, "events", row)] * int(value - len(log.rows_of[learner_id]))
+    broken = kind == Event.LOST and behind == Event.DEPARTED  # absent, with another rank of its group lost
+    yield Item(_BROKEN if broken else _TAGS[Event(kind)], learner_id, "events", row, value)

@@ -1,0 +1,181 @@
+"""A run is made again by its log: its own loops, with messages in the order of the log, write the same rows (DESIGN 4, law 6)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisgd import replay
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.record import read
+from mpisgd.replay.proof import Proof
+from mpisgd.replay.rerun.job import run_again
+from tests import forge
+from tests.effort import spread
+from tests.virtual.jobs import NO_OBJECTS, TENSORS, simulated
+from tests.virtual.storm import aftermath
+from tests.virtual.storm.draw import draw
+from tests.virtual.storm.kept import KEPT
+
+SOFTSYNC = {"protocol": {"name": "softsync", "n": 2}, "shards": 2}
+HARDSYNC = {"protocol": {"name": "hardsync"}, "shards": 2}
+PATIENCE = {"every_epochs": 0.25, "best": "error", "patience": 2}
+GROUPS = {"model": {"name": "mlp", "hidden": [8, 8]}, "group_size": 2, "micro_batches": 2, "shards": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "hardsync": HARDSYNC,
+    "softsync": SOFTSYNC,
+    "async": {"protocol": {"name": "async"}, "shards": 2},
+    "ssp": {"protocol": {"name": "ssp", "slack": 1}, "shards": 2},
+    "backup": {"protocol": {"name": "backup", "b": 1}, "shards": 2},
+    "backup, late gradients count": {"protocol": {"name": "backup", "b": 1, "late": "apply"}, "shards": 2},
+    "backup, late gradients are given up": {"protocol": {"name": "backup", "b": 1, "abort": True}, "shards": 2},
+    "timeout": {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.05}, "shards": 2},
+    "versioned": {"protocol": {"name": "versioned", "grads_to_wait": 3}, "shards": 2},
+    "downpour": {"protocol": {"name": "downpour", "n_push": 2}, "shards": 2},
+    "allreduce": {"protocol": {"name": "allreduce"}, "shards": 4},
+    "local steps": {**SOFTSYNC, "local_steps": 2, "inner_alpha0": 0.01},
+    "accumulation": {**SOFTSYNC, "accumulation": 2},
+    "teams": {**HARDSYNC, "aggregation": "node", "team_size": 2, "virtual": {"learners": 8, "ranks_per_node": 4}},
+    "groups": {**SOFTSYNC, **GROUPS},
+    "layerwise": {**SOFTSYNC, "exchange": "layerwise"},
+    "duplex": {**SOFTSYNC, "exchange": "duplex"},
+    "streamed": {**HARDSYNC, "exchange": "streamed"},
+    "bfloat16": {**SOFTSYNC, "push_format": "bfloat16", "pull_format": "bfloat16"},
+    "top-k": {**SOFTSYNC, "push_format": "topk", "topk_share": 0.1},
+    "momentum, averages": {**SOFTSYNC, "optimizer": {"name": "sgd", "momentum": 0.9}, "averaging": 0.9},
+    "adam": {**SOFTSYNC, "optimizer": {"name": "adam"}},
+    "compensation": {"protocol": {"name": "async"}, "compensation": 0.5, "shards": 2},
+    "the average clipped": {**HARDSYNC, "clip_average": 0.5},
+    "batch norm": {**SOFTSYNC, "model": {"name": "mlp", "hidden": [8], "batch_norm": True}},
+    "dealt": {**SOFTSYNC, "sampling": "dealt", "straggler": {"slowdown": {"1": 4.0}}},
+    "an evaluator": {**SOFTSYNC, "evaluator": True, "evaluation": {"every_epochs": 0.5}},
+    "evaluations end training": {**SOFTSYNC, "evaluator": True, "alpha0": 0.0, "evaluation": PATIENCE, "epochs": 8},
+    "learners leave": {**SOFTSYNC, "failures": {"at_s": {"1": 1.0}, "then": "leave"}},
+    "sizes alone": {**SOFTSYNC, "virtual": {"gradients": False, "parameters": 1000, "train_samples": 400}},
+}  # fmt: skip
+
+
+def again(path: Path) -> str:
+    """Return the first disagreement of a run made again; "" = none."""
+    record = read(path)
+    proof = Proof(path, "", record.environment("threads"))
+    run_again(record, NO_OBJECTS, proof)
+    return proof.reason
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    directory = tmp_path_factory.mktemp("again")
+
+    @cache
+    def made(kind: str) -> Path:
+        return simulated(directory / kind.replace(" ", "-"), TENSORS, **KINDS[kind]).path
+
+    return made
+
+
+@pytest.mark.parametrize("kind", spread(KINDS, 3))
+def test_each_kind_of_run(kind: str, runs: Callable[[str], Path]) -> None:
+    assert again(runs(kind)) == ""
+
+
+def up(rows: np.ndarray, name: str, at: int) -> None:
+    rows[name][at] = ~rows[name][at] & 1 if rows.dtype[name] == np.uint8 else rows[name][at] + 1
+
+
+def swapped(rows: np.ndarray, at: int) -> np.ndarray:
+    order = np.arange(len(rows))
+    order[[at, at + 1]] = order[[at + 1, at]]
+    return rows[order]
+
+
+#: Not made again: seconds; the machine's own events.
+COLUMNS = [
+    (table, name)
+    for table, dtype in (("pushes", schema.PUSHES), ("updates", schema.UPDATES), ("events", schema.EVENTS))
+    for name in dtype.names or ()
+    if not name.endswith("_s")
+]
+
+
+@pytest.mark.parametrize(("table", "column"), spread(COLUMNS, 4, unpack=True))
+@pytest.mark.parametrize("kind", ["softsync", "backup, late gradients are given up", "timeout"])
+def test_another_value_is_found(kind: str, table: str, column: str, runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path, dice = shutil.copytree(runs(kind), tmp_path / "run"), random.Random(f"{kind}{table}{column}")
+
+    def change(rows: np.ndarray) -> None:
+        there = np.flatnonzero(~np.isnan(rows[column].astype(float)) & (table != "events" or rows["kind"] != Event.GAVE_UP))
+        up(rows, column, int(dice.choice(there)))
+
+    forge.rewrite(path / schema.shard_file(1), table, change)
+    assert again(path)
+
+
+@pytest.mark.parametrize("table", ["pushes", "updates", "events"])
+@pytest.mark.parametrize("how", ["missing", "twice", "swapped"])
+@pytest.mark.parametrize("kind", spread(["softsync", "timeout", "hardsync"], 3))
+def test_another_row_is_found(kind: str, how: str, table: str, runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path, dice = shutil.copytree(runs(kind), tmp_path / "run"), random.Random(f"{kind}{table}{how}")
+
+    def change(rows: np.ndarray) -> np.ndarray:
+        at = dice.randrange(len(rows) // 2, len(rows) - 1)
+        return {"missing": np.delete(rows, at), "twice": np.insert(rows, at, rows[at]), "swapped": swapped(rows, at)}[how]
+
+    forge.rewrite(path / schema.shard_file(0), table, change)
+    if how != "swapped" or table != "events":  # of one clock, in any order
+        assert again(path)
+
+
+STORMS = 30
+
+
+@pytest.mark.parametrize("part", spread(range(STORMS), STORMS))
+def test_deaths_signals_and_attempts(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay agrees, in all storms that end in a proof."""
+    _both(monkeypatch)
+    for number in range(10 * part, 10 * part + 10):
+        drawn = draw(random.Random(f"again:{number}"), number)
+        seen = aftermath.weather(drawn, tmp_path / str(number))
+        assert not seen.failures, f"{drawn}:\n{seen.failures[0]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", spread(KEPT, 9))
+def test_what_storms_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _both(monkeypatch)
+    seen = aftermath.weather(KEPT[name], tmp_path)
+    assert not seen.failures, seen.failures[0]
+
+
+def _both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let storms be proved in both ways."""
+    before = replay.replay
+
+    def both(path: Path) -> Proof:
+        proof = before(path)
+        if not proof.batch:
+            reason = again(path)
+            assert proof.holds == (not reason), reason
+        return proof
+
+    monkeypatch.setattr(replay, "replay", both)
+
+
+def test_events_without_a_witness_are_left_out(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shutil.copytree(runs("softsync"), tmp_path / "run")
+
+    def add(rows: np.ndarray) -> np.ndarray:
+        more = rows[-1:].copy()
+        more["kind"], more["learner_id"] = Event.SKIPPED, -1
+        return np.concatenate([rows, more])
+
+    forge.rewrite(path / schema.shard_file(0), "events", add)
+    assert again(path) == ""
