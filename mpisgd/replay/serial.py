@@ -264,7 +264,7 @@ def _check_size(record: Record, size: int) -> None:
 
 @contextmanager
 def as_in_the_run(threads: int) -> Iterator[None]:
-    """Use this number of torch threads; finally restore torch and generators."""
+    """Use this number of torch threads (last bits depend on it); finally restore torch and generators."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

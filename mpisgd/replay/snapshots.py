@@ -98,7 +98,7 @@ def plan_of(record: Record) -> Plan:
 
 
 def check_rows(record: Record, plan: Plan) -> None:
-    """Raise Untrue at the first row of `evaluations` not due there."""
+    """Raise Untrue at the first row of `evaluations` not due there; after a kill, evaluations may be ahead of the logs."""
     rows = record.run.evaluations
     expected = list(_expected(record, plan)) if record.computed else []
     names = [name for name in schema.EVALUATIONS.names or () if name not in ("taken_s", "loss", "error", "evaluate_s")]
@@ -245,7 +245,10 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
 
 
 class BestOfRun:
-    """File of best weights, compared with `evaluations` and recomputed weights. Raises DataError."""
+    """File of best weights, compared with `evaluations` and recomputed weights. Raises DataError.
+
+    A continued run may keep the best of evaluations after the checkpoint, unknown to the log.
+    """
 
     def __init__(self, record: Record, proof: Proof) -> None:
         path, options = record.path / schema.BEST, record.config.evaluation

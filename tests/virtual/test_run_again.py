@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -11,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mpisgd import replay
-from mpisgd.records.log import schema
+from mpisgd.records.log import schema, sums
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.record import read
 from mpisgd.replay.proof import Proof
@@ -132,6 +135,27 @@ def test_another_row_is_found(kind: str, how: str, table: str, runs: Callable[[s
     forge.rewrite(path / schema.shard_file(0), table, change)
     if how != "swapped" or table != "events":  # of one clock, in any order
         assert again(path)
+
+
+@pytest.mark.parametrize("how", ["changed", "renamed", "more", "damaged"])
+@pytest.mark.parametrize("average", ["theta", "thetabar"])
+def test_other_weights_are_found(average: str, how: str, runs: Callable[[str], Path], tmp_path: Path) -> None:
+    path = shutil.copytree(runs("momentum, averages"), tmp_path / "run")
+    done = json.loads((path / schema.DONE).read_text())
+    states = torch.load(path / schema.WEIGHTS, weights_only=True)
+    name, tensor = next(iter(states[average].items()))
+    if how == "changed":
+        tensor.view(-1)[0] = torch.nextafter(tensor.view(-1)[0], torch.tensor(math.inf))
+    elif how == "renamed":
+        states[average]["other"] = states[average].pop(name)
+    else:
+        states[average]["more"] = tensor
+    torch.save(states, path / schema.WEIGHTS)
+    if how == "damaged":
+        (path / schema.WEIGHTS).write_bytes((path / schema.WEIGHTS).read_bytes()[:-100])
+    done = {name: value for name, value in done.items() if name not in ("crc32", "weights")}  # a checksum would tell
+    (path / schema.DONE).write_text(sums.sealed_json(done))
+    assert schema.WEIGHTS in again(path)
 
 
 STORMS = 30

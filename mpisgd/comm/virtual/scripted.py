@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mpisgd.comm.communicator import Pattern
-from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.transfers import Receiving
+from mpisgd.comm.messages import Fields
+from mpisgd.comm.virtual.cluster import Cluster
+from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import Sending, VirtualWire
 
 Arrived = Mapping[int, deque[Sending]]
@@ -52,68 +51,63 @@ class Script(ABC):
         """Describe the wait for the next message, and its sender."""
 
 
-class _Unheard(Receiving):
-    """Receive of a notice, which interrupts nothing."""
-
-    __slots__ = ()
-
-    def arrived(self) -> bool:
-        return False
-
-
 class EagerWire(VirtualWire):
     """Wire of a rank that meets scripted ranks: sends need no receive."""
 
     __slots__ = ()
 
+    interruptible = False
+
     def work(self, ns: int) -> None:
         """Compute in no time."""
 
-    def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
-        receiving = super()._post(source, tag, bodies)
-        if tag == Tag.NOTICE:
-            receiving.__class__ = _Unheard
-        return receiving
+    def meet(self) -> None:
+        """Do nothing: lost ranks do not come."""
 
     def finish(self, transfer: Any) -> bool:
         if isinstance(transfer, Sending) and transfer.end < 0:
-            transfer.bodies = tuple(np.array(body) if isinstance(body, np.ndarray) else body for body in transfer.bodies)
+            transfer.keep()
             return True
         return super().finish(transfer)
 
 
 class ScriptedWire(VirtualWire):
-    __slots__ = ("script",)
+    __slots__ = ("_script",)
 
-    script: Script
+    def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire], script: Script) -> None:
+        super().__init__(cluster, network, wires)
+        self._script = script
+
+    def meet(self) -> None:
+        """Do nothing: lost ranks do not come."""
 
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
         """Take the script's next message, whatever the time."""
-        if until_ns is not None and self.script.time_out():
+        if until_ns is not None and self._script.time_out():
             self.now = max(self.now, until_ns)
             return None
-        if (told := self.script.told()) is not None:
+        if (told := self._script.told()) is not None:
             return told
         for _ in range(_SILENCES):  # other ranks may let in messages first
             silent_ns = self.now + _SILENCE_NS
             while self.now < silent_ns:
                 if (taken := super().take(_BY_SCRIPT, silent_ns)) is not None:
                     return taken
-            self.script.relax(self._arrived)
+            self._script.relax(self._arrived)
         return super().take(_BY_SCRIPT)
 
     def take_body(self, *bodies: Any) -> bool:
-        return super().take_body(*bodies) and not self.script.torn
+        return super().take_body(*bodies) and not self._script.torn
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         if patterns is not _BY_SCRIPT:
             return super()._look(patterns)
-        if (found := self.script.find(self._arrived)) is not None:
+        if (found := self._script.find(self._arrived)) is not None:
             self._arrived[found.tag].remove(found)
             self._waiting -= 1
         return found
 
     def describe(self) -> tuple[str, int | None]:
-        return self.script.describe() if self._patterns is _BY_SCRIPT else super().describe()
+        return self._script.describe() if self._patterns is _BY_SCRIPT else super().describe()

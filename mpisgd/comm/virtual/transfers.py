@@ -27,7 +27,7 @@ class Receiving(Waitable):
 
     def arrived(self) -> bool:
         self.wire.cluster.until_first(self.wire)
-        return 0 <= self.begun <= self.wire.now
+        return self.wire.interruptible and 0 <= self.begun <= self.wire.now
 
     def withdraw(self) -> None:
         """Do nothing: a posted receive may stay."""

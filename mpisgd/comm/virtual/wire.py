@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
@@ -43,6 +45,10 @@ class Sending(Event, Waitable):
         self.arrival = arrival
         self.end = -1
         """Nanosecond of the end; -1 = not yet known."""
+
+    def keep(self) -> None:
+        """Copy the bodies: the sender goes on."""
+        self.bodies = tuple(np.array(body) if isinstance(body, np.ndarray) else body for body in self.bodies)
 
     def happen(self, now_ns: int) -> VirtualRank | None:
         """Meet the posted receive, or wait to be taken; return the receiver if it goes on."""
@@ -116,6 +122,9 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
         "presence",
         "signal",
     )
+
+    interruptible = True
+    """True = a learner hears notices while computing."""
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
         """Add the next rank to the cluster's `wires`."""

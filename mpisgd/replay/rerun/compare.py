@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
 from mpisgd.records.log.schema import Event, LogRows
@@ -15,17 +13,15 @@ _ON_TRUST = (Event.MISSED, Event.LOST)
 """Values: seconds, or a clock of weights that came to nothing."""
 
 
-def compare_rows(
-    ours: LogRows, theirs: LogRows, shard: int, table: str, *, tolerances: dict[str, float] | None = None, whole: bool
-) -> None:
-    """Raise Untrue at the first difference of a table, but for seconds; `tolerances` of columns are shares of the logged value."""
+def compare_rows(ours: LogRows, theirs: LogRows, shard: int, table: str, *, whole: bool) -> None:
+    """Raise Untrue at the first difference of a table, but for seconds; a log that is not `whole` may lack last rows."""
     if table == "events":
         ours, theirs = (rows[~np.isin(rows["kind"], OF_THE_MACHINE)] for rows in (ours, theirs))
     both = min(len(ours), len(theirs))
     first: dict[str, int] = {}
     for column in theirs.dtype.names or ():
         if not column.endswith("_s"):
-            differs = _differs(ours[column][:both], theirs[column][:both], (tolerances or {}).get(column, 0.0))
+            differs = _differs(ours[column][:both], theirs[column][:both])
             if table == "events" and column == "value":
                 differs &= ~np.isin(theirs["kind"][:both], _ON_TRUST)
             if differs.any():
@@ -39,13 +35,5 @@ def compare_rows(
         refuse(f"{len(theirs)} rows, run again {len(ours)}", shard, table, row=both)
 
 
-def _differs(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-        if tolerance:
-            same |= np.abs(ours - theirs) <= tolerance * np.maximum(1.0, np.abs(theirs))
-    return np.asarray(~same)
-
-
-def named(names: Collection[str]) -> str:
-    return ", ".join(names) or "none"
+def _differs(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return np.asarray((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))

@@ -30,7 +30,7 @@ from mpisgd.job.parts import UserObjects
 from mpisgd.job.resume import Resumption
 from mpisgd.job.roles import RankRole
 from mpisgd.job.world import Setup
-from mpisgd.records import directory
+from mpisgd.records import directory, weights
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_summary, read_tables
@@ -128,6 +128,12 @@ class _LogWorld(VirtualWorld):
     def presence_of(self, rank: int) -> Callable[..., FaultTolerant]:
         return functools.partial(ByLog, self.scripts[rank])
 
+    def part_with(self, role: RankRole, failure: LearnerFailed) -> None:
+        """Let a learner leave that said goodbye. Raises LearnerFailed for others."""
+        if not any(Event.GOODBYE in log.events_of[failure.learner_id]["kind"] for log in self.record.shards):
+            raise failure
+        super().part_with(role, failure)
+
     def _next_ns(self, rank: int) -> Callable[[], int]:
         return costs_of(self.record, self.roles.index(rank), functools.partial(self._signal, rank)).__next__
 
@@ -214,8 +220,6 @@ class Again(Job):
         super().__init__(config, user_objects, kept=False, hosts=hosts, tolerant=bool(np.isin(kinds, _LOSSES).any()))
         self._record = record
         self._scripts: dict[int, ShardScript] = {}
-        parted = [log.events["learner_id"][log.events["kind"] == Event.GOODBYE] for log in record.shards]
-        self._part = set(np.concatenate(parted).tolist())
         self.world.follow(record, self._scripts)
         if isinstance(self.world, _TensorLogWorld):
             if begun is not None:
@@ -254,35 +258,29 @@ class Again(Job):
                 raise Untrue(stuck) from error
 
     def _main_of(self, role: RankRole, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
-        """Return a main without a last meeting: lost learners do not come."""
-        wire = self.world.wires[role.rank]
+        """Return a main that ends early as the log does."""
+        main = super()._main_of(role, accounts)
 
-        def main() -> None:
-            wire.clock.begin(wire.meet)
+        def as_logged() -> None:
             try:
-                role.train()
-            except LearnerFailed as failure:
-                if failure.learner_id not in self._part:
-                    return
-                self.world.part_with(role, failure)
+                main()
+            except LearnerFailed:
+                return  # lost in the run, too
             except PeerError:
                 script = self._scripts.get(role.rank)
                 if self._record.whole or script is None or not script.at_end:
                     raise
-                return  # so ended the run
-            accounts[role.rank] = role.end()
-            role.leave()
 
-        return main
+        return as_logged
 
     def _wire(self, cluster: Cluster, rank: int) -> None:
         if self.config.protocol.collective or rank not in self.roles.shard_ranks:
             EagerWire(cluster, self.world.network, self.world.wires)
             return
-        wire = ScriptedWire(cluster, self.world.network, self.world.wires)
         log, ranks = self._record.shards[self.roles.index(rank)], self.setup.seen_by(rank).roles.learner_ranks
         asks = _never if self.config.agrees else self.setup.protocol.next_clock  # norms are agreed on before any pull
-        wire.script = self._scripts[rank] = ShardScript(log, ranks, asks, both_ways=self.config.both_ways)
+        self._scripts[rank] = script = ShardScript(log, ranks, asks, both_ways=self.config.both_ways)
+        ScriptedWire(cluster, self.world.network, self.world.wires, script)
 
     def _stuck(self) -> Finding | None:
         """Return a row that never comes, unless a killed shard holds up all ranks."""
@@ -337,12 +335,12 @@ def _compare_results(record: Record, path: Path, unmade: set[int], told_anew: in
         rows["clock_min"][rows["snapshot"] < told_anew] = rows["clock_max"][rows["snapshot"] < told_anew] = -1
     compare_rows(ours, theirs, -1, "evaluations", whole=record.done is not None)
     if record.done is not None:
-        _compare_weights(record.path, path)
+        for averaged in (False, True)[: 1 + (record.config.averaging > 0)]:
+            said, found = (weights.of_run(run, averaged=averaged) for run in (record.run, Run(path)))
+            other = [name for name in sorted({*said, *found}) if not _same(said.get(name), found.get(name))]
+            if other:
+                refuse(f"run again, {', '.join(other)} have other bits", -1, schema.WEIGHTS)
 
 
-def _compare_weights(theirs: Path, ours: Path) -> None:
-    said, found = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (theirs, ours))
-    for kind, tensors in said.items():
-        for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
-            if isinstance(tensor, torch.Tensor) and tensor.numpy().tobytes() != found[kind][name].numpy().tobytes():
-                refuse(f"{kind} {name}: other bits", -1, schema.WEIGHTS)
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes()
