@@ -26,7 +26,7 @@ COMMANDS = {
     "report": "print tables and draw figures of one run",
     "compare": "put several runs side by side",
     "timeline": "write a Chrome trace: who computed, waited, sent and received when",
-    "replay": "recompute a run serially from its log, and compare bit for bit",
+    "replay": "make a run again from its log, and compare bit for bit",
     "plan": "predict from runs: which protocol, N, b or n, and how many shards",
     "export": "write the weights of a run or of a checkpoint to a file",
     "submit": "print or submit a batch script for SLURM, LSF, PBS or Flux",

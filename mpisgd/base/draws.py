@@ -64,3 +64,15 @@ def kept() -> Iterator[None]:
         torch.default_generator.set_state(of_torch)
         for gpu, state in zip(gpus, of_gpus, strict=True):
             torch.cuda.set_rng_state(state, gpu)
+
+
+@contextmanager
+def as_in_the_run(threads: int) -> Iterator[None]:
+    """Use this number of torch threads (last bits depend on it); finally restore torch and generators."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with kept():
+            yield
+    finally:
+        torch.set_num_threads(before)

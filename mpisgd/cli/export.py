@@ -75,6 +75,7 @@ def main(argv: list[str]) -> int:
 def _of_checkpoint(options: Options, clock: int) -> State:
     import torch
 
+    from mpisgd.base.draws import as_in_the_run
     from mpisgd.config import ConstantOptions, config_file, replace, trust
     from mpisgd.gradient.measure import batch_norms
     from mpisgd.job import parts
@@ -83,7 +84,6 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     from mpisgd.records.checkpoint import buffers
     from mpisgd.records.checkpoint import checkpoint as disk
     from mpisgd.records.log.reader import Directory
-    from mpisgd.replay.serial import as_in_the_run
     from mpisgd.replay.user_objects import renamed_in
 
     run = options.run

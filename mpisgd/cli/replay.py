@@ -16,7 +16,7 @@ from rich.table import Table
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from mpisgd.replay import trust_table
+    from mpisgd.replay.checks import trust_table
     from mpisgd.replay.checks.record import Row
 
 _PROGRESS_S = 5.0
@@ -24,9 +24,9 @@ _PROGRESS_S = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """Check a run's log, recompute the run serially in the recorded order, and compare evaluations and last weights.
+    """Check a run's log, make the run again in the recorded order, and compare all rows, evaluations and last weights.
 
-    On the CPU, with the same libraries, all bits are the same. Otherwise the log's first impossible place is named, or the largest
+    On the CPU, with the same libraries, all bits are the same. Otherwise the log's first other row is named, or the largest
     difference and its place. A virtual run is also simulated again, and all seconds compared. A table tells the proved, the checked
     and the trusted. Exit status 0: the same; 1: not; 2: no readable run or log.
     """
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
         trust=options.trust,
         evaluations=options.evaluations,
         on_row=printer.print_row,
-        at_first=options.check,
+        on_push=printer.tell,
     )
     if not options.check:
         *lines, result = proof.lines()
@@ -128,9 +128,11 @@ class _Printer:
         options = self._options
         if self._rows and options.shard in (None, row.shard) and options.learner in (None, row.learner_id):
             self._print_row(number, row, loss)
+
+    def tell(self, shard: int, row: int) -> None:
         self._told += 1
-        if not options.check and time.monotonic() > self._next_s:
-            print(f"shard {row.shard} is at clock {row.clock:,}; {self._told:,} rows so far", file=sys.stderr, flush=True)
+        if not self._options.check and time.monotonic() > self._next_s:
+            print(f"shard {shard} is at row {row:,} of pushes; {self._told:,} rows so far", file=sys.stderr, flush=True)
             self._next_s = time.monotonic() + _PROGRESS_S
 
     def _print_row(self, number: int, row: Row, loss: float) -> None:

@@ -67,6 +67,7 @@ class Tensors:
     Attributes:
         shard_device: "cpu", or a rank's GPU.
         evaluated: snapshots are evaluated, not only pulled.
+        evaluator: makes the evaluator of a whole model.
         metrics: of an own step, after `check`.
         dealt: exchanges of a model's pieces (`dealt_between`), after `check`.
         own: this rank's piece of each layer, as a model, after first use.
@@ -81,6 +82,7 @@ class Tensors:
     data: DataSet | None
     shard_device: str = "cpu"
     evaluated: bool = True
+    evaluator: Callable[..., Evaluator] = Evaluator
     metrics: tuple[str, ...] = ()
     dealt: Sequence[Sequence[Dealt]] = ()
     own: FlatModel | None = None
@@ -98,7 +100,8 @@ class Tensors:
     @property
     def facts(self) -> dict[str, Any]:
         policy = batch_norm_policy(self.model.module, self.config, self.meta.train_samples)
-        return parts.facts_of_model(self.config, self.model.layers, parts.bounds(self.config, self.model), policy)
+        bounds = parts.bounds(self.config, self.model, self.rules)
+        return parts.facts_of_model(self.config, self.model.layers, bounds, policy)
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -184,7 +187,7 @@ class Tensors:
         fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
         fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # segments are of own steps
         if self.rules < 6:
-            how["kind"] = partial(SliceUpdate, fused=True)
+            how["kind"] = partial(how.get("kind", SliceUpdate), fused=True)
         return make_update(self.config, weights, **fields, **how)
 
     def snapshots(self, path: Path, update: Copied, resumed: Sequence[Sequence[float]]) -> Snapshots:
@@ -222,7 +225,7 @@ class Tensors:
         batches = len(pulled) * sum(math.ceil(len(each) / (each.loaded_in or options.batch)) for each in splits)
         asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
         shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
-        kind: Callable[..., Evaluator] = of_piece or Evaluator
+        kind = of_piece or self.evaluator
         if pieces is not None:
             assert self.stages is not None
             own: dict[str, Any] = {"stages": self.stages, "pieces": pieces, "loss": self.loss, "data": data}

@@ -17,10 +17,10 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_summary, read_tables
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, LogRows
+from mpisgd.replay.checks.environment import compare
 from mpisgd.replay.checks.finding import Untrue, refuse
+from mpisgd.replay.checks.proof import Proof
 from mpisgd.replay.checks.record import Record
-from mpisgd.replay.environment import compare
-from mpisgd.replay.proof import Proof
 from mpisgd.simulate.job import Job
 
 #: Compared by the serial replay, bit for bit or within its tolerance; `diverged` follows from these columns.

@@ -1,4 +1,4 @@
-"""Replay of a run: its log is checked, computed again, and compared (DESIGN 4, law 6)."""
+"""Replay of a run: its log is checked, and the run made again (DESIGN 4, law 6)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,29 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from mpisgd.base.draws import as_in_the_run
 from mpisgd.base.errors import ConfigError
-from mpisgd.data import DataSet
-from mpisgd.gradient.measure import batch_norms
 from mpisgd.job.finish import headline
-from mpisgd.job.parts import NO_OBJECTS, UserObjects
+from mpisgd.job.parts import NO_OBJECTS, UserObjects, load_data
 from mpisgd.job.tensors import Tensors
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.checks.batch import Batch
 from mpisgd.replay.checks.claimed import Claimed
+from mpisgd.replay.checks.difference import difference, load_weights
+from mpisgd.replay.checks.environment import check_done, check_rules
 from mpisgd.replay.checks.finding import Untrue, refuse
-from mpisgd.replay.checks.happened import check_events, check_last_answers
 from mpisgd.replay.checks.joined import check_joined
-from mpisgd.replay.checks.learners import compare_shards
-from mpisgd.replay.checks.order import serial_order
+from mpisgd.replay.checks.numbers import check_numbers
+from mpisgd.replay.checks.proof import Proof, Which
 from mpisgd.replay.checks.record import Record, read
 from mpisgd.replay.checks.seconds import check_seconds
-from mpisgd.replay.checks.walk import walk
-from mpisgd.replay.difference import difference, load_weights
-from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
-from mpisgd.replay.proof import Proof
-from mpisgd.replay.recompute import OnRow, Reach, check_start, through_attempts
-from mpisgd.replay.serial import as_in_the_run, load_data
-from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
+from mpisgd.replay.rerun.attempts import OnPush, OnRow, Reach, run_again
+from mpisgd.replay.rerun.results import check_sizes
 from mpisgd.replay.user_objects import changed, check_consent, renamed, saying_how, with_initial
+
+_OF_A_STREAM = "the data are a stream: does the stream give learners the same samples again? If not, the run cannot be replayed"
 
 FOREIGN_TOLERANCE = 0.05
 """Tolerance for runs on a GPU or in batches."""
@@ -54,9 +51,9 @@ def replay(  # noqa: PLR0913 - each an option by name
     trust: bool = False,
     evaluations: Which = "all",
     on_row: OnRow = lambda number, row, loss: None,
-    at_first: bool = False,
+    on_push: OnPush = lambda shard, row: None,
 ) -> Proof:
-    """Compute a run again, serially, from its log, and compare the results.
+    """Make a run again, in the order of its log, and compare all rows and results.
 
     Args:
         path: the run's directory; an unfinished run is replayed to its log's end.
@@ -69,7 +66,8 @@ def replay(  # noqa: PLR0913 - each an option by name
         named: replacements for the user's model, data, loss, step, protocol or schedule, as package.module:attribute.
         trust: import code named by the run, if neither brought nor `named` (`mpisgd.config.trust`).
         evaluations: snapshots to evaluate again.
-        at_first: stop at the first disagreement.
+        on_row: called with each gradient's row number, row, and loss made again, shard by shard.
+        on_push: called in the order of the rerun, with shard and row number.
 
     Raises:
         DataError: no readable run, log or weights; other sizes of data or model; initial weights gone or changed; older rules.
@@ -90,32 +88,45 @@ def replay(  # noqa: PLR0913 - each an option by name
     proof.which = evaluations
     if record.config.protocol.batch:
         return _replay_batch(record, user_objects, proof, until)
-    try:
-        for attempt in (*record.earlier, record):
-            check_log(attempt)
-        with saying_how(record, user_objects), as_in_the_run(proof.threads):
-            data = load_data(record, user_objects) if record.computed else None
-            proof.notes += changed(record.run)
-        plan = plan_of(record)
-        check_rows(record, plan)
-    except Untrue as untrue:
-        proof.finding = untrue.finding
-        return proof
-    virtual = record.run.environment.get("virtual", False)
     started_s = time.monotonic()
     with saying_how(record, user_objects), as_in_the_run(proof.threads):
-        evaluated = False
-        if data is not None:
-            evaluated = _compute(record, user_objects, data, plan, proof, Reach(until, at_first, on_row))
-        else:
-            proof.clocks = tuple(log.final_clock for log in record.shards)
-            proof.computed = False
-            proof.nothing_to_compare = "the run computed no gradients: only the protocol's decisions can be checked"
-        if virtual and until is None and not (at_first and not proof.holds):
-            simulate_again(record, user_objects, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
+        try:
+            check_log(record)
+            proof.notes += changed(record.run)
+            run_again(record, user_objects, proof, Reach(-1 if until is None else until, on_row, on_push))
+        except Untrue as untrue:
+            proof.find(untrue.finding)
+            return proof
+        _say_what_is_compared(record, proof, until)
+        if proof.holds and record.run.environment.get("virtual", False) and until is None:
+            simulate_again(record, user_objects, proof, evaluated=False)
     _check_joined(record, proof, until)
     proof.seconds = time.monotonic() - started_s
     return proof
+
+
+def check_log(record: Record) -> None:
+    """Raise Untrue at the first place impossible without computing."""
+    for attempt in (*record.earlier, record):
+        check_numbers(attempt)
+        check_seconds(attempt)
+    for log, clock in zip(record.shards, record.done["clock"] if record.done else [], strict=False):
+        if log.final_clock != clock or not log.finished:
+            refuse(f"DONE says that the shard ended at clock {clock}", log.shard, "updates", row=log.final_clock)
+    check_done(record)
+
+
+def _say_what_is_compared(record: Record, proof: Proof, until: int | None) -> None:
+    if not record.computed:
+        proof.computed = False
+        proof.nothing_to_compare = "the run computed no gradients: only the protocol's decisions can be checked"
+    elif until is not None:
+        there = "stopped at" if set(proof.clocks) else "the logs end before all shards come to"
+        proof.nothing_to_compare = f"{there} clock {until}"
+    elif record.done is None:
+        proof.nothing_to_compare = "the run did not finish: no weights to compare with"
+    if proof.other_losses and record.config.sampling == "stream":
+        proof.notes.append(_OF_A_STREAM)
 
 
 def _check_joined(record: Record, proof: Proof, until: int | None) -> None:
@@ -139,9 +150,11 @@ def _replay_batch(record: Record, user_objects: UserObjects, proof: Proof, until
         claimed = Claimed(record)
         check_done(record)
         with saying_how(record, user_objects), as_in_the_run(proof.threads):
-            data = load_data(record, user_objects)
+            data = load_data(record.config, user_objects)
+            tensors = Tensors.load(record.config, user_objects, data, record.ranks)
+            check_sizes(record, len(data.train), tensors.model.size)
             proof.notes += changed(record.run)
-            batch = Batch(record, claimed, Tensors.load(record.config, user_objects, data, record.ranks), data, proof.which)
+            batch = Batch(record, claimed, tensors, data, proof.which)
             try:
                 batch.run()
             finally:
@@ -167,56 +180,9 @@ def _compare_batch(record: Record, batch: Batch, proof: Proof) -> None:
     proof.differences.append(difference("theta", weights, recorded, batch.initial, model, batch.bounds))
 
 
-def _compute(record: Record, user_objects: UserObjects, data: DataSet, plan: Plan, proof: Proof, reach: Reach) -> bool:
-    """Compute, evaluate and compare; return whether evaluation was possible."""
-    kept = Kept(record, plan)
-    last = through_attempts(record, user_objects, data, proof, kept, reach)
-    if reach.until is not None or (reach.at_first and not proof.holds):
-        return True
-    last.serial.end()
-    failures = record.config.failures
-    lasting = has_lasting_buffers(last.serial.model.module, record.config.buffers_evaluated)
-    lost = bool(np.isin(record.run.events["kind"], Event.LOST).any() or failures.at_s or failures.mean_s)
-    virtual = record.rules < 6 and record.run.environment.get("virtual", False)  # with buffers shared by all learners
-    before = record.older and bool(batch_norms(last.serial.model.module))
-    evaluates = not before and (not lasting or not (lost or virtual))
-    try:
-        if not proof.tolerance:
-            check_diverged(record, last.diverged, last.serial.weights())
-        check_environment(record, last.serial)
-    except Untrue as untrue:
-        proof.find(untrue.finding)
-    if evaluates:
-        evaluate_again(record, last.serial, data, plan, kept, proof)
-    elif before:
-        proof.which = "none"
-        proof.seams.append("not evaluated again: an earlier mpisgd had other batch-norm statistics")
-    elif lost:
-        proof.which = "none"
-        proof.seams.append("not evaluated again: the model has buffers of each rank's own, and ranks were lost")
-    return evaluates
-
-
 def check(path: str | Path, user_objects: UserObjects = NO_OBJECTS, *, trust: bool = False) -> str:
     """Return the first contradiction, in a line; "" = proved. Raises as `replay`."""
-    return replay(path, user_objects, trust=trust, at_first=True).reason
-
-
-def check_log(record: Record) -> None:
-    """Raise Untrue at the first place impossible without computing."""
-    for shard in record.shards:
-        check_start(record, shard)
-        walk(record, shard)
-        check_events(record, shard)
-        check_seconds(record, shard)
-    compare_shards(record)
-    check_last_answers(record)
-    for _ in serial_order(record):
-        """Only the order's existence matters."""
-    for log, clock in zip(record.shards, record.done["clock"] if record.done else [], strict=False):
-        if log.final_clock != clock or not log.finished:
-            refuse(f"DONE says that the shard ended at clock {clock}", log.shard, "updates", row=log.final_clock)
-    check_done(record)
+    return replay(path, user_objects, trust=trust).reason
 
 
 def _begin(record: Record, tolerance: float | None) -> Proof:

@@ -17,8 +17,8 @@ from mpisgd.job.user_code import NAMED, PARTS, sha256_of
 from mpisgd.protocols import OwnProtocolOptions
 from mpisgd.records import initial
 from mpisgd.records.log.reader import Run
+from mpisgd.replay.checks.proof import Proof
 from mpisgd.replay.checks.record import Record
-from mpisgd.replay.proof import Proof
 
 _PLACEHOLDER = "MODULE:NAME"
 

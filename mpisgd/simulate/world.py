@@ -27,6 +27,7 @@ from mpisgd.job.tensors import Tensors, crossing_nbytes, dealt_between
 from mpisgd.job.world import World
 from mpisgd.models.interleaved import Dealt
 from mpisgd.pipeline.stage import Stage
+from mpisgd.records.log import schema
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import TOGETHER, Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
@@ -39,6 +40,7 @@ from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.update.weighting import Weighting
+from mpisgd.vectors import buckets
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Charges, Travels
 from mpisgd.vectors.cut import Stages
@@ -70,6 +72,11 @@ class VirtualWorld(World):
     computing = ""
     facts: dict[str, Any]
 
+    @property
+    def rules(self) -> int:
+        """Version of the rules of the run (`schema.RULES`)."""
+        return schema.RULES
+
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
         computing = [nodes[rank] for rank in roles.computing_ranks]
         self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=len(computing), nodes=computing)
@@ -85,7 +92,8 @@ class VirtualWorld(World):
         return self.wires[rank]
 
     def buckets(self) -> list[Bucket]:
-        return stages.buckets_of(self.config, self.layers, self.bounds)
+        nbytes = buckets.OLDER_NBYTES if self.rules < 4 else None
+        return stages.buckets_of(self.config, self.layers, self.bounds, nbytes)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
         firsts = [bucket.first for bucket in self.buckets()] or first_layers(self.layers, self.bounds)
@@ -180,16 +188,16 @@ class TensorWorld(VirtualWorld):
         if data.train.advice:
             terminal.warn(data.train.advice)
         device = _device(config)
-        self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, device=device)
+        self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, self.rules, device)
         self._device = device if stages.stays_on_gpu(config) else "cpu"
         tensors.shard_device = self._device
         tensors.evaluated = evaluated
         self.meta = tensors.meta
         self.parameters = tensors.model.size
-        self.bounds = parts.bounds(config, tensors.model)
+        self.bounds = parts.bounds(config, tensors.model, self.rules)
         self.layers = tensors.model.layers
         self.facts = tensors.facts
-        tensors.check()
+        self._check(tensors)
         Shares.of(config.virtual, self.layers)
         self.stages = tensors.stages
         self.crossing, self.dealt = crossing_nbytes(tensors.model, tensors.gradient(0)), tensors.dealt
@@ -198,6 +206,10 @@ class TensorWorld(VirtualWorld):
         if device != "cpu":
             self.computing = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
         tensors.turns = Turns(tensors.model.module)
+
+    def _check(self, tensors: Tensors) -> None:
+        """Look at the first mini-batch. Raises ConfigError, DataError."""
+        tensors.check()
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:

@@ -52,7 +52,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
-from mpisgd.replay.difference import load_weights
+from mpisgd.replay.checks.difference import load_weights
 from mpisgd.simulate import simulate
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Updates

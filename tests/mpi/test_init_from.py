@@ -12,13 +12,13 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.__main__ import main
+from mpisgd.base.draws import as_in_the_run
 from mpisgd.base.errors import EXIT_INTERRUPTED
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import Part, config_file, replace
 from mpisgd.job import parts
 from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.records.log.reader import Run
-from mpisgd.replay.serial import as_in_the_run
 
 from .conftest import execute, launch
 

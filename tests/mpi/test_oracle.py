@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from mpisgd import data, models
+from mpisgd.base.draws import as_in_the_run
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.records.log.reader import Run
 from mpisgd.replay import UserObjects, replay
-from mpisgd.replay.serial import as_in_the_run
 from tests.effort import EVERYTHING, REST
 from tests.papers_loops import Lamb, Lars
 

@@ -30,7 +30,7 @@ ROOMS = [
         "sandblaster",
     ),
     *("liveness", "job", "job.roles", "job.run", "simulate"),
-    *("analysis", "report", "replay.checks", "replay", "replay.rerun", "plan.costs", "plan", "site", "site.scripts"),
+    *("analysis", "report", "replay.checks", "replay.rerun", "replay", "plan.costs", "plan", "site", "site.scripts"),
     *("launching", "bench.parts", "bench", "api"),
     *(".", "command_line", "cli.reading", "cli"),
     "__main__",

@@ -98,7 +98,7 @@ def test_a_run_whose_config_has_no_patience_cannot_have_ended_so(stopped: Path, 
     copy = shutil.copytree(stopped, tmp_path / "copy")
     text = (copy / schema.CONFIG).read_text().replace("patience = 2", "patience = 0")
     (copy / schema.CONFIG).write_text("\n".join(text.splitlines()[1:]))
-    assert "ENOUGH with value" in replay.check(copy)
+    assert "run again, ENOUGH never comes" in replay.check(copy)
 
 
 def test_patience_of_more_evaluations_than_there_are_changes_nothing(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def check_refused(run: Run, copy: Path, edit: Callable[[np.ndarray, np.ndarray],
 FORGED: dict[str, tuple[Callable[[np.ndarray, np.ndarray], Any], str]] = {
     "weights": (given_weights_afterwards, "after evaluations had ended training"),
     "applied": (late_one_applied, "APPLY"),
-    "twice": (told_twice, "ENOUGH: a second time"),
+    "twice": (told_twice, "ENOUGH never comes"),
     "too early": (told_before_the_snapshot, "was taken at"),
 }
 

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from mpisgd import replay
-from mpisgd.base.draws import seeds_of
+from mpisgd.base.draws import as_in_the_run, seeds_of
 from mpisgd.base.streams import Domain
 from mpisgd.config import Part
 from mpisgd.job import parts
 from mpisgd.job.parts import UserObjects
-from mpisgd.replay.serial import as_in_the_run
 from tests.effort import examples, spread
 from tests.virtual.jobs import TENSORS, config, simulated
 

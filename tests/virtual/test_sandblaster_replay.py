@@ -18,7 +18,7 @@ from mpisgd.comm.messages import Op
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.replay import replay
-from mpisgd.replay.trust_table import BATCH
+from mpisgd.replay.checks.trust_table import BATCH
 from mpisgd.simulate.job import simulate
 from tests.effort import spread
 from tests.forge import forget

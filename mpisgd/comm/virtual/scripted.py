@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpisgd.comm.communicator import Pattern
-from mpisgd.comm.messages import Fields
+from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import Sending, VirtualWire
@@ -17,6 +17,7 @@ Arrived = Mapping[int, deque[Sending]]
 """Messages by tag, in the order of arrival."""
 
 _BY_SCRIPT: tuple[Pattern, ...] = ((None, -1),)
+_PULLS: tuple[Pattern, ...] = ((None, Tag.PULL),)
 _SILENCE_NS = 10**15
 """Time in which nothing has come anywhere: all ranks wait for one another."""
 _SILENCES = 64
@@ -84,7 +85,9 @@ class ScriptedWire(VirtualWire):
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
-        """Take the script's next message, whatever the time."""
+        """Take the script's next message, whatever the time; nothing, where asked for pulls beside an update."""
+        if patterns == _PULLS:
+            return None
         if until_ns is not None and self._script.time_out():
             self.now = max(self.now, until_ns)
             return None

@@ -160,8 +160,10 @@ class LearnerRole(RankRole):
         self._group = group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
         computed = self._leader or self._gradient_of(group=group)
         seen = setup.seen_by(rank)
-        segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
-        pushed = stages.chain(config, computed, seen.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
+        tensors, samples = world.tensors, setup.meta.train_samples
+        segments = list(within(tensors.segments, *seen.piece)) if tensors is not None else ()
+        fused = tensors is not None and tensors.rules < 6
+        pushed = stages.chain(config, computed, seen.bounds, samples, setup.gradients_per_update, segments, fused=fused)
         memory, protocol = pushed.memory, setup.protocol
         self._channel: LearnerChannel
         if group is not None:

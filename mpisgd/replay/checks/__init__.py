@@ -1,1 +1,1 @@
-"""Checks of a log, row by row, beside the shards' rules."""
+"""A run's log, what needs no rerun to be seen in it, and the result of a replay."""

@@ -25,7 +25,7 @@ from mpisgd.sandblaster.replayed_slots import Here
 from mpisgd.vectors.memory import Memory
 
 _NORM_TOLERANCE = 1e-3
-"""See `recompute.py`."""
+"""Relative; numpy's own number of threads sets the order of float32 sums."""
 
 
 _SLOTS = ("out", "a", "b")

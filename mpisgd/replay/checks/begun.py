@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ class Start:
 
     Attributes:
         received: earlier pushes.
-        applied_seq: last mini-batch applied, per learner; -1 = none.
         next_seq: mini-batch after the last not rejected, per learner.
         since_s: end of the last update, or time of the checkpoint.
     """
@@ -27,10 +25,8 @@ class Start:
     samples: int
     time_s: float
     received: int
-    applied_seq: list[int]
     next_seq: list[int]
     since_s: float = 0.0
-    portions: Sequence[int] = ()
 
 
 def begun(path: Path, lambda_: int, events: LogRows) -> Start:
@@ -45,28 +41,9 @@ def begun(path: Path, lambda_: int, events: LogRows) -> Start:
         samples=int(updates["samples"][-1]) if len(updates) else here.samples,
         time_s=float(resumed_s[0]) if len(resumed_s) else 0.0,
         received=len(pushes),
-        applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], first),
         next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], first)],
         since_s=float(updates["time_s"][-1]) if len(updates) else here.time_s,
-        portions=[*_dealt_before(path), *_portions(pushes)],
     )
-
-
-def _portions(pushes: LogRows) -> list[int]:
-    if "portion" not in (pushes.dtype.names or ()):
-        return []
-    applied: list[int] = pushes["portion"][pushes["verdict"] == Verdict.APPLY].tolist()
-    return applied
-
-
-def _dealt_before(path: Path) -> list[int]:
-    """Return portions applied by shard 0 in earlier layouts, for all shards here."""
-    here = begins(path)
-    if not here.before:
-        return []
-    last = max(attempt for shard, attempt, _ in here.before if shard == 0)
-    pushes = schema.joined("pushes", [each.rows("pushes") for each in here.rows_before(path.parent)[0]])
-    return [*_dealt_before(path.with_name(schema.shard_file(0, last))), *_portions(pushes)]
 
 
 def _last_seq(pushes: LogRows, first: list[int]) -> list[int]:

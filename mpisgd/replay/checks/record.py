@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +12,6 @@ import numpy as np
 
 from mpisgd.base.errors import DataError
 from mpisgd.config import Config, config_file
-from mpisgd.job import parts
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
 from mpisgd.records.log.layouts import begins
@@ -23,11 +19,7 @@ from mpisgd.records.log.rank_file import read_continues, read_summary, read_tabl
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.replay.checks.begun import Start, begun
-from mpisgd.replay.checks.lost import Lost, completed
 from mpisgd.rules.portions import NO_PORTION
-
-_CHUNK_ROWS = 4096
-_CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED)
 
 
 class Row(NamedTuple):
@@ -55,45 +47,30 @@ class Row(NamedTuple):
         return [name for name in cls._fields if name in (dtype.names or ())]
 
 
-class Departure(NamedTuple):
-    """A learner left while others went on; or, by `kind`, a missed learner is back (RETURNED), or a learner passes (PASSED).
-
-    `clock`: the shard's before. `time_s`: after all earlier arrivals.
-    """
+class Lost(NamedTuple):
+    """Loss of a learner; `given`: clock of its last weights."""
 
     clock: int
     time_s: float
-    learner_id: int
-    kind: int = Event.DEPARTED
-
-
-class TimeOut(NamedTuple):
-    """End of the time for update `clock` + 1."""
-
-    clock: int
-    time_s: float
+    given: int
 
 
 @dataclass(frozen=True)
 class ShardRecord:
     """The log of a shard in an attempt.
 
-    `pushes` are in order of summation; unless `finished`, to the clock of the last recorded update.
+    `pushes` are in order of summation; unless `finished`, to the clock of the last recorded update. `lacks`: lost learners; other
+    shards got one push more.
     """
 
     shard: int
     lambda_: int
     pushes: LogRows
     updates: LogRows
-    departures: list[Departure]
-    timeouts: list[TimeOut]
     summary: np.void
     start: Start
     lost: dict[int, Lost] = dataclasses.field(default_factory=dict)
-    stuck: frozenset[int] = frozenset()
-    """Learners with abandoned transfers."""
-    inserted: frozenset[int] = frozenset()
-    """Added rows: lost learners' gradients, received only by other shards."""
+    lacks: frozenset[int] = frozenset()
     events: LogRows = dataclasses.field(default_factory=lambda: np.empty(0, schema.EVENTS))
 
     @property
@@ -122,17 +99,8 @@ class ShardRecord:
         row: np.void = self.updates[clock - 1 - self.start.clock]
         return row
 
-    def rows(self) -> Iterator[Row]:
-        chosen = self.pushes[Row.columns(self.pushes.dtype)]
-        for start in range(0, len(chosen), _CHUNK_ROWS):
-            yield from itertools.starmap(Row, chosen[start : start + _CHUNK_ROWS].tolist())
-
     def row(self, number: int) -> Row:
         return Row(*self.pushes[number][Row.columns(self.pushes.dtype)].item())
-
-    def scale_of(self, number: int) -> float:
-        """Return the factor of a gradient's loss; NaN = not logged."""
-        return float(self.pushes["scale"][number]) if "scale" in schema.extra(self.pushes.dtype) else math.nan
 
     @cached_property
     def rows_of(self) -> list[LogRows]:
@@ -208,11 +176,6 @@ class Record:
         return sum(map(len, self.members))
 
     @property
-    def gradients_per_update(self) -> float:
-        """Normal number at the start."""
-        return parts.gradients_per_update(self.protocol(), self.lambda_, self.ranks)
-
-    @property
     def whole(self) -> bool:
         return all(shard.finished for shard in self.shards)
 
@@ -244,9 +207,6 @@ class Record:
         if self.attempt:
             protocol.on_resume(self.next_seq)
         return protocol
-
-    def has_gradient(self, learner_id: int, number: int) -> bool:
-        return all(number < len(shard.rows_of[learner_id]) for shard in self.shards)
 
 
 def read(path: str | Path) -> Record:
@@ -281,7 +241,8 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
-    shards = completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
+    found = [_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)]
+    shards = [_completed(shard, found) for shard in found]
     path = run.path / schema.shard_file(0, attempt)
     recut = bool(begins(path).before) and not read_continues(path)
     return Record(run, config, shards, done, attempt, learners=learners, recut=recut)
@@ -297,18 +258,12 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     if summary["final_clock"] < 0:
         # Drop rows after the last flushed update, and events flushed before their updates.
         pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
-    columns = ["clock", "time_s", "learner_id"]
-    came_or_went = events[np.isin(events["kind"], _CAME_OR_WENT)]
-    departures = [Departure._make(row) for row in came_or_went[[*columns, "kind"]].tolist()]
-    lost = {
-        learner_id: Lost(clock, time_s, int(given))
-        for clock, time_s, learner_id, given in _of(events, Event.LOST, *columns, "value")
-    }
-    stuck = frozenset(learner_id for (learner_id,) in _of(events, Event.STUCK, "learner_id"))
-    timeouts = [TimeOut(*row) for row in _of(events, Event.TIMEOUT, "clock", "time_s")]
-    return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck, events=events)
+    gone = events[events["kind"] == Event.LOST]
+    lost = {row["learner_id"].item(): Lost(row["clock"].item(), row["time_s"].item(), int(row["value"])) for row in gone}
+    return ShardRecord(shard, lambda_, pushes, updates, summary, start, lost, events=events)
 
 
-def _of(events: LogRows, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
-    return rows
+def _completed(shard: ShardRecord, shards: list[ShardRecord]) -> ShardRecord:
+    """Note lost learners whose last push came to other shards only."""
+    lacks = [each for each in shard.lost if any(len(other.rows_of[each]) == len(shard.rows_of[each]) + 1 for other in shards)]
+    return dataclasses.replace(shard, lacks=frozenset(lacks))

@@ -1,7 +1,7 @@
-"""Checks of a shard's seconds: not computable again, but consecutive, with delays drawn by name.
+"""Checks of seconds: not computable again, but consecutive, with delays drawn by name, and the same on all shards.
 
-A learner does a single thing at a time: its seconds fit between the shards' news of it. The first pull is left out: clocks wait for
-each other there. Hosts' clocks may drift apart by `_DRIFT`.
+A row lies in its clock's time. A learner does a single thing at a time: its seconds fit between the shards' news of it. The first
+pull is left out: clocks wait for each other there. Hosts' clocks may drift apart by `_DRIFT`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from mpisgd.gradient.straggler import Delays
-from mpisgd.records.log.schema import Event, LogRows
+from mpisgd.records.log.schema import Event, LogRows, Reason
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 
@@ -21,25 +21,124 @@ _SPENT = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
 _NEIGHBOURS = "neighbour_s"
 
 
-def check_seconds(record: Record, shard: ShardRecord) -> None:
-    """Raise Untrue at the first impossible seconds."""
+def check_seconds(record: Record) -> None:
+    """Raise Untrue at the first impossible seconds of an attempt."""
+    for shard in record.shards:
+        _check_shard(record, shard)
+    for shard in record.shards[1:]:
+        _check_told(record, shard)
+
+
+def _check_shard(record: Record, shard: ShardRecord) -> None:
     _check_updates(shard)
     _check_floats(record, shard)
-    for learner_id, numbers in enumerate(shard.rows_of):
-        rows = numbers[~np.isin(numbers, list(shard.inserted))] if shard.inserted else numbers
+    _check_arrivals(record, shard)
+    _check_events(record, shard)
+    for learner_id, rows in enumerate(shard.rows_of):
         if len(rows):
+            _check_answers(record, shard, rows)
             _check_spent(shard, rows, ahead=record.config.in_buckets and learner_id != shard.shard)
             _check_delays(record, shard, learner_id, rows)
 
 
 def _check_updates(shard: ShardRecord) -> None:
-    spent = shard.updates["update_s"]
-    between = np.diff(shard.updates["time_s"], prepend=shard.start.since_s)
+    times, spent = shard.updates["time_s"], shard.updates["update_s"]
+    for row in np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))[:1]:
+        before = f"the previous update at {times[row - 1]} s" if row else "the start"
+        why = f"done at {times[row]} s, before {before}"
+        refuse(why, shard.shard, "updates", row=int(row), clock=shard.start.clock + int(row) + 1)
+    between = np.diff(times, prepend=shard.start.since_s)
     wrong = np.flatnonzero(~((spent >= 0) & (spent <= _most(between))))
     if len(wrong):
         row = int(wrong[0])
         why = f"the update took {spent[row]} s, but was done {between[row]} s after the update before, or the start"
         refuse(why, shard.shard, "updates", row=row, clock=shard.start.clock + row + 1)
+
+
+def _clock_times(shard: ShardRecord, clocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the begin and the end of clocks, in seconds; the last clock has no end."""
+    times = np.concatenate(([shard.start.since_s], shard.updates["time_s"], [np.inf]))
+    at = np.minimum(clocks - shard.start.clock, len(shard.updates))
+    return times[at], times[at + 1]
+
+
+def _check_arrivals(record: Record, shard: ShardRecord) -> None:
+    """Check that pushes arrive before the clock's end, and in order, unless learners take turns."""
+    arrivals = shard.pushes["arrival_s"]
+    begun_s, done_s = _clock_times(shard, shard.pushes["clock"])
+    for row in np.flatnonzero(arrivals > done_s)[:1]:
+        _refuse(shard, int(row), f"the push arrived at {arrivals[row]} s, after the next update was done, {done_s[row]} s")
+    if record.protocol().ordered:
+        return
+    waited = (shard.pushes["reason"] == Reason.FINISHED) & shard.enough  # until the end
+    came = np.flatnonzero(~waited)
+    before_s = np.maximum(begun_s[came], np.concatenate(([0.0], np.maximum.accumulate(arrivals[came])[:-1])))
+    for at in np.flatnonzero(~(arrivals[came] >= before_s))[:1]:
+        why = f"the push arrived at {arrivals[came[at]]} s, before the entry above in the log, {before_s[at]} s"
+        _refuse(shard, int(came[at]), why)
+
+
+def _check_answers(record: Record, shard: ShardRecord, rows: LogRows) -> None:
+    """Check that weights were given at their clock, after the push and before the next."""
+    pushes = shard.pushes[rows]
+    least = shard.start.clock + np.searchsorted(shard.updates["time_s"], pushes["answer_s"], side="left")
+    most = shard.start.clock + np.searchsorted(shard.updates["time_s"], pushes["answer_s"], side="right")
+    told, following = ~np.isnan(pushes["answer_s"][:-1]), pushes["timestamp"][1:]
+    wrong = told & ((following < least[:-1]) | ((following > most[:-1]) & (not record.protocol().consistent)))
+    for at in np.flatnonzero(wrong)[:1]:
+        given = f"clock {least[at]}" if least[at] == most[at] else f"clocks {least[at]} to {most[at]}"
+        why = f"the learner got the weights of {given} at {pushes['answer_s'][at]} s, row {rows[at]} says"
+        _refuse(shard, int(rows[at + 1]), f"timestamp {following[at]}: {why}")
+    for at in np.flatnonzero(told & (pushes["arrival_s"][1:] < pushes["answer_s"][:-1]))[:1]:
+        said, given = pushes["arrival_s"][at + 1], pushes["answer_s"][at]
+        _refuse(shard, int(rows[at + 1]), f"the push arrived at {said} s, before the weights were given, {given} s")
+
+
+def _check_events(record: Record, shard: ShardRecord) -> None:
+    """Check that events lie in their clock's time, in order; time-outs after the wait; nothing is given after the end."""
+    events = shard.events
+    begun_s, done_s = _clock_times(shard, events["clock"])
+    before_s = np.maximum(begun_s, np.concatenate(([0.0], events["time_s"][:-1])))
+    for row in np.flatnonzero(~((before_s <= events["time_s"]) & (events["time_s"] <= done_s)))[:1]:
+        why = f"at {events['time_s'][row]} s, expected {before_s[row]} to {done_s[row]} s: the event before, and the next update"
+        refuse(why, shard.shard, "events", row=int(row), clock=int(events["clock"][row]))
+    wait_s = record.config.protocol.deadline_s
+    for row in np.flatnonzero((events["kind"] == Event.TIMEOUT) & (events["time_s"] < begun_s + wait_s))[:1]:
+        why = f"a time-out at {events['time_s'][row]} s, expected {begun_s[row] + wait_s} s or later"
+        refuse(why, shard.shard, "events", row=int(row), clock=int(events["clock"][row]))
+    for row in np.flatnonzero((events["kind"] == Event.STOPPED) & (events["time_s"] != begun_s) & (len(shard.updates) > 0))[:1]:
+        why = f"the shard stopped at {events['time_s'][row]} s, but the last update was done at {begun_s[row]} s"
+        refuse(why, shard.shard, "events", row=int(row), clock=int(events["clock"][row]))
+    for row in np.flatnonzero(events["kind"] == Event.ENOUGH)[:1]:
+        _check_enough(record, shard, int(row))
+
+
+def _check_enough(record: Record, shard: ShardRecord, row: int) -> None:
+    """Check that evaluations ended training after their snapshot, and nothing was given later."""
+    number, over_s = shard.events[row][["value", "time_s"]].tolist()
+    rows = record.run.evaluations
+    taken_s = rows["taken_s"][rows["snapshot"] == number].max(initial=0.0) if shard.shard == 0 else 0.0  # by its own clock
+    if over_s < taken_s:
+        why = f"ENOUGH at {over_s} s: snapshot {number:g} was taken at {taken_s} s"
+        refuse(why, shard.shard, "events", row=row, clock=int(shard.events["clock"][row]))
+    for at in np.flatnonzero(shard.pushes["answer_s"] > over_s)[:1]:
+        answer_s = shard.pushes["answer_s"][at]
+        why = f"the learner was given weights at {answer_s} s, after evaluations had ended training, {over_s} s"
+        _refuse(shard, int(at), why)
+
+
+def _check_told(record: Record, shard: ShardRecord) -> None:
+    """Check that a push tells all shards the same seconds, but for slices exchanged singly, and stages."""
+    config, first = record.config, record.shards[0]
+    own = _SPENT if config.in_groups else _SPENT[:2] if config.by_layers else ()
+    for learner_id in range(record.lambda_):
+        ours, theirs = (each.pushes[each.rows_of[learner_id]] for each in (first, shard))
+        both = min(len(ours), len(theirs))
+        for name in (name for name in _SPENT if name not in own):
+            for at in np.flatnonzero(ours[name][:both] != theirs[name][:both])[:1]:
+                row = first.rows_of[learner_id][at]
+                why = f"{name} {theirs[name][at]}; row {row} of shard 0 says {ours[name][at]}"
+                _refuse(shard, int(shard.rows_of[learner_id][at]), why)
 
 
 def _most(elapsed: np.ndarray) -> np.ndarray:

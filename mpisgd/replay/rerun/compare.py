@@ -1,27 +1,47 @@
-"""Comparison of a run, made again, with its log, row by row."""
+"""Comparison of the rows of a run made again with the log's; seconds are left out."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
-from mpisgd.records.log.schema import Event, LogRows
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Event, LogRows, Reason, Verdict
 from mpisgd.replay.checks.finding import refuse
+from mpisgd.replay.checks.proof import Proof
 
-OF_THE_MACHINE = (Event.CHECKPOINT, Event.SKIPPED, Event.UNSAVED, Event.REFUSED, Event.STUCK)
-"""Events that no run has again."""
+OF_THE_MACHINE = (Event.CHECKPOINT, Event.SKIPPED, Event.UNSAVED, Event.REFUSED)
+"""Events of disks and of foreign messages: no run has the same again."""
 _ON_TRUST = (Event.MISSED, Event.LOST)
 """Values: seconds, or a clock of weights that came to nothing."""
+_SUMS = ("gradient_sq", "sum_sq", "rounded")
+_SUMS_TOLERANCE = 1e-3
+"""Relative; numpy's own number of threads sets the order of float32 sums."""
+_LOSSES = ("loss", "mean_loss")
+_NAMES: dict[str, Any] = {"verdict": Verdict, "reason": Reason, "kind": Event}
+_OF_ROUNDING = ("rounded", "scale")
 
 
-def compare_rows(ours: LogRows, theirs: LogRows, shard: int, table: str, *, whole: bool) -> None:
-    """Raise Untrue at the first difference of a table, but for seconds; a log that is not `whole` may lack last rows."""
+_FROM_THE_START = "from the first gradient on: have model, loss or data changed since, or generators of their own?"
+
+
+def compare_rows(
+    ours: LogRows, theirs: LogRows, shard: int, table: str, *, whole: bool, part: bool = False, tolerance: float = 0.0
+) -> None:
+    """Raise Untrue at the first difference of a table, but for seconds.
+
+    A log that is not `whole` may lack last rows, a rerun of a `part` others.
+    """
     if table == "events":
-        ours, theirs = (rows[~np.isin(rows["kind"], OF_THE_MACHINE)] for rows in (ours, theirs))
+        left_out = (*OF_THE_MACHINE, Event.NONFINITE) if tolerance else OF_THE_MACHINE
+        ours, theirs = (rows[~np.isin(rows["kind"], left_out)] for rows in (ours, theirs))
     both = min(len(ours), len(theirs))
     first: dict[str, int] = {}
     for column in theirs.dtype.names or ():
-        if not column.endswith("_s"):
-            differs = _differs(ours[column][:both], theirs[column][:both])
+        if not (column.endswith("_s") or (tolerance and column in _OF_ROUNDING)):
+            differs = _differs(column, ours[column][:both], theirs[column][:both], tolerance)
             if table == "events" and column == "value":
                 differs &= ~np.isin(theirs["kind"][:both], _ON_TRUST)
             if differs.any():
@@ -29,11 +49,57 @@ def compare_rows(ours: LogRows, theirs: LogRows, shard: int, table: str, *, whol
     if first:
         column = min(first, key=lambda name: first[name])
         row = first[column]
-        place = {name: int(theirs[name][row]) for name in ("clock", "learner_id", "seq") if name in (theirs.dtype.names or ())}
-        refuse(f"{column} {theirs[column][row]}, run again {ours[column][row]}", shard, table, row=row, **place)
-    if whole and len(theirs) != len(ours):
+        said, made = (_named(column, rows[column][row]) for rows in (theirs, ours))
+        refuse(f"{column} {said}, run again {made}", shard, table, **place_of(theirs, row))
+    if (len(theirs) > len(ours) and not part) or (whole and len(theirs) < len(ours)):
         refuse(f"{len(theirs)} rows, run again {len(ours)}", shard, table, row=both)
 
 
-def _differs(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    return np.asarray((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))
+def _differs(column: str, ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+        apart = np.abs(ours - theirs) if column in (*_SUMS, *_LOSSES) else np.inf
+        if column in _SUMS:
+            same |= apart <= max(_SUMS_TOLERANCE, 2 * tolerance) * np.maximum(np.abs(ours), np.abs(theirs))
+            same |= (tolerance > 0) & (np.isnan(ours) | np.isnan(theirs))
+        elif column in _LOSSES:
+            same |= apart <= tolerance * np.maximum(1.0, np.abs(theirs))
+    return np.asarray(~same)
+
+
+def _named(column: str, value: Any) -> Any:
+    """Return the name of a number, if any."""
+    kind = _NAMES.get(column)
+    return kind(value).name if kind is not None and value in set(kind) else value
+
+
+def place_of(rows: LogRows, row: int) -> dict[str, int]:
+    """Return a row's place, for a finding."""
+    names = [name for name in ("clock", "learner_id", "seq") if name in (rows.dtype.names or ())]
+    return {"row": row, **{name: int(rows[name][row]) for name in names}}
+
+
+def count_losses(ours: LogRows, theirs: LogRows, proof: Proof) -> None:
+    """Count the gradients of shard 0, and other losses."""
+    both = min(len(ours), len(theirs))
+    made, said = ours["loss"][:both], theirs["loss"][:both]
+    other = ~((made == said) | (np.isnan(made) & np.isnan(said)))
+    if not proof.gradients and other[:1].any():
+        proof.notes.append(_FROM_THE_START)
+    proof.gradients += int(ours["gradients"].sum())
+    proof.other_losses += int(np.count_nonzero(other))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(made - said)[other]
+    proof.largest_loss = max(proof.largest_loss, float(np.where(np.isfinite(apart), apart, math.inf).max(initial=0.0)))
+
+
+def as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
+    """Return pushes as in older logs: without `scale`, or with `neighbour_s` in `compute_s`."""
+    if pushes.dtype == dtype:
+        return pushes
+    found = np.empty(len(pushes), dtype)
+    for name in dtype.names or ():
+        found[name] = pushes[name]
+    if "neighbour_s" in schema.extra(pushes.dtype):
+        found["compute_s"] = (np.rint(1e9 * pushes["compute_s"]) + np.rint(1e9 * pushes["neighbour_s"])) * 1e-9
+    return found

@@ -6,7 +6,6 @@ Mini-batches that were given up have no pulls here.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -41,15 +40,12 @@ class Turns:
     """Pushes and some events of a shard's log, in turn.
 
     Attributes:
-        log: without inserted rows; lacks: lost learners whose last push came to other shards only.
         order: numbers of pushes, then events, by place.
         place: the inverse; last: by clock since the start, the last place before its end.
     """
 
-    def __init__(self, record: ShardRecord, kinds: Sequence[int]) -> None:
-        inserted = sorted(record.inserted)
-        self.lacks = set(record.pushes["learner_id"][inserted].tolist())
-        self.log = log = dataclasses.replace(record, pushes=np.delete(record.pushes, inserted), inserted=frozenset())
+    def __init__(self, log: ShardRecord, kinds: Sequence[int]) -> None:
+        self.log = log
         self.rows = np.flatnonzero(np.isin(log.events["kind"], kinds))
         self.events: LogRows = log.events[self.rows]
         self.count = len(log.pushes)
@@ -183,7 +179,7 @@ class LearnerPulls:
     @property
     def _is_given_last(self) -> bool:
         """Return whether weights were given after the last push, and came to nothing."""
-        if self._learner_id in self._turns.lacks:
+        if self._learner_id in self._log.lacks:
             return True
         gave_up = self._turns.places_of(self._learner_id, Event.GAVE_UP)
         return not math.isnan(self._answers[-1]) and not (gave_up > self._at[-1]).any()

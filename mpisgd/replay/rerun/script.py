@@ -51,17 +51,19 @@ _END = Item(_NO_TAG, -1, "", -1)
 
 
 class ShardScript(Script):
-    """Script of a shard; `ranks`: of its learners, in the order of learner_ids. Raises Untrue."""
+    """Script of a shard; `ranks`: of its learners, in the order of learner_ids; `on_push`: told of each row. Raises Untrue."""
 
     def __init__(
         self,
         log: ShardRecord,
         ranks: Sequence[int],
         next_clock: Callable[[int], int],
+        on_push: Callable[[int], None],
         *,
         both_ways: bool,
     ) -> None:
         turns = Turns(log, list(_TAGS))
+        self._on_push = on_push
         self._log = turns.log
         self._ranks = ranks
         self._items = list(items_of(turns, pulls_of(turns, next_clock, both_ways=both_ways)))
@@ -136,6 +138,8 @@ class ShardScript(Script):
         item = self._items[self._at]
         self._torn = item.tag == Tag.PUSH and item.table == "pushes" and self._log.row(item.row).reason == Reason.TORN
         self._stops = self._stops or self._at == self._last or item.tag in _ENDINGS or self._ends_all(item)
+        if item.tag == Tag.PUSH and item.table == "pushes":
+            self._on_push(item.row)
         self._pass(item)
         while self._stops and self._next.tag == Tag.PULL:  # taken as they come
             self._pass(self._next)

@@ -19,8 +19,8 @@ from mpisgd.records.checkpoint.checkpoint import Account, Checkpoint, Part
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_tables
 from mpisgd.replay.checks.finding import refuse
+from mpisgd.replay.checks.proof import Proof
 from mpisgd.replay.checks.record import Record
-from mpisgd.replay.proof import Proof
 
 _OF_THE_MACHINE = ("rows", "now_s", "snapshots")
 """Fields of an account that no run has again."""

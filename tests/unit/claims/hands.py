@@ -14,7 +14,7 @@ import tomli_w
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log import schema
-from mpisgd.replay.trust_table import CLAIMS, Standing
+from mpisgd.replay.checks.trust_table import CLAIMS, Standing
 from tests import forge
 
 REPOSITORY = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ def configuration(path: Path, **changes: Any) -> None:
 def refused(path: Path, **options: Any) -> str:
     """Why, or ""."""
     try:
-        return replay.replay(path, at_first=True, **options).reason
+        return replay.replay(path, **options).reason
     except (DataError, ConfigError) as error:
         return str(error)
 

@@ -18,7 +18,7 @@ from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
-from mpisgd.replay.trust_table import CLAIMS, Standing
+from mpisgd.replay.checks.trust_table import CLAIMS, Standing
 from tests.effort import spread
 from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC, Runs
 from tests.unit.claims.hands import change, configuration, environment, named, refused
@@ -153,7 +153,7 @@ def test_late_rows_deleted_with_their_counts(says_goodbye: bool, run_of: Callabl
     assert min(deleted.values()) > 0
     if not says_goodbye:
         change(path, "events", lambda rows: rows[rows["kind"] != Event.GOODBYE], every=True)
-    assert ("was given weights after this push" if not says_goodbye else "gradients pushed, but pushes has") in refused(path)
+    assert ("rows, run again" if says_goodbye else "the learner goes on after its last push") in refused(path)
 
 
 def halve(path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_was_rounded_off(run_of: Callable[..., Path]) -> None:
     assert "gradients were pushed as float32" in refused(path)
     path = run_of("bfloat16", real=True)
     change(path, "pushes", lambda rows: rows["rounded"].__setitem__(slice(None), 0.25), every=True)
-    assert "rounded 0.25, recomputed 0.00" in refused(path)
+    assert "rounded 0.25, run again 0.00" in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -256,4 +256,4 @@ def test_gradients_that_are_not_finite(tmp_path: Path) -> None:
     environment(path, virtual=False)
     assert replay.check(path, user_objects) == ""
     change(path, "events", lambda rows: rows[rows["kind"] != Event.NONFINITE])
-    assert "NONFINITE: 0 times, recomputed" in replay.check(path, user_objects)
+    assert "run again" in replay.check(path, user_objects)

@@ -10,8 +10,8 @@ from mpisgd.__main__ import main
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
-from mpisgd.replay import trust_table
-from mpisgd.replay.trust_table import CLAIMS
+from mpisgd.replay.checks import trust_table
+from mpisgd.replay.checks.trust_table import CLAIMS
 from tests.effort import spread
 from tests.unit.claims.conftest import RUNS, Runs
 from tests.unit.claims.hands import REPOSITORY, named, refused

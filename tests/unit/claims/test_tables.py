@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mpisgd.records.log.schema import Event
-from mpisgd.replay import trust_table
-from mpisgd.replay.trust_table import CLAIMS, Claim, Standing
+from mpisgd.replay.checks import trust_table
+from mpisgd.replay.checks.trust_table import CLAIMS, Claim, Standing
 from tests.effort import spread
 from tests.unit.claims.hands import a_row, change, little, much, of_tables, refused
 
@@ -156,8 +156,7 @@ def test_events_on_trust(claim: Claim, run_of: Callable[..., Path]) -> None:
     def add(events: np.ndarray) -> np.ndarray:
         more = np.repeat(events[-1:], len(claim.of))
         for row, kind in zip(more, claim.of, strict=True):
-            valued = kind not in ("SKIPPED", "STUCK")
-            row["kind"], row["learner_id"], row["value"] = Event[kind], 0 if kind == "STUCK" else -1, 1.0 if valued else math.nan
+            row["kind"], row["learner_id"], row["value"] = Event[kind], -1, math.nan if kind == "SKIPPED" else 1.0
         return np.concatenate([events, more])
 
     change(path, "events", add)

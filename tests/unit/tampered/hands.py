@@ -9,10 +9,29 @@ from typing import Any
 
 import h5py
 
+from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Verdict
+from mpisgd.replay.checks.finding import Finding, Untrue
+from mpisgd.replay.checks.numbers import check_numbers
+from mpisgd.replay.checks.proof import Proof
+from mpisgd.replay.checks.record import Record
+from mpisgd.replay.checks.seconds import check_seconds
+from mpisgd.replay.rerun.attempts import run_again
 from tests import forge
 from tests.unit.tampered.conftest import Rows
+
+
+def finding_of(record: Record) -> Finding | None:
+    """The first disagreement of the log with the run made again."""
+    proof = Proof(record.path, "", record.environment("threads"))
+    try:
+        check_numbers(record)
+        check_seconds(record)
+        run_again(record, NO_OBJECTS, proof)
+    except Untrue as untrue:
+        return untrue.finding
+    return proof.finding
 
 
 def rewrite(path: Path, table: str, change: Callable[[Rows], Rows | None], shard: int = 0) -> None:

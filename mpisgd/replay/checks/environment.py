@@ -7,20 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from mpisgd.base.errors import DataError, MpisgdError
+from mpisgd.base.errors import DataError
 from mpisgd.config import ConstantOptions
-from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
-from mpisgd.job.finish import account, applied_losses, outcome_of
+from mpisgd.job.finish import account, outcome_of
 from mpisgd.records.log import schema, sums
+from mpisgd.replay.checks.difference import reading
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record
-from mpisgd.replay.difference import reading
-from mpisgd.replay.serial import Serial
-from mpisgd.serving.divergence import has_diverged
-from mpisgd.vectors.flat import named
 
 #: Keys of [environment] derived from configuration, hosts, model and data.
 FOLLOWS = (
@@ -33,9 +28,9 @@ def compare(record: Record, expected: Mapping[str, Any]) -> None:
     """Raise Untrue if an [environment] entry is not as expected; absent keys pass."""
     environment = record.run.environment
     for name in (*FOLLOWS, "hosts"):
-        if name == "batch_norm_policy" and record.older:
+        if name not in environment or name not in expected or _are_older(record, name, environment[name], expected[name]):
             continue
-        if name in environment and name in expected and environment[name] != expected[name]:
+        if environment[name] != expected[name]:
             refuse(f"[environment] {name} = {environment[name]!r}, expected {expected[name]!r}", -1, schema.CONFIG)
     if "layers" in environment and "layers" not in expected and "parameters" in expected:
         refuse("[environment] layers: slices are not cut between layers", -1, schema.CONFIG)
@@ -52,47 +47,19 @@ def check_rules(record: Record) -> None:
         )
 
 
-def _layers(said: Any, serial: Serial) -> list[list[str]]:
-    """Return expected names of layers; rules before 3 named parts of large layers otherwise."""
-    layers = named(serial.model.layers, serial.bounds)
-    if serial.record.rules > 2 or not isinstance(said, list):
-        return layers
-    return said if list(map(_whole, said)) == list(map(_whole, layers)) else layers
+def _are_older(record: Record, name: str, said: Any, expected: Any) -> bool:
+    """Return whether an entry follows older rules: rules before 3 named parts of large layers otherwise."""
+    if name == "layers" and record.rules < 3:
+        return isinstance(said, list) and list(map(_whole, said)) == list(map(_whole, expected))
+    return name == "batch_norm_policy" and record.older
 
 
 def _whole(names: Any) -> list[str]:
     return list(dict.fromkeys(str(name).partition(" ")[0] for name in names))
 
 
-def check_environment(record: Record, serial: Serial) -> None:
-    environment = record.run.environment
-    expected: dict[str, Any] = {
-        "gradients_per_update": record.protocol().gradients_per_update,
-        "train_samples": serial.tensors.meta.train_samples,
-        "test_samples": serial.tensors.meta.test_samples,
-        "stages": [] if serial.tensors.stages is None else serial.tensors.stages.listed,
-        **serial.tensors.facts,
-    }
-    if serial.config.by_layers:
-        expected["layers"] = _layers(environment.get("layers"), serial)
-    if hosts := environment.get("hosts"):
-        try:
-            roles = of_job(record.config, hosts)
-        except MpisgdError as error:
-            refuse(f"[environment] hosts: no job can have these hosts: {error}", -1, schema.CONFIG)
-        expected |= {
-            "learners": roles.lambda_,
-            "teams": [list(team) for team in roles.teams] if record.config.in_teams else [],
-            "groups": [list(group) for group in roles.groups],
-            "world_size": len(hosts),
-            "shard_ranks": list(roles.shard_ranks),
-            "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,
-        }
-    compare(record, expected)
-    _check_attempts(record)
-
-
-def _check_attempts(record: Record) -> None:
+def check_attempts(record: Record) -> None:
+    """Compare [environment]'s attempts. Raises Untrue."""
     told = {each["attempt"]: each for each in record.run.environment.get("attempts", []) if "attempt" in each}
     for before, attempt in zip([None, *record.earlier], [*record.earlier, record], strict=True):
         entry = told.get(attempt.attempt)
@@ -128,18 +95,3 @@ def check_done(record: Record) -> None:
         if name in done and (name == "best" or path.is_file()):  # log.h5 may be deleted to save room
             with reading(path):
                 sums.check_file(path, done[name])
-
-
-def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:
-    """Check recorded `diverged`.
-
-    `found`: nonfinite values met, by shard. `weights`: the last, (parameters,) float32; runs check these, too.
-    """
-    for log, diverged in zip(record.shards, found, strict=True):
-        if log.finished and bool(log.summary["diverged"]) != diverged:
-            refuse(f"diverged {log.summary['diverged']}, recomputed {int(diverged)}", log.shard, "summary")
-    if record.done is not None and not record.older:
-        blown_up = not bool(weights.isfinite().all())
-        diverged = any(found) or blown_up or has_diverged(applied_losses(record.run))
-        if bool(record.done.get("diverged")) != diverged:
-            refuse(f"diverged = {record.done.get('diverged')!r}, recomputed {diverged}", -1, schema.DONE)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from mpisgd.replay.checks.difference import Difference
 from mpisgd.replay.checks.finding import Finding
-from mpisgd.replay.difference import Difference
-from mpisgd.replay.trust_table import Table, table
+from mpisgd.replay.checks.trust_table import Table, table
+
+Which = Literal["all", "last", "none"]
+"""Snapshots to evaluate again."""
 
 _LAST_BITS = 1e-3
 """Smaller differences of losses may come from other kernels."""
@@ -71,7 +74,7 @@ class Proof:
     notes: list[str] = field(default_factory=list)
     seams: list[str] = field(default_factory=list)
     evaluations: int = 0
-    which: str = "all"
+    which: Which = "all"
     simulated: bool = False
     not_simulated: str = ""
     computed: bool = True
