@@ -226,7 +226,8 @@ class Heartbeat:
             self._learn(error)
 
     def _note(self, status: MPI.Status) -> None:
-        self._heard_s[status.source] = self._lived_s
+        if status.tag != _ASKS or status.source not in self._asks:  # a question tells nothing of the way to its sender
+            self._heard_s[status.source] = self._lived_s
         if status.tag == _LAST:  # the hub may still beat
             self._parted.add(status.source)
 

@@ -15,9 +15,12 @@ class Gone(enum.Enum):
     INTERRUPTED = enum.auto()  # a signal ends this attempt
     LOST = enum.auto()  # dead
     MISSED = enum.auto()  # silent for too long: the others go on until it is back
+    GIVEN_UP = enum.auto()  # missed at the end of another shard, for which the run is over
 
 
-OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
+OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED, Gone.GIVEN_UP)
+_UNTOLD = (Gone.LOST, Gone.MISSED, Gone.GIVEN_UP)
+"""Nobody has told the learner to go."""
 
 
 class Membership:
@@ -25,6 +28,7 @@ class Membership:
 
     Attributes:
         cut_short: a learner left because of a signal, or the last was lost after a signal.
+        parted: a learner left in order, or was given up by a shard whose run is over; then shards may end at other clocks.
         ends: a learner left because of a signal or the end of the run, here or on another shard.
     """
 
@@ -73,12 +77,13 @@ class Membership:
             rules.portions.lost(learner_id)
         if gone is Gone.MISSED:
             rules.absent.add(learner_id)
-        self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
-        self.parted |= gone not in (Gone.LOST, Gone.MISSED)
+        self._disturbed |= gone in _UNTOLD
+        self.parted |= gone not in _UNTOLD or (gone is Gone.GIVEN_UP and not rules.protocol.consistent)
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)
-        self.cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and rules.interrupted and not rules.present)
+        lost = gone in (Gone.LOST, Gone.GIVEN_UP)
+        self.cut_short |= gone is Gone.INTERRUPTED or (lost and rules.interrupted and not rules.present)
         if was_present and gone in OTHERS_GO_ON:
             rules.protocol.on_departure(learner_id)
 

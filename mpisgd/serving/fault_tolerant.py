@@ -80,7 +80,7 @@ class FaultTolerant(FailFast):
         elif isinstance(message, Stuck):
             self._unstick(message.rank, message.learner_id)
         elif isinstance(message, GivenUp):
-            self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
+            self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id, Gone.GIVEN_UP)
         elif isinstance(message, SnapshotPull):
             self._shard.see_enough(message)
             self._ask(message.number)
@@ -122,9 +122,9 @@ class FaultTolerant(FailFast):
 
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
-    def _lose(self, rank: int, learner_id: int) -> None:
+    def _lose(self, rank: int, learner_id: int, gone: Gone = Gone.LOST) -> None:
         if learner_id >= 0:
-            self._end_if_none_is_left(self._note_if_lost(learner_id))
+            self._end_if_none_is_left(self._note_if_lost(learner_id, gone))
         elif rank == self._survivors.evaluator_rank:
             self._shard.snapshot_server.ask(None)
             if self._survivors.is_first:
@@ -135,12 +135,12 @@ class FaultTolerant(FailFast):
         self._end_if_none_is_left(self._note_if_lost(learner_id))
         return True
 
-    def _note_if_lost(self, learner_id: int) -> bool:
+    def _note_if_lost(self, learner_id: int, gone: Gone = Gone.LOST) -> bool:
         """Lose a learner, unless it has left; return whether it was lost."""
         if learner_id not in self._rules.present and learner_id not in self._rules.absent:
             return False
         self._note_lost(learner_id, "is lost")
-        self._shard.go_on_without(learner_id, Gone.LOST)
+        self._shard.go_on_without(learner_id, gone)
         return True
 
     def _end_if_none_is_left(self, lost: bool) -> None:
@@ -261,10 +261,10 @@ class FaultTolerant(FailFast):
         elif learner_id not in self._rules.absent:
             self._lose_for_good(rank, learner_id)  # after its goodbye, or as evaluator
 
-    def _lose_for_good(self, rank: int, learner_id: int) -> None:
+    def _lose_for_good(self, rank: int, learner_id: int, gone: Gone = Gone.LOST) -> None:
         self._survivors.give_up(rank)
         self._gone.add(learner_id)
-        self._lose(rank, learner_id)
+        self._lose(rank, learner_id, gone)
 
     @property
     def evaluates(self) -> bool:  # type: ignore[override]

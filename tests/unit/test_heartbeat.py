@@ -201,6 +201,19 @@ def test_a_shard_that_hangs_is_told_of_when_its_silence_has_lasted() -> None:
     assert {(rank, *silent_s) for rank, silent_s, _ in job.ended} == {(2, 1), (3, 1)}
 
 
+def test_the_questions_of_a_shard_do_not_answer_those_of_a_learner() -> None:
+    """Nothing comes from learner 3 to shard 0, which asks for it: learner 3 waits for a shard that will never hear it."""
+    job = Job(20.0, tolerant=True)
+    job.losses.silent([2, 3])
+    job.go_on(50)
+    assert job.ended == []
+    for _ in range(30):
+        job.go_on(1)
+        job.network.sent = [each for each in job.network.sent if each[:2] != (3, 0)]
+    assert {(rank, *silent_s) for rank, silent_s, _ in job.ended} == {(3, 0)}
+    assert job.losses.silent([2, 3]) == {3}
+
+
 def test_a_shard_that_waits_for_another_tells_of_its_silence() -> None:
     """Shard 0 evaluates, and no learner is left to ask."""
     job = Job(20.0, tolerant=True)

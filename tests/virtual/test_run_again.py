@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd import replay
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.schema import Event
@@ -27,9 +26,6 @@ from mpisgd.replay.rerun.attempts import run_again
 from tests import forge
 from tests.effort import spread
 from tests.virtual.jobs import NO_OBJECTS, TENSORS, simulated
-from tests.virtual.storm import aftermath
-from tests.virtual.storm.draw import draw
-from tests.virtual.storm.kept import KEPT
 
 SOFTSYNC = {"protocol": {"name": "softsync", "n": 2}, "shards": 2}
 HARDSYNC = {"protocol": {"name": "hardsync"}, "shards": 2}
@@ -166,41 +162,6 @@ def test_other_weights_are_found(average: str, how: str, runs: Callable[[str], P
     done = {name: value for name, value in done.items() if name not in ("crc32", "weights")}  # a checksum would tell
     (path / schema.DONE).write_text(sums.sealed_json(done))
     assert again(path)
-
-
-STORMS = 30
-
-
-@pytest.mark.parametrize("part", spread(range(STORMS), STORMS))
-def test_deaths_signals_and_attempts(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replay agrees, in all storms that end in a proof."""
-    _both(monkeypatch)
-    for number in range(10 * part, 10 * part + 10):
-        drawn = draw(random.Random(f"again:{number}"), number)
-        seen = aftermath.weather(drawn, tmp_path / str(number))
-        assert not seen.failures, f"{drawn}:\n{seen.failures[0]}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", spread(KEPT, 9))
-def test_what_storms_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _both(monkeypatch)
-    seen = aftermath.weather(KEPT[name], tmp_path)
-    assert not seen.failures, seen.failures[0]
-
-
-def _both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let storms be proved in both ways."""
-    before = replay.replay
-
-    def both(path: Path) -> Proof:
-        proof = before(path)
-        if not proof.batch:
-            reason = again(path)
-            assert proof.holds == (not reason), reason
-        return proof
-
-    monkeypatch.setattr(replay, "replay", both)
 
 
 def test_events_without_a_witness_are_left_out(runs: Callable[[str], Path], tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ class ByLog(FaultTolerant):
         elif kind == Event.PASSED and self._rules.membership.passes(learner_id, self._rules.clock + 1, stuck=True):
             self._pass(learner_id)
 
+    def _note(self, event: Event, learner_id: int, text: str, value: float = 0.0) -> None:
+        self._shard.log.event(event, self._rules.clock, self._channel.now_s(), learner_id, value)
+
+    def _end_if_none_is_left(self, lost: bool) -> None:
+        """End as the log does: the run may be over on another shard."""
+        rules = self._rules
+        if lost and not rules.present and (rules.interrupted or not rules.absent):
+            self._shard.end_if_deserted()
+
     def note_given(self, learner_id: int) -> None:
         self._owes(learner_id, self._channel.now_s(), push=True)
 

@@ -6,6 +6,40 @@ from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "learner 2 dies, a shard's disk hangs, the other misses all, and ends: the shard that woke had no learner, and failed": Draw(
+        way="downpour", shards=2, learners=3, evaluator=False, tolerant=True, seed=1606115325, every_updates=5,
+        latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="kill", rank=4, at_call=57, both=False),
+                Fault(what="hang", rank=1, at_s=0.061264050741846564, lasts_s=6.62671271143421),
+            ),
+        ),
+        again=(0, 0), freed="end",
+    ),
+    "cut off from one shard each, two learners are alive for the others; questions of that shard counted as life: all waited": Draw(
+        way="versioned-stale", shards=4, learners=2, evaluator=False, tolerant=True, seed=150073167, every_updates=2,
+        latency_ns=500000, eager_nbytes=4096, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="jump", rank=1, at_s=0.00640490961622846, by_s=-3226.14820589983),
+                Fault(what="power", at_s=0.11430972341474986),
+            ),
+            (
+                Fault(what="cut", rank=4, at_s=0.27108181179934343, lasts_s=EVER_S, other=3, both=False),
+                Fault(what="cut", rank=5, at_s=0.02080918092772487, lasts_s=EVER_S, other=1, both=False),
+                Fault(what="slow", rank=3, at_s=0.22162143802019918, lasts_s=0.1378552187507193),
+                Fault(what="jump", rank=3, at_s=0.04332369133414504, by_s=4857.5112428031125),
+                Fault(what="jump", at_s=0.0837503467037123, by_s=14818.505063184974),
+                Fault(what="hang", rank=3, at_s=0.09449619891120249, lasts_s=0.6627934910255735),
+            ),
+        ),
+        again=(4, 2), freed="end",
+        damages=(
+            Damage(what="swapped", of="checkpoint", after=0, seed=1561250394),
+            Damage(what="flipped", of="checkpoint", after=0, seed=241854846),
+        ),
+    ),
     "a shard had no gradient before a checkpoint, thus no momentum, its neighbour had: the two could not be cut anew": Draw(
         way="ssp-own", shards=2, learners=4, evaluator=False, tolerant=True, seed=1142450025, every_updates=2,
         latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
