@@ -207,6 +207,9 @@ class TensorWorld(VirtualWorld):
             self.computing = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
         tensors.turns = Turns(tensors.model.module)
 
+    def _memory(self, rank: int) -> Memory:
+        return Memory.zeros(self.parameters, self._device)
+
     def _check(self, tensors: Tensors) -> None:
         """Look at the first mini-batch. Raises ConfigError, DataError."""
         tensors.check()
@@ -216,7 +219,7 @@ class TensorWorld(VirtualWorld):
             learner_id = self.roles.index(rank)
             memory = self._of_groups.setdefault(learner_id, Memory.zeros(self.parameters))
             return self._stage(rank, group, memory, lambda: self.tensors.gradient(learner_id, memory))
-        memory = Memory.zeros(self.parameters, self._device) if shared is None else shared.own
+        memory = self._memory(rank) if shared is None else shared.own
         number, wire, next_ns = self.roles.number(rank), self.wires[rank], self._whole_ns(rank)
         gradient: Travels = self.tensors.gradient(number, memory)
         if self._batch is not None:

@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Cluster
+from mpisgd.comm.virtual.cluster import Cluster, Waitable
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import Sending, VirtualWire
+from mpisgd.vectors.memory import copy_into
 
 Arrived = Mapping[int, deque[Sending]]
 """Messages by tag, in the order of arrival."""
@@ -48,16 +51,59 @@ class Script(ABC):
         """Only a part of the last message came."""
 
     @abstractmethod
+    def wanted(self) -> Sequence[int]:
+        """Return the ranks of which the next message may be."""
+
+    @abstractmethod
     def describe(self) -> tuple[str, int | None]:
         """Describe the wait for the next message, and its sender."""
 
 
-class EagerWire(VirtualWire):
-    """Wire of a rank that meets scripted ranks: sends need no receive."""
+class _Turn(Waitable):
+    """The wait of a rank that no script wants."""
 
     __slots__ = ()
 
+    def describe(self) -> tuple[str, int | None]:
+        return "waits until its message is wanted", None
+
+
+_TURN = _Turn()
+
+
+class EagerWire(VirtualWire):
+    """Wire of a rank that meets scripted ranks: sends need no receive.
+
+    `late`: weights come into place, and the rank computes, when a script wants its message. Ranks may have one memory.
+    """
+
+    __slots__ = ("_kept", "_late", "_wanted")
+
     interruptible = False
+
+    def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire], *, late: bool = False) -> None:
+        super().__init__(cluster, network, wires)
+        self._late = late
+        self._wanted = False
+        self._kept: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+        """Rooms for weights, and the weights."""
+
+    def let(self, now_ns: int) -> None:
+        """Let the rank compute."""
+        if not self._wanted:
+            self._wanted = True
+            if self.waiting is _TURN:
+                self.now = max(self.now, now_ns)
+                self.cluster.ready.append(self)
+
+    def await_turn(self) -> None:
+        """Wait until a script wants a message of this rank; put weights into place."""
+        while self._late and not self._wanted:
+            self.cluster.block(self, _TURN)
+        for rooms, bodies in self._kept:
+            for room, body in zip(rooms, bodies, strict=True):
+                copy_into(room[: len(body)], body)
+        self._kept.clear()
 
     def work(self, ns: int) -> None:
         """Compute in no time."""
@@ -66,18 +112,34 @@ class EagerWire(VirtualWire):
         """Do nothing: lost ranks do not come."""
 
     def finish(self, transfer: Any) -> bool:
-        if isinstance(transfer, Sending) and transfer.end < 0:
-            transfer.keep()
-            return True
+        if isinstance(transfer, Sending):
+            self._wanted = False
+            if transfer.end < 0:
+                transfer.keep()
+                return True
         return super().finish(transfer)
+
+    def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int, incoming: Any) -> int:
+        if self._late and message.tag == Tag.ANSWER and isinstance(message.source, ScriptedWire):
+            self._kept.append((bodies, message.source.served(message)))
+            return now_ns
+        return super()._transfer(message, bodies, now_ns, incoming)
 
 
 class ScriptedWire(VirtualWire):
-    __slots__ = ("_script",)
+    __slots__ = ("_script", "_served")
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire], script: Script) -> None:
         super().__init__(cluster, network, wires)
         self._script = script
+        self._served: tuple[int, tuple[Any, ...]] = (-1, ())
+
+    def served(self, message: Sending) -> tuple[Any, ...]:
+        """Return the weights of an answer, a copy for each clock."""
+        clock = message.fields[1]
+        if self._served[0] != clock:
+            self._served = clock, tuple(map(np.array, message.bodies))
+        return self._served[1]
 
     def meet(self) -> None:
         """Do nothing: lost ranks do not come."""
@@ -93,6 +155,10 @@ class ScriptedWire(VirtualWire):
             return None
         if (told := self._script.told()) is not None:
             return told
+        for rank in self._script.wanted():
+            wire = self._wires[rank]
+            assert isinstance(wire, EagerWire)
+            wire.let(self.now)
         for _ in range(_SILENCES):  # other ranks may let in messages first
             silent_ns = self.now + _SILENCE_NS
             while self.now < silent_ns:

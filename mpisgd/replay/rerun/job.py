@@ -25,7 +25,7 @@ from mpisgd.replay.checks.finding import Finding, Untrue, refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import Told
 from mpisgd.replay.rerun.script import ShardScript
-from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld
+from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld, computes_late
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.job import Job
 from mpisgd.simulate.world import VirtualWorld
@@ -132,7 +132,8 @@ class Again(Job):
 
     def _wire(self, cluster: Cluster, rank: int) -> None:
         if self.config.protocol.collective or rank not in self.roles.shard_ranks:
-            EagerWire(cluster, self.world.network, self.world.wires)
+            late = rank in self.roles.learner_ranks and computes_late(self.config)
+            EagerWire(cluster, self.world.network, self.world.wires, late=late)
             return
         log, ranks = self._record.shards[self.roles.index(rank)], self.setup.seen_by(rank).roles.learner_ranks
         asks = (lambda _: -1) if self.config.agrees else self.setup.protocol.next_clock  # norms are agreed on before any pull

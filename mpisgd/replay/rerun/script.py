@@ -120,6 +120,11 @@ class ShardScript(Script):
             return "waits, by its log, for an event", None
         return f"waits, by its log, for {Tag(item.tag).name} of learner {item.learner_id}", self._ranks[item.learner_id]
 
+    def wanted(self) -> Sequence[int]:
+        if self.at_end or self._stops:
+            return self._ranks
+        return [self._ranks[self._next.learner_id]] if self._next.learner_id >= 0 else ()
+
     def stuck(self) -> Finding:
         """Return the row that never comes, run again."""
         item, log = self._next, self._log

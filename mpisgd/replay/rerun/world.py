@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.comm.virtual.scripted import EagerWire
 from mpisgd.comm.virtual.wire import Signal
+from mpisgd.config import Config
+from mpisgd.gradient import stages
 from mpisgd.job.roles import RankRole
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup
@@ -26,6 +29,14 @@ from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.memory import Memory
+
+
+def computes_late(config: Config) -> bool:
+    """Return whether learners may compute when their push is wanted, in common memory: each push follows a pull of all weights."""
+    alone = not (config.protocol.collective or config.in_teams or config.in_groups)
+    whole = config.exchange == "whole" and config.pull_format == "float32" and not stages.moves_weights(config)
+    return alone and whole and config.virtual.gradients
 
 
 class Stopped(Exception):
@@ -54,7 +65,14 @@ class LogWorld(VirtualWorld):
         super().part_with(role, failure)
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
-        return costs_of(self.record, self.roles.index(rank), functools.partial(self._signal, rank)).__next__
+        wire, costs = self.wires[rank], costs_of(self.record, self.roles.index(rank), functools.partial(self._signal, rank))
+        assert isinstance(wire, EagerWire)
+
+        def cost() -> int:
+            wire.await_turn()
+            return next(costs)
+
+        return cost
 
     def _signal(self, rank: int) -> None:
         """End all ranks after the round in which the log has a signal."""
@@ -97,6 +115,9 @@ class TensorLogWorld(LogWorld, TensorWorld):
     """
 
     setup: Setup
+
+    def _memory(self, rank: int) -> Memory:
+        return self.tensors.model.memory if computes_late(self.config) else super()._memory(rank)
 
     def _check(self, tensors: Tensors) -> None:
         check_sizes(self.record, self.meta.train_samples, self.parameters)
