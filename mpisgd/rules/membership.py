@@ -105,6 +105,8 @@ class Membership:
         rules.absent.discard(learner_id)
         rules.present.add(learner_id)
         rules.protocol.on_return(learner_id, rules.clock)
+        if rules.torn_at.pop(learner_id, -1) == rules.clock and not rules.finished:  # another will not come
+            rules.protocol.on_discard(learner_id, rules.clock, rules.clock)
 
     def end_if_deserted(self) -> bool:
         """Return whether no learner is present; finish the run then, unless only a signal has cut it short."""

@@ -70,6 +70,8 @@ class Rules:
         self.waiting: dict[int, int] = {}
         self.applied_seq = [-1] * lambda_
         self.dropped_seq = [-1] * lambda_
+        self.torn_at: dict[int, int] = {}
+        """Timestamps of torn pushes of missed learners."""
         self.verdicts: dict[int, int] = {}
         self.computing: dict[int, int] = {}
         self.membership = Membership(self)
@@ -172,7 +174,9 @@ class Rules:
         if self.portions is not None:
             self.portions.drop(portion, learner_id)
         self.verdicts[learner_id] = DROP_TORN.kind
-        if learner_id in self.present and not self.finished:
+        if learner_id in self.absent:
+            self.torn_at[learner_id] = timestamp
+        elif learner_id in self.present and not self.finished:
             self.protocol.on_discard(learner_id, timestamp, self.clock)
         return DROP_TORN
 

@@ -242,6 +242,7 @@ class FaultTolerant(FailFast):
         """Take back a missed learner without others present: its pull would never be answered."""
         if learner_id in self._rules.absent and not self._rules.present:
             self._return(learner_id)
+            self._shard.settle()
 
     def _return(self, learner_id: int) -> None:
         self._rules.membership.on_return(learner_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import heappush
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ class Script(ABC):
         """Only a part of the last message came."""
 
     @abstractmethod
+    def hears(self, arrived: Arrived) -> bool:
+        """Return whether a message has arrived that goes before the script."""
+
+    @abstractmethod
     def wanted(self) -> Sequence[int]:
         """Return the ranks of which the next message may be."""
 
@@ -77,7 +82,7 @@ class EagerWire(VirtualWire):
     `late`: weights come into place, and the rank computes, when a script wants its message. Ranks may have one memory.
     """
 
-    __slots__ = ("_kept", "_late", "_wanted")
+    __slots__ = ("_kept", "_late", "_sent", "_wanted")
 
     interruptible = False
 
@@ -87,6 +92,8 @@ class EagerWire(VirtualWire):
         self._wanted = False
         self._kept: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
         """Rooms for weights, and the weights."""
+        self._sent: dict[tuple[int, int], Sending] = {}
+        """Last message under way, by destination and tag; pushes wait for a script."""
 
     def let(self, now_ns: int) -> None:
         """Let the rank compute."""
@@ -110,6 +117,19 @@ class EagerWire(VirtualWire):
 
     def meet(self) -> None:
         """Do nothing: lost ranks do not come."""
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        """Send a message, behind others of this tag."""
+        before = self._sent.pop((dest, tag), None)
+        if before is None or before.end >= 0:
+            message: Sending = super().start(dest, tag, fields, *bodies)
+        else:
+            self.order += 1
+            message = Sending(self, self._wires[dest], tag, fields, bodies, max(self.now, before.arrival))
+            heappush(self.cluster.heap, (message.arrival, self.order, message))
+        if tag != Tag.PUSH:
+            self._sent[dest, tag] = message
+        return message
 
     def finish(self, transfer: Any) -> bool:
         if isinstance(transfer, Sending):
@@ -153,7 +173,7 @@ class ScriptedWire(VirtualWire):
         if until_ns is not None and self._script.time_out():
             self.now = max(self.now, until_ns)
             return None
-        if (told := self._script.told()) is not None:
+        if not self._script.hears(self._arrived) and (told := self._script.told()) is not None:
             return told
         for rank in self._script.wanted():
             wire = self._wires[rank]

@@ -124,6 +124,8 @@ def _config(stretch: Stretch, path: Path, threads: int) -> Config:
         overwrite=False,
         threads=threads,
         device="cpu",
+        shard_device="cpu",
+        pipeline=config.pipeline if config.in_groups else "gpipe",
         receive="in-turn",
         log=dataclasses.replace(config.log, enabled=True, progress="off"),
         virtual=dataclasses.replace(config.virtual, learners=record.ranks if config.in_teams else record.lambda_, batched=False),
@@ -146,7 +148,7 @@ def _compare_shards(stretch: Stretch, path: Path, proof: Proof, on_row: OnRow, *
         theirs = (log.pushes, log.updates, log.events)
         clocks.append(log.start.clock + min(len(ours[1]), len(log.updates)))
         pushes, updates, events = ours
-        events = events[events["kind"] != Event.GOODBYE] if record.older else events  # older logs have no goodbyes
+        events = events[events["kind"] != Event.GOODBYE] if record.rules < 2 else events  # older logs have no goodbyes
         for table, rows, said in zip(tables, (as_before(pushes, theirs[0].dtype), updates, events), theirs, strict=True):
             found.append((rows, said, log.shard, table))
         for number, loss in enumerate(pushes["loss"][: len(log.pushes)].tolist()):

@@ -76,6 +76,7 @@ class ShardScript(Script):
                 self._to_come[item.learner_id].append(item.tag)
         self._asked = set[int]()
         """Ranks whose last message was a pull."""
+        self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._let_in = -1
         """Rank with a pull that no row tells."""
         self._torn = False
@@ -119,6 +120,9 @@ class ShardScript(Script):
         if item.learner_id < 0:
             return "waits, by its log, for an event", None
         return f"waits, by its log, for {Tag(item.tag).name} of learner {item.learner_id}", self._ranks[item.learner_id]
+
+    def hears(self, arrived: Arrived) -> bool:
+        return self._stops and self._at_any_time(arrived) is not None
 
     def wanted(self) -> Sequence[int]:
         if self.at_end or self._stops:
@@ -199,8 +203,8 @@ class ShardScript(Script):
     def _at_any_time(self, arrived: Arrived) -> Sending | None:
         pushing = _pushing(arrived)
         tags = _LAST if self.at_end else (*_AT_ONCE, Tag.PULL) if self._stops else _AT_ONCE
-        found = [message for tag in tags for message in arrived[tag]]
-        return next((message for message in found if message.source.rank not in pushing), None)
+        found = (message for tag in tags for message in arrived[tag])
+        return next((message for message in found if message.source.rank not in pushing | self._lost), None)
 
     def _snapshot_pull(self, pulls: Iterable[Sending]) -> Sending | None:
         for message in pulls:
@@ -231,6 +235,11 @@ class ShardScript(Script):
         if self._log.finished:
             again += [rank for rank in asks if Tag.PULL not in self._to_come[self._ranks.index(rank)]]
         self._let_in = next(iter(again), -1)
+
+
+def _parted(log: ShardRecord) -> set[int]:
+    """Return learners that said goodbye."""
+    return set(log.events["learner_id"][log.events["kind"] == Event.GOODBYE].tolist())
 
 
 def _pushing(arrived: Arrived) -> set[int]:

@@ -33,6 +33,9 @@ def resumption(before: Record, following: Record, path: Path, proof: Proof, unma
     """
     clock = following.start_clock
     directory, kept = disk.directory_of(path, clock), _kept(before.path, clock)
+    sizes = [f"{each.lambda_} learners and {len(each.shards)} shards" for each in (before, following)]
+    if following.recut:
+        proof.seams.append(f"attempt {following.attempt}: {sizes[0]} before, {sizes[1]} from here on")
     for shard in range(len(before.shards)):
         text = f"attempt {following.attempt}, shard {shard}: goes on at clock {clock}"
         part = _made(directory, shard)

@@ -6,6 +6,36 @@ from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "a missed learner's push is torn, all others die, it is back: the shard awaited a push of that clock again": Draw(
+        way="hardsync", shards=4, learners=3, evaluator=False, tolerant=True, seed=1569318859, every_updates=0,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="slow", rank=7, at_s=0.11872275738439758, lasts_s=0.6069051740614383, both=False),
+                Fault(what="slow", rank=2, at_s=0.03363176866779328, lasts_s=0.34336582270567945, both=False),
+                Fault(what="kill", rank=6, at_s=0.061499341520414995, both=False),
+                Fault(what="kill", rank=11, at_s=0.17317037353996953, both=False),
+                Fault(what="stop", rank=10, at_s=0.1365572603064667, lasts_s=0.6040520851319517, both=False),
+            ),
+        ),
+        again=(0, 0), group_size=3, micro_batches=2, alternating=True,
+    ),
+    "told to stop by other shards, a learner leaves where all wait: run again, a loss came before the waits": Draw(
+        way="hardsync-rounded", shards=4, learners=5, evaluator=False, tolerant=True, seed=42403524, every_updates=3,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="cut", rank=8, at_s=0.07270536190440399, lasts_s=EVER_S, other=1),
+                Fault(what="kill", rank=8, at_call=23, both=False),
+                Fault(what="slow", rank=3, at_s=0.23243565775893393, lasts_s=0.5850009356453081),
+            ),
+            (
+                Fault(what="stop", rank=7, at_s=0.14526667047594247, lasts_s=0.13370260885368268),
+                Fault(what="stop", rank=4, at_call=34, lasts_s=EVER_S),
+            ),
+        ),
+        again=(4, 5), freed="end",
+    ),
     "learner 2 dies, a shard's disk hangs, the other misses all, and ends: the shard that woke had no learner, and failed": Draw(
         way="downpour", shards=2, learners=3, evaluator=False, tolerant=True, seed=1606115325, every_updates=5,
         latency_ns=5000, eager_nbytes=0, reorders=False, flush_rows=16,
