@@ -237,6 +237,25 @@ def test_a_learner_heard_for_this_update_is_not_awaited_again_once_back() -> Non
     assert rules.update_due(), "its push is in the sum"
 
 
+def test_a_torn_push_of_a_missed_learner_is_not_awaited_again_once_back() -> None:
+    """It goes on: of this clock nothing more comes."""
+    for timestamp, due in ((0, True), (-1, False)):
+        rules = Rules(HardsyncOptions().make(2), 2, math.inf)
+        rules.membership.on_departure(0, Gone.MISSED)
+        rules.on_torn(0, timestamp, 0)
+        rules.membership.on_departure(1, Gone.LOST)
+        assert not rules.update_due()
+        rules.membership.on_return(0)
+        assert rules.update_due() is due
+
+
+def test_learners_given_up_by_another_shard_end_the_run_where_clocks_may_differ() -> None:
+    for options, parted in ((AsyncOptions(), True), (HardsyncOptions(), False)):
+        rules = Rules(options.make(1), 1, math.inf)
+        rules.membership.on_departure(0, Gone.GIVEN_UP)
+        assert rules.membership.parted is parted
+
+
 def test_a_missed_learner_stopped_by_another_shard_has_left_only_once() -> None:
     rules = Rules(BackupOptions(N=2).make(3), 3, math.inf)
     rules.membership.on_departure(0, Gone.MISSED)

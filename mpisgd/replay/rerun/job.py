@@ -20,7 +20,7 @@ from mpisgd.job.resume import Resumption
 from mpisgd.job.roles import RankRole
 from mpisgd.records import directory
 from mpisgd.records.log import schema
-from mpisgd.records.log.schema import Event
+from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding, Untrue, refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import Told
@@ -63,9 +63,10 @@ class Again(Job):
     def __init__(self, stretch: Stretch, config: Config, user_objects: UserObjects) -> None:
         self._stretch = stretch
         self._record = record = stretch.record
-        kinds = np.unique(np.concatenate([log.events["kind"] for log in record.shards]))
+        losses = [np.isin(log.events["kind"], _LOSSES).any() for log in record.shards]
+        losses += [np.isin(log.pushes["reason"], (Reason.TORN, Reason.MISSED)).any() for log in record.shards]
         hosts = record.run.entries_of(record.attempt).get("hosts", record.run.environment.get("hosts"))
-        super().__init__(config, user_objects, kept=False, hosts=hosts, tolerant=bool(np.isin(kinds, _LOSSES).any()))
+        super().__init__(config, user_objects, kept=False, hosts=hosts, tolerant=any(losses))
         self._scripts = self.world.scripts
         if isinstance(self.world, TensorLogWorld):
             model, begun = self.world.tensors.model, stretch.begun

@@ -6,6 +6,23 @@ from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "a push came in part, and the power went before its loss was in the log: no shard of the rerun knew of losses": Draw(
+        way="ssp-own", shards=1, learners=5, evaluator=True, tolerant=True, seed=114664805, every_updates=1,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="kill", rank=2, at_call=111, both=False),
+                Fault(what="cut", rank=4, at_s=0.021842590964771025, lasts_s=0.7744561973431853, other=5),
+                Fault(what="power", rank=3, at_s=0.16471747755068059, both=False),
+                Fault(what="kill", rank=4, at_s=0.0785685348039268),
+                Fault(what="jump", rank=3, by_s=123.42298497234155),
+                Fault(what="jump", rank=2, by_s=-296284.2997459776),
+                Fault(what="jump", rank=6, at_s=0.18448293209086655, by_s=2156.0865088996534),
+                Fault(what="end", at_s=0.20317985884970396),
+            ),
+        ),
+        again=(3, 5), freed="deaths", damages=(Damage(what="missing", of="checkpoint", after=0, seed=9169122),),
+    ),
     "a missed learner's push is torn, all others die, it is back: the shard awaited a push of that clock again": Draw(
         way="hardsync", shards=4, learners=3, evaluator=False, tolerant=True, seed=1569318859, every_updates=0,
         latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=16,
