@@ -21,9 +21,10 @@ from mpisgd.replay.checks.environment import compare
 from mpisgd.replay.checks.finding import Untrue, refuse
 from mpisgd.replay.checks.proof import Proof
 from mpisgd.replay.checks.record import Record
+from mpisgd.replay.rerun.compare import as_before, refuse_first
 from mpisgd.simulate.job import Job
 
-#: Compared by the serial replay, bit for bit or within its tolerance; `diverged` follows from these columns.
+#: Compared by the rerun, bit for bit or within its tolerance; `diverged` follows from these columns.
 _COMPUTED = {
     "pushes": ("loss", "rounded", "scale"),
     "updates": ("mean_loss", "gradient_sq", "sum_sq"),
@@ -32,7 +33,10 @@ _COMPUTED = {
 
 
 def simulate_again(record: Record, user_objects: UserObjects, proof: Proof, *, evaluated: bool) -> None:
-    """Simulate a virtual job again; findings, or why this is impossible, go into `proof`."""
+    """Simulate a virtual job again; findings, or why this is impossible, go into `proof`.
+
+    `evaluated`: evaluate, too.
+    """
     if why := _why_not(record):
         proof.not_simulated = why
         return
@@ -85,7 +89,7 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
         tables = ("pushes", "updates", "events")
         pairs = zip(*(read_tables(path / name, tables) for path in (again, record.path)), strict=True)
         for table, (found, theirs) in zip(tables, pairs, strict=True):
-            ours = found if found.dtype == theirs.dtype else _as_before(found, theirs.dtype)
+            ours = as_before(found, theirs.dtype)
             if table == "events" and record.older:  # older logs have no goodbyes
                 ours = ours[ours["kind"] != Event.GOODBYE]
             skipped = _COMPUTED.get(table, ()) if record.computed else ()
@@ -103,35 +107,17 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
     _compare(ours, theirs, -1, "evaluations", skipped, whole=record.done is not None)
 
 
-def _as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
-    """Return pushes as in older logs: without `scale`, or with `neighbour_s` in `compute_s`."""
-    found = np.empty(len(pushes), dtype)
-    for name in dtype.names or ():
-        found[name] = pushes[name]
-    if "neighbour_s" in schema.extra(pushes.dtype):
-        found["compute_s"] = (np.rint(1e9 * pushes["compute_s"]) + np.rint(1e9 * pushes["neighbour_s"])) * 1e-9
-    return found
-
-
 def _compare(ours: LogRows, theirs: LogRows, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
     """Raise Untrue at the first difference; an unfinished log may lack last rows."""
-    both = min(len(ours), len(theirs))
-    first: dict[str, int] = {}
-    for column in ours.dtype.names or ():
+    both, differs = min(len(ours), len(theirs)), dict[str, np.ndarray]()
+    for column in (name for name in ours.dtype.names or () if name not in skipped):
         one, other = ours[column][:both], theirs[column][:both]
-        differs = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+        differs[column] = ~((one == other) | (np.isnan(one) & np.isnan(other)))
         if column == "answer_s" and not whole:
-            differs &= ~np.isnan(other)
-        if table == "events" and column == "value":  # a nonfinite gradient's loss
-            differs &= ours["kind"][:both] != Event.NONFINITE
-        if column not in skipped and differs.any():
-            first[column] = int(np.flatnonzero(differs)[0])
-    if first:
-        column = min(first, key=lambda name: first[name])
-        row = first[column]
-        why = f"{column} {theirs[column][row]}, simulated again {ours[column][row]}"
-        clock = int(ours["clock"][row]) if "clock" in (ours.dtype.names or ()) else -1
-        refuse(why, shard, table, row=row, clock=clock)
+            differs[column] &= ~np.isnan(other)
+    if table == "events":  # a nonfinite gradient's loss is computed
+        differs["value"] &= ours["kind"][:both] != Event.NONFINITE
+    refuse_first(differs, ours, theirs, shard, table, "simulated again")
     if len(theirs) > len(ours) or (whole and len(theirs) < len(ours)):
         refuse(f"{len(theirs)} rows, simulated again {len(ours)}", shard, table, row=both)
 

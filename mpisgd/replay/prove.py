@@ -99,7 +99,8 @@ def replay(  # noqa: PLR0913 - each an option by name
             return proof
         _say_what_is_compared(record, proof, until)
         if proof.holds and record.run.environment.get("virtual", False) and until is None:
-            simulate_again(record, user_objects, proof, evaluated=False)
+            not_yet = evaluations == "all" and proof.which == "none" and not record.older
+            simulate_again(record, user_objects, proof, evaluated=not_yet)
     _check_joined(record, proof, until)
     proof.seconds = time.monotonic() - started_s
     return proof

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,14 @@ _FROM_THE_START = "from the first gradient on: have model, loss or data changed 
 
 
 def compare_rows(
-    ours: LogRows, theirs: LogRows, shard: int, table: str, *, whole: bool, part: bool = False, tolerance: float = 0.0
+    ours: LogRows,
+    theirs: LogRows,
+    shard: int,
+    table: str,
+    *,
+    whole: bool,
+    part: bool = False,
+    tolerance: float = 0.0,
 ) -> None:
     """Raise Untrue at the first difference of a table, but for seconds.
 
@@ -37,22 +45,25 @@ def compare_rows(
     if table == "events":
         left_out = (*OF_THE_MACHINE, Event.NONFINITE) if tolerance else OF_THE_MACHINE
         ours, theirs = (rows[~np.isin(rows["kind"], left_out)] for rows in (ours, theirs))
-    both = min(len(ours), len(theirs))
-    first: dict[str, int] = {}
+    both, differs = min(len(ours), len(theirs)), dict[str, np.ndarray]()
     for column in theirs.dtype.names or ():
         if not (column.endswith("_s") or (tolerance and column in _OF_ROUNDING)):
-            differs = _differs(column, ours[column][:both], theirs[column][:both], tolerance)
-            if table == "events" and column == "value":
-                differs &= ~np.isin(theirs["kind"][:both], _ON_TRUST)
-            if differs.any():
-                first[column] = int(np.flatnonzero(differs)[0])
+            differs[column] = _differs(column, ours[column][:both], theirs[column][:both], tolerance)
+    if table == "events":
+        differs["value"] &= ~np.isin(theirs["kind"][:both], _ON_TRUST)
+    refuse_first(differs, ours, theirs, shard, table, "run again")
+    if (len(theirs) > len(ours) and not part) or (whole and len(theirs) < len(ours)):
+        refuse(f"{len(theirs)} rows, run again {len(ours)}", shard, table, row=both)
+
+
+def refuse_first(differs: Mapping[str, np.ndarray], ours: LogRows, theirs: LogRows, shard: int, table: str, how: str) -> None:
+    """Raise Untrue at the first differing row; `how`: the way in which ours were made."""
+    first = {column: int(np.argmax(wrong)) for column, wrong in differs.items() if wrong.any()}
     if first:
         column = min(first, key=lambda name: first[name])
         row = first[column]
         said, made = (_named(column, rows[column][row]) for rows in (theirs, ours))
-        refuse(f"{column} {said}, run again {made}", shard, table, **place_of(theirs, row))
-    if (len(theirs) > len(ours) and not part) or (whole and len(theirs) < len(ours)):
-        refuse(f"{len(theirs)} rows, run again {len(ours)}", shard, table, row=both)
+        refuse(f"{column} {said}, {how} {made}", shard, table, **place_of(theirs, row))
 
 
 def _differs(column: str, ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> np.ndarray:
