@@ -60,11 +60,6 @@ class Membership:
         rules.protocol.on_discard(learner_id, rules.clock, rules.clock)
         return True
 
-    @property
-    def deserted(self) -> bool:
-        rules = self._rules
-        return not rules.present and not rules.absent
-
     def on_departure(self, learner_id: int, gone: Gone) -> None:
         """Remove a learner; where others go on, its parked push was summed before."""
         rules = self._rules

@@ -85,10 +85,6 @@ class Portions:
         self._dealing.settle(portion)
         self._dealt_at.pop(portion, None)
 
-    def apply_all(self, portions: Iterable[int]) -> None:
-        for portion in portions:
-            self.apply(portion)
-
     def drop(self, portion: int, learner_id: int) -> None:
         """Give back a portion after a drop of its gradient."""
         if self._held.get(learner_id) == portion:

@@ -271,7 +271,7 @@ def test_a_run_that_a_signal_cut_short_is_not_finished() -> None:
         rules = Rules(AsyncOptions().make(1), 1, math.inf)
         rules.on_interrupt()
         rules.membership.on_departure(0, gone)
-        assert rules.membership.deserted
+        assert not rules.present | rules.absent
         assert rules.membership.end_if_deserted()
         assert rules.finished is finished
 

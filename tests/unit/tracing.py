@@ -70,7 +70,7 @@ class Traced:
         said = [each for each in said + self._settle() if each]
         if (
             what in ("leave", "bye", "lose", "interrupted")
-            and rules.membership.deserted
+            and not rules.present | rules.absent
             and rules.membership.end_if_deserted()
             and rules.finished
         ):
