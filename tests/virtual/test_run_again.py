@@ -18,6 +18,7 @@ import torch
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.schema import Event
+from mpisgd.replay import UserObjects
 from mpisgd.replay.checks.finding import Untrue
 from mpisgd.replay.checks.numbers import check_numbers
 from mpisgd.replay.checks.proof import Proof
@@ -25,6 +26,8 @@ from mpisgd.replay.checks.record import read
 from mpisgd.replay.rerun.attempts import run_again
 from tests import forge
 from tests.effort import spread
+from tests.torch_law.law import vectors
+from tests.torch_law.optimizers import Heads
 from tests.virtual.jobs import NO_OBJECTS, TENSORS, simulated
 
 SOFTSYNC = {"protocol": {"name": "softsync", "n": 2}, "shards": 2}
@@ -104,6 +107,18 @@ def swapped(rows: np.ndarray, at: int) -> np.ndarray:
     order = np.arange(len(rows))
     order[[at, at + 1]] = order[[at + 1, at]]
     return rows[order]
+
+
+@pytest.mark.parametrize("way", [{"protocol": "allreduce"}, {"protocol": "hardsync", "shards": 2}], ids=str)
+def test_parameters_without_a_gradient(way: dict[str, Any], tmp_path: Path) -> None:
+    """Learners that compute ahead of others tell them of runs of elements, several to a push, in their order."""
+    objects = UserObjects(model=Heads, data=vectors)
+    base = {name: each for name, each in TENSORS.items() if name not in ("data", "model")}
+    adamw = {"optimizer": {"name": "adamw", "weight_decay": 0.1}, "alpha0": 0.01}
+    path = simulated(tmp_path / "run", {**base, **adamw}, objects, **way).path
+    record, proof = read(path), Proof(path, "", 1)
+    run_again(record, objects, proof)
+    assert proof.reason == ""
 
 
 #: Not made again: seconds; the machine's own events.
