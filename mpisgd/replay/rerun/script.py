@@ -203,8 +203,8 @@ class ShardScript(Script):
     def _at_any_time(self, arrived: Arrived) -> Sending | None:
         pushing = _pushing(arrived)
         tags = _LAST if self.at_end else (*_AT_ONCE, Tag.PULL) if self._stops else _AT_ONCE
-        found = (message for tag in tags for message in arrived[tag])
-        return next((message for message in found if message.source.rank not in pushing | self._lost), None)
+        found = (message for tag in tags for message in arrived[tag] if tag != Tag.GOODBYE or message.source.rank not in self._lost)
+        return next((message for message in found if message.source.rank not in pushing), None)
 
     def _snapshot_pull(self, pulls: Iterable[Sending]) -> Sending | None:
         for message in pulls:

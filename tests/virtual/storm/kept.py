@@ -6,6 +6,29 @@ from tests.virtual.storm.draw import EVER_S, Damage, Draw, Fault
 
 # fmt: off
 KEPT: dict[str, Draw] = {
+    "a learner of two ranks is lost at the end of one shard, told to stop by others: run again, one rank waited for ever": Draw(
+        way="hardsync-local", shards=4, learners=4, evaluator=False, tolerant=True, seed=1542449294, every_updates=2,
+        latency_ns=500000, eager_nbytes=4096, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="unsaved", rank=2, at_s=0.1740520956250232, lasts_s=0.8614811559772497, both=False),
+                Fault(what="hang", rank=2, at_s=0.1668040556640916, lasts_s=0.7634064733052824),
+            ),
+            (
+                Fault(what="slow", rank=11, at_s=0.15604798664649622, lasts_s=0.12317768948946403, both=False),
+                Fault(what="kill", rank=10, at_s=0.04906806029277272),
+                Fault(what="slow", rank=8, at_s=0.22560797197830865, lasts_s=0.37499207627161435, both=False),
+                Fault(what="hang", rank=2, at_s=0.04450933366644589, lasts_s=0.7376135454484429),
+                Fault(what="signal", at_s=0.13728804801282057),
+            ),
+        ),
+        again=(2, 5), freed="deaths", group_size=2, micro_batches=4, alternating=True,
+        damages=(
+            Damage(what="swapped", of="snapshots", after=1, seed=112504809),
+            Damage(what="missing", of="checkpoint", after=1, seed=99135132),
+            Damage(what="torn", of="checkpoint", after=1, seed=1393167601),
+        ),
+    ),
     "a push came in part, and the power went before its loss was in the log: no shard of the rerun knew of losses": Draw(
         way="ssp-own", shards=1, learners=5, evaluator=True, tolerant=True, seed=114664805, every_updates=1,
         latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
