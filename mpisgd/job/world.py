@@ -25,6 +25,7 @@ from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
+from mpisgd.rules.portions import Portions
 from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.update import schedule
 from mpisgd.vectors.buckets import Bucket
@@ -142,6 +143,10 @@ class World(ABC):
     def charges(self, rank: int) -> Charges:
         """Return what pays a shard's virtual seconds."""
         return FREE
+
+    def portions_of(self, rank: int, portions: Portions | None) -> Portions | None:
+        """Return what deals a shard's portions."""
+        return portions
 
     def presence_of(self, rank: int) -> Callable[..., FaultTolerant]:
         """Return the maker of a fault-tolerant shard's presence."""

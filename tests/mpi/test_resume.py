@@ -265,7 +265,7 @@ def spoil_rows(path: Path) -> None:
     ("spoil", "why"),
     [
         (spoil_tensor, "attempt 1 begins with weights of the checkpoint: the log before gives other values"),
-        (spoil_rows, "the first push of this learner: expected mini-batch"),
+        (spoil_rows, "attempt 2 continues "),
     ],
 )
 def test_a_seam_that_is_not_true(runs: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str) -> None:

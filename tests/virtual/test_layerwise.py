@@ -296,7 +296,7 @@ def test_hardsync_arrives_at_the_weights_of_whole_vectors(
     changes = {**DEEP, "shards": shards, "protocol": "hardsync", "optimizer": optimizer, "alpha0": 0.01}
     even, layerwise = (simulated(tmp_path / how, TENSORS, exchange=how, **changes) for how in ("whole", "layerwise"))
     bounds = parts.bounds
-    monkeypatch.setattr(parts, "bounds", lambda config, model: bounds(replace(config, exchange="layerwise"), model))
+    monkeypatch.setattr(parts, "bounds", lambda config, model, *rules: bounds(replace(config, exchange="layerwise"), model))
     whole = simulated(tmp_path / "whole at layers", TENSORS, **changes)
     assert whole.config["exchange"] == "whole"
     assert whole.summaries["final_clock"].tolist() == layerwise.summaries["final_clock"].tolist()

@@ -133,7 +133,8 @@ class EagerWire(VirtualWire):
 
     def finish(self, transfer: Any) -> bool:
         if isinstance(transfer, Sending):
-            self._wanted = False
+            if transfer.tag == Tag.PUSH:
+                self._wanted = False
             if transfer.end < 0:
                 transfer.keep()
                 return True

@@ -73,11 +73,11 @@ class RankRole:
         if tensors is None or not self._hands_state_on:
             return KEEPS_NOTHING
         module, path, resumption = tensors.model.module, setup.path, setup.resumption
-        begun = -1
+        begun, own = -1, turn_of(tensors, setup.roles.number(self.rank))
         if resumption is not None:
             begun = resumption.checkpoint.clock
+            own()  # other virtual ranks have this module, too
             buffers.begin(path, resumption.attempt, self.index, begun, module)
-        own = turn_of(tensors, setup.roles.number(self.rank))
         options = setup.config.checkpoint
         every = (options.partner_updates or options.every_updates, options.every_updates) if self.world.saves else (0, 0)
         return buffers.Keeper(module, path, own, learner_id=self.index, every=every, begun=begun, late=late, given_up=given_up)

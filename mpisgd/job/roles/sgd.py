@@ -91,7 +91,7 @@ class ShardRole(RankRole):
             progress.on_update = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # its own: it keeps state of this shard
         log, samples = ShardLog(self._file, shard, duplex=config.both_ways), setup.meta.train_samples
-        portions = parts.portions_of(config, samples, lambda_, shard)
+        portions = world.portions_of(self.rank, parts.portions_of(config, samples, lambda_, shard))
         rules_kind, kind = agreement.of_run(config)
         rules = rules_kind(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
         if portions is not None and portions.deals:

@@ -93,6 +93,9 @@ class EvaluatorByLog(Evaluator):
         self._measure = self._real if self._told.wants(number) else Unmeasured()
         return super()._pull(number)
 
+    def _before_batch(self) -> None:
+        """Let no rank go on meanwhile: learners compute in the same model."""
+
     def _row(self, snapshot: Snapshot, *arguments: Any) -> dict[str, Any]:
         row, measured = super()._row(snapshot, *arguments), self._measure is self._real
         return self._told.settle(row, snapshot.clocks[0], measured=measured, last=self._last)

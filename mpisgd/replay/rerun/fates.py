@@ -1,4 +1,4 @@
-"""Fates of learners, from the log: mini-batches that were pushed, losses, absences."""
+"""Fates of learners, from the log: mini-batches that were pushed, losses, absences, portions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.script import ShardScript
+from mpisgd.rules.portions import NO_PORTION, Portions
 from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.simulate.failures import LearnerFailed
 
@@ -83,3 +84,15 @@ class ByLog(FaultTolerant):
 
     def note_who_passes(self) -> None:
         """Ignore it: the log tells."""
+
+
+class DealtByLog(Portions):
+    """Portions as the log tells that they were dealt."""
+
+    def __init__(self, portions: Portions, lambda_: int, script: ShardScript) -> None:
+        super().__init__(portions.total, lambda_, deals=True)
+        self._script = script
+
+    def of(self, learner_id: int) -> int:
+        portion = self._script.portion_of(learner_id)
+        return portion if portion != NO_PORTION else super().of(learner_id)

@@ -6,9 +6,8 @@ Mini-batches that were given up have no pulls here.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ class Pull(NamedTuple):
     """A pull before the push or event `place`; `turn`: among pulls of one place."""
 
     place: int
-    turn: float
+    turn: int
     item: Item
 
 
@@ -90,33 +89,7 @@ def pulls_of(turns: Turns, next_clock: Callable[[int], int], *, both_ways: bool)
     found: list[Pull] = []
     for learner_id in range(turns.log.lambda_):
         found += LearnerPulls(turns, learner_id, next_clock, both_ways).all()
-    return sorted(_as_dealt(turns, found))
-
-
-def _as_dealt(turns: Turns, pulls: list[Pull]) -> Iterable[Pull]:
-    """Move first pulls behind pulls that were dealt earlier portions: shard 0 deals in turn.
-
-    The portion of a pull that came to nothing follows from the second of its answer.
-    """
-    log, last = turns.log, len(turns.order)
-    if log.shard or "portion" not in (log.pushes.dtype.names or ()):
-        return pulls
-    portions, firsts = log.pushes["portion"].tolist(), {int(rows[0]) for rows in log.rows_of if len(rows)}
-    given_s = {int(row): log.pushes["answer_s"][before] for rows in log.rows_of for before, row in itertools.pairwise(rows)}
-    of_push = [pull for pull in pulls if pull.item.table == "pushes" and pull.turn < last]
-    dealt = [(portions[pull.item.row], pull.place) for pull in of_push if pull.item.row not in firsts]
-    moved = [pull for pull in pulls if pull.item.table != "pushes"]
-    for place, _, item in (pull for pull in pulls if pull.item.table == "pushes" and pull.turn == last):
-        answer_s = log.pushes["answer_s"][item.row]
-        before = max((portions[row] for row, second in given_s.items() if second < answer_s), default=-1)
-        moved.append(Pull(place, before + 0.5, item))
-    for place, _, item in of_push:
-        portion, behind = portions[item.row], [place]
-        if item.row in firsts:
-            before = min((at for other, at in dealt if other > portion), default=math.inf)
-            behind += [at for other, at in dealt if other < portion and at <= before]
-        moved.append(Pull(max(behind), portion, item))
-    return moved
+    return sorted(found)
 
 
 class LearnerPulls:

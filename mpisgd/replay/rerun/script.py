@@ -22,6 +22,7 @@ from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding
 from mpisgd.replay.checks.record import ShardRecord
 from mpisgd.replay.rerun.pulls import Item, Pull, Turns, pulls_of
+from mpisgd.rules.portions import NO_PORTION
 
 _AT_ONCE = (Tag.NORM_PULL, Tag.NORM_TOLD)
 _LAST = (*_AT_ONCE, Tag.PULL, Tag.GOODBYE)
@@ -76,6 +77,7 @@ class ShardScript(Script):
                 self._to_come[item.learner_id].append(item.tag)
         self._asked = set[int]()
         """Ranks whose last message was a pull."""
+        self._unlogged = _unlogged(log)
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._let_in = -1
         """Rank with a pull that no row tells."""
@@ -120,6 +122,11 @@ class ShardScript(Script):
         if item.learner_id < 0:
             return "waits, by its log, for an event", None
         return f"waits, by its log, for {Tag(item.tag).name} of learner {item.learner_id}", self._ranks[item.learner_id]
+
+    def portion_of(self, learner_id: int) -> int:
+        """Return the portion of a learner's next push; NO_PORTION = no push comes."""
+        rows = (item.row for item in self._items[self._at :] if item.learner_id == learner_id and item.tag == Tag.PUSH)
+        return next((int(self._log.pushes["portion"][row]) for row in rows), NO_PORTION)
 
     def hears(self, arrived: Arrived) -> bool:
         return self._stops and self._at_any_time(arrived) is not None
@@ -198,13 +205,29 @@ class ShardScript(Script):
             return next(message for message in arrived[Tag.PULL] if message.source.rank == rank)
         if self.at_end and not self._log.finished:
             return None
-        return self._at_any_time(arrived) or self._snapshot_pull(arrived[Tag.SNAPSHOT_PULL]) or self._by_item(arrived)
+        return (
+            self._unlogged_push(arrived)
+            or self._at_any_time(arrived)
+            or self._snapshot_pull(arrived[Tag.SNAPSHOT_PULL])
+            or self._by_item(arrived)
+        )
 
     def _at_any_time(self, arrived: Arrived) -> Sending | None:
         pushing = _pushing(arrived)
         tags = _LAST if self.at_end else (*_AT_ONCE, Tag.PULL) if self._stops else _AT_ONCE
         found = (message for tag in tags for message in arrived[tag] if tag != Tag.GOODBYE or message.source.rank not in self._lost)
         return next((message for message in found if message.source.rank not in pushing), None)
+
+    def _unlogged_push(self, arrived: Arrived) -> Sending | None:
+        """Return a push before a goodbye that counts one more: a signal came before its turn."""
+        for message in arrived[Tag.PUSH] if self._unlogged else ():
+            learner_id = self._ranks.index(message.source.rank)
+            left, next_up = self._unlogged.get(learner_id, 0), self._stops or self._next.learner_id == learner_id
+            if left > 0 and next_up and Tag.PUSH not in self._to_come[learner_id]:
+                self._unlogged[learner_id] -= 1
+                self._torn = False
+                return message
+        return None
 
     def _snapshot_pull(self, pulls: Iterable[Sending]) -> Sending | None:
         for message in pulls:
@@ -235,6 +258,13 @@ class ShardScript(Script):
         if self._log.finished:
             again += [rank for rank in asks if Tag.PULL not in self._to_come[self._ranks.index(rank)]]
         self._let_in = next(iter(again), -1)
+
+
+def _unlogged(log: ShardRecord) -> dict[int, int]:
+    """Return the number of pushes that a goodbye counts, but no row tells, by learner."""
+    said = log.events[log.events["kind"] == Event.GOODBYE][["learner_id", "value"]].tolist()
+    counts = {learner_id: int(value) - len(log.rows_of[learner_id]) for learner_id, value in said}
+    return {learner_id: count for learner_id, count in counts.items() if count > 0}
 
 
 def _parted(log: ShardRecord) -> set[int]:
@@ -268,7 +298,5 @@ def _of_event(log: ShardRecord, row: int) -> Iterator[Item]:
         return
     if (kind == Event.INTERRUPTED and value == 0) or (kind == Event.ENOUGH and math.isnan(value)):  # a goodbye tells
         return
-    if kind == Event.GOODBYE:  # a push is not logged where a signal came before its turn
-        yield from [Item(Tag.PUSH, learner_id, "events", row)] * int(value - len(log.rows_of[learner_id]))
     broken = kind == Event.LOST and behind == Event.DEPARTED  # absent, with another rank of its group lost
     yield Item(_BROKEN if broken else _TAGS[Event(kind)], learner_id, "events", row, value)

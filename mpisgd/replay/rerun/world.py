@@ -22,9 +22,10 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import EvaluatorByLog, Told
-from mpisgd.replay.rerun.fates import ByLog, costs_of
+from mpisgd.replay.rerun.fates import ByLog, DealtByLog, costs_of
 from mpisgd.replay.rerun.results import check_sizes
 from mpisgd.replay.rerun.script import ShardScript
+from mpisgd.rules.portions import Portions
 from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
@@ -54,6 +55,11 @@ class LogWorld(VirtualWorld):
     @property
     def rules(self) -> int:
         return self.record.rules
+
+    def portions_of(self, rank: int, portions: Portions | None) -> Portions | None:
+        if portions is None or not portions.deals:
+            return portions
+        return DealtByLog(portions, self.roles.lambda_, self.scripts[rank])
 
     def presence_of(self, rank: int) -> Callable[..., FaultTolerant]:
         return functools.partial(ByLog, self.scripts[rank])
