@@ -28,7 +28,7 @@ class Membership:
 
     Attributes:
         cut_short: a learner left because of a signal, or the last was lost after a signal.
-        parted: a learner left in order, or was given up by a shard whose run is over; then shards may end at other clocks.
+        parted: a learner left in order, or was given up where shards may end at other clocks.
         ends: a learner left because of a signal or the end of the run, here or on another shard.
     """
 

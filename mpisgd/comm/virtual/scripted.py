@@ -79,7 +79,7 @@ _TURN = _Turn()
 class EagerWire(VirtualWire):
     """Wire of a rank that meets scripted ranks: sends need no receive.
 
-    `late`: weights come into place, and the rank computes, when a script wants its message. Ranks may have one memory.
+    `late`: weights come into place, and the rank computes, when a script wants its message.
     """
 
     __slots__ = ("_kept", "_late", "_sent", "_wanted")

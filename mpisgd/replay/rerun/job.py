@@ -40,7 +40,6 @@ class Stretch:
     Attributes:
         begun: the checkpoint to go on from; None = a new run.
         seam: clock at which the following attempt goes on, or the rerun `stops`; -1 = none.
-        on_push: called in the order of the rerun, with shard and row number.
     """
 
     record: Record
