@@ -24,6 +24,7 @@ from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding, Untrue, refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import Told
+from mpisgd.replay.rerun.pulls import given_elsewhere
 from mpisgd.replay.rerun.script import ShardScript
 from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld, computes_late
 from mpisgd.simulate.failures import LearnerFailed
@@ -138,7 +139,8 @@ class Again(Job):
         log, ranks = self._record.shards[self.roles.index(rank)], self.setup.seen_by(rank).roles.learner_ranks
         asks = (lambda _: -1) if self.config.agrees else self.setup.protocol.next_clock  # norms are agreed on before any pull
         on_push = functools.partial(self._stretch.on_push, log.shard)
-        self._scripts[rank] = script = ShardScript(log, ranks, asks, on_push, both_ways=self.config.both_ways)
+        given = given_elsewhere(log, self._record.shards) if self.setup.protocol.consistent else {}
+        self._scripts[rank] = script = ShardScript(log, ranks, asks, on_push, given, both_ways=self.config.both_ways)
         ScriptedWire(cluster, self.world.network, self.world.wires, script)
 
     def _stuck(self) -> Finding | None:

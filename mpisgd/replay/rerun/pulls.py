@@ -7,7 +7,7 @@ Mini-batches that were given up have no pulls here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,23 +79,35 @@ class Turns:
         return int(self.last[clock - 1]) + 1 if clock > 0 else 0
 
 
-def pulls_of(turns: Turns, next_clock: Callable[[int], int], *, both_ways: bool) -> list[Pull]:
+def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord]) -> dict[int, int]:
+    """Return the clock of the first weights, by learner, whose push is in another log, but not in this log of a killed shard."""
+    found = {}
+    for learner_id, rows in enumerate(() if log.finished else log.rows_of):
+        further = [other for other in others if len(other.rows_of[learner_id]) > len(rows)]
+        if further and learner_id not in log.lacks:
+            found[learner_id] = int(further[0].pushes["timestamp"][further[0].rows_of[learner_id][len(rows)]])
+    return found
+
+
+def pulls_of(turns: Turns, next_clock: Callable[[int], int], given: Mapping[int, int], *, both_ways: bool) -> list[Pull]:
     """Return all learners' pulls by place. Raises Untrue: a pull has no place.
 
     Args:
         next_clock: of the protocol; a pull waits for it since the push. -1 = none.
+        given: clock of the weights after the last push, by learner, where all shards give equal clocks (`given_elsewhere`).
         both_ways: a pull may be answered before the push that it follows.
     """
     found: list[Pull] = []
     for learner_id in range(turns.log.lambda_):
-        found += LearnerPulls(turns, learner_id, next_clock, both_ways).all()
+        found += LearnerPulls(turns, learner_id, next_clock, given.get(learner_id, -1), both_ways).all()
     return sorted(found)
 
 
 class LearnerPulls:
     """Pulls of one learner."""
 
-    def __init__(self, turns: Turns, learner_id: int, next_clock: Callable[[int], int], both_ways: bool) -> None:
+    def __init__(self, turns: Turns, learner_id: int, next_clock: Callable[[int], int], given: int, both_ways: bool) -> None:
+        self._given = given
         self._turns, self._log, self._learner_id, self._start = turns, turns.log, learner_id, turns.log.start.clock
         rows = turns.log.rows_of[learner_id]
         self._rows = rows[np.argsort(turns.place[rows])]
@@ -133,6 +145,8 @@ class LearnerPulls:
                 yield pull._replace(place=self._turns.after(self._lost.given - self._start))
         elif (mine["value"][mine["kind"] == Event.GOODBYE] > 0).any():  # the push is not logged
             yield pull
+        elif 0 <= self._given <= self._log.final_clock:
+            yield pull._replace(place=self._turns.after(self._given - self._start))
 
     def _places(self) -> np.ndarray:
         """Place each pull in the clock of its weights, at the answer to the push before."""
@@ -164,12 +178,16 @@ class LearnerPulls:
         """Return whether weights were given after the last push, and came to nothing."""
         if self._learner_id in self._log.lacks:
             return True
+        if self._given >= 0:
+            return self._given <= self._log.final_clock
         gave_up = self._turns.places_of(self._learner_id, Event.GAVE_UP)
         return not math.isnan(self._answers[-1]) and not (gave_up > self._at[-1]).any()
 
     @property
     def _final(self) -> int:
         """Return the place of the pull after the last push."""
+        if self._given >= 0:
+            return max(0 if self._both_ways else int(self._at[-1]) + 1, self._turns.after(self._given - self._start))
         back = self._turns.places_of(self._learner_id, Event.RETURNED).max(initial=-1)
         given = 0 if self._lost is None else self._turns.after(self._lost.given - self._start)
         return max(int(self._told[-1]), 0 if self._both_ways else int(self._at[-1]) + 1, int(back) + 1, given)

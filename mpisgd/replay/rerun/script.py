@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -52,7 +52,7 @@ _END = Item(_NO_TAG, -1, "", -1)
 
 
 class ShardScript(Script):
-    """Script of a shard; `ranks`: of its learners, in the order of learner_ids; `on_push`: told of each row. Raises Untrue."""
+    """Script of a shard; `ranks`: of its learners, in the order of learner_ids; others as of `pulls_of`. Raises Untrue."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class ShardScript(Script):
         ranks: Sequence[int],
         next_clock: Callable[[int], int],
         on_push: Callable[[int], None],
+        given: Mapping[int, int],
         *,
         both_ways: bool,
     ) -> None:
@@ -67,7 +68,7 @@ class ShardScript(Script):
         self._on_push = on_push
         self._log = turns.log
         self._ranks = ranks
-        self._items = list(items_of(turns, pulls_of(turns, next_clock, both_ways=both_ways)))
+        self._items = list(items_of(turns, pulls_of(turns, next_clock, given, both_ways=both_ways)))
         self._at = 0
         self._last = self._last_counted()
         self._to_come: list[deque[int]] = [deque() for _ in ranks]
