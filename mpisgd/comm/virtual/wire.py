@@ -124,7 +124,7 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
     )
 
     interruptible = True
-    """True = a learner hears notices while computing."""
+    """Learners hear notices while computing."""
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
         """Add the next rank to the cluster's `wires`."""

@@ -190,7 +190,7 @@ def _compare_results(record: Record, path: Path, job: Again, proof: Proof) -> No
 
 
 def _waypoints(stretch: Stretch, path: Path, world: VirtualWorld) -> list[Waypoint]:
-    """Describe the shards where the rerun stopped."""
+    """Describe the stopped shards."""
     record, clock, found = stretch.record, stretch.seam, []
     for log in record.shards if isinstance(world, TensorLogWorld) else ():
         assert isinstance(world, TensorLogWorld)

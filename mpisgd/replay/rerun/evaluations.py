@@ -94,7 +94,7 @@ class EvaluatorByLog(Evaluator):
         return super()._pull(number)
 
     def _before_batch(self) -> None:
-        """Let no rank go on meanwhile: learners compute in the same model."""
+        """Let no rank go on: learners share the model."""
 
     def _row(self, snapshot: Snapshot, *arguments: Any) -> dict[str, Any]:
         row, measured = super()._row(snapshot, *arguments), self._measure is self._real

@@ -1,7 +1,7 @@
 """Pulls of a shard's learners, placed among the log's pushes and events: no row tells of pulls.
 
 A push tells the clock of its weights, hence of the pull before. The second of the answer is in the row of the push before.
-Mini-batches that were given up have no pulls here.
+Mini-batches given up have no pulls.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Turns:
 
 
 def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord]) -> dict[int, int]:
-    """Return the clock of the first weights, by learner, whose push is in another log, but not in this log of a killed shard."""
+    """Return, by learner, the clock of weights whose push is missing in a killed shard's log alone."""
     found = {}
     for learner_id, rows in enumerate(() if log.finished else log.rows_of):
         further = [other for other in others if len(other.rows_of[learner_id]) > len(rows)]
@@ -94,7 +94,7 @@ def pulls_of(turns: Turns, next_clock: Callable[[int], int], given: Mapping[int,
 
     Args:
         next_clock: of the protocol; a pull waits for it since the push. -1 = none.
-        given: clock of the weights after the last push, by learner, where all shards give equal clocks (`given_elsewhere`).
+        given: as of `given_elsewhere`, where shards give equal clocks.
         both_ways: a pull may be answered before the push that it follows.
     """
     found: list[Pull] = []

@@ -220,7 +220,7 @@ class ShardScript(Script):
         return next((message for message in found if message.source.rank not in pushing), None)
 
     def _unlogged_push(self, arrived: Arrived) -> Sending | None:
-        """Return a push before a goodbye that counts one more: a signal came before its turn."""
+        """Return a push that only a goodbye counts."""
         for message in arrived[Tag.PUSH] if self._unlogged else ():
             learner_id = self._ranks.index(message.source.rank)
             left, next_up = self._unlogged.get(learner_id, 0), self._stops or self._next.learner_id == learner_id
@@ -262,7 +262,7 @@ class ShardScript(Script):
 
 
 def _unlogged(log: ShardRecord) -> dict[int, int]:
-    """Return the number of pushes that a goodbye counts, but no row tells, by learner."""
+    """Return, by learner, the number of pushes that only a goodbye counts."""
     said = log.events[log.events["kind"] == Event.GOODBYE][["learner_id", "value"]].tolist()
     counts = {learner_id: int(value) - len(log.rows_of[learner_id]) for learner_id, value in said}
     return {learner_id: count for learner_id, count in counts.items() if count > 0}
