@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -22,8 +23,9 @@ from mpisgd.replay import UserObjects
 from mpisgd.replay.checks.finding import Untrue
 from mpisgd.replay.checks.numbers import check_numbers
 from mpisgd.replay.checks.proof import Proof
-from mpisgd.replay.checks.record import read
+from mpisgd.replay.checks.record import ShardRecord, read
 from mpisgd.replay.rerun.attempts import run_again
+from mpisgd.replay.rerun.pulls import given_elsewhere
 from tests import forge
 from tests.effort import spread
 from tests.torch_law.law import vectors
@@ -189,3 +191,41 @@ def test_events_without_a_witness_are_left_out(runs: Callable[[str], Path], tmp_
 
     forge.rewrite(path / schema.shard_file(0), "events", add)
     assert again(path) == ""
+
+
+# ----------------------------------------------------------------------------------------------------- logs of killed shards
+
+
+def cut(log: ShardRecord, second: float) -> ShardRecord:
+    """As a kill leaves the log of a shard that flushed at this second for the last time."""
+    pushes, updates, events = log.pushes[log.pushes["arrival_s"] <= second].copy(), log.updates, log.events
+    pushes["answer_s"][pushes["answer_s"] > second] = math.nan
+    updates, events = updates[updates["time_s"] <= second], events[events["time_s"] <= second]
+    summary = log.summary.copy()
+    summary["final_clock"] = -1
+    kept = {"pushes": pushes[pushes["clock"] <= len(updates)], "events": events[events["clock"] <= len(updates)]}
+    return dataclasses.replace(log, updates=updates, summary=summary, **kept)
+
+
+@pytest.mark.parametrize("kind", spread(["softsync", "hardsync", "async", "backup", "ssp", "versioned", "duplex"], 3))
+def test_logs_that_end_at_different_seconds(kind: str, runs: Callable[[str], Path]) -> None:
+    record, dice = read(runs(kind)), random.Random(kind)
+    end_s = float(record.shards[0].updates["time_s"][-1])
+    for _ in range(6):
+        second, apart_s = dice.uniform(0.1, 0.9) * end_s, dice.choice([0.02, 0.1, 0.3]) * end_s
+        shards = [cut(log, second - dice.uniform(0, apart_s)) for log in record.shards]
+        rows = sum(len(log.pushes) for log in shards)
+        proof = Proof(record.path, "", 1)
+        run_again(dataclasses.replace(record, shards=shards, done=None), NO_OBJECTS, proof)
+        assert not proof.reason or proof.reason.startswith("evaluations"), (rows, proof.reason)
+
+
+def test_another_shard_tells_the_clock_of_weights_whose_push_a_log_lacks(runs: Callable[[str], Path]) -> None:
+    """A learner asks a shard that lags again, until all have given the same clock."""
+    first, second = read(runs("hardsync")).shards
+    for learner_id in range(first.lambda_):
+        row = int(first.rows_of[learner_id][3])
+        killed = cut(second, float(second.pushes["arrival_s"][second.rows_of[learner_id][3]]) - 1e-9)
+        assert given_elsewhere(killed, [first, killed])[learner_id] == int(first.pushes["timestamp"][row])
+    assert given_elsewhere(second, [cut(first, 0.0), second]) == {}
+    assert given_elsewhere(first, [first, second]) == {}, "whole logs have all rows"
