@@ -214,10 +214,9 @@ def test_logs_that_end_at_different_seconds(kind: str, runs: Callable[[str], Pat
     for _ in range(6):
         second, apart_s = dice.uniform(0.1, 0.9) * end_s, dice.choice([0.02, 0.1, 0.3]) * end_s
         shards = [cut(log, second - dice.uniform(0, apart_s)) for log in record.shards]
-        rows = sum(len(log.pushes) for log in shards)
         proof = Proof(record.path, "", 1)
         run_again(dataclasses.replace(record, shards=shards, done=None), NO_OBJECTS, proof)
-        assert not proof.reason or proof.reason.startswith("evaluations"), (rows, proof.reason)
+        assert proof.reason == ""
 
 
 def test_another_shard_tells_the_clock_of_weights_whose_push_a_log_lacks(runs: Callable[[str], Path]) -> None:
