@@ -122,7 +122,7 @@ def _say_what_is_compared(record: Record, proof: Proof, until: int | None) -> No
         proof.computed = False
         proof.nothing_to_compare = "the run computed no gradients: only the protocol's decisions can be checked"
     elif until is not None:
-        there = "stopped at" if set(proof.clocks) else "the logs end before all shards come to"
+        there = "stopped at" if len(proof.waypoints) == len(proof.clocks) else "the logs end before all shards come to"
         proof.nothing_to_compare = f"{there} clock {until}"
     elif record.done is None:
         proof.nothing_to_compare = "the run did not finish: no weights to compare with"

@@ -253,6 +253,22 @@ def spoil_tensor(path: Path) -> None:
     disk.write_json(there / disk.MANIFEST, table)
 
 
+@pytest.mark.parametrize("name", [name for name in JOBS if name.endswith("-S2")])
+def test_replay_stops_on_both_sides_of_a_seam(runs: Path, name: str) -> None:
+    """Where the run went on, a slice is that of the checkpoint."""
+    entry = Run(runs / name).environment["attempts"][-1]
+    seam, last = entry["clock"], int(Run(runs / name).updates["clock"].max())
+    kept = disk.read(disk.directory_of(runs / name, seam))
+    for until in (seam - 1, seam, seam + 1, last):
+        proof = replay.replay(runs / name, until=until, trust=True)
+        assert proof.holds, proof.reason
+        there = [point.shard for point in proof.waypoints]
+        assert there == [0, 1] or (until < seam and name not in SYNCHRONOUS), "the logs of killed shards may end before"
+        assert {point.clock for point in proof.waypoints} <= {until}
+        if until == seam:
+            assert [point.crc32 for point in proof.waypoints] == [zlib.crc32(kept.tensors(shard)["weights"]) for shard in there]
+
+
 def spoil_rows(path: Path) -> None:
     """Attempt 2 says that fewer pushes came before it."""
     with h5py.File(path / schema.shard_file(0, 2), "r+") as file:  # attributes have HDF5's own checksums, which it renews

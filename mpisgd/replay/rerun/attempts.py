@@ -9,7 +9,7 @@ import dataclasses
 import math
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -78,7 +78,7 @@ def run_again(record: Record, user_objects: UserObjects, proof: Proof, reach: Re
                 with _noting(proof):
                     told.compare()
                 if stops:
-                    proof.waypoints += _waypoints(stretch, path, job.world)
+                    proof.waypoints += _waypoints(stretch, path, job.world, proof.clocks)
                     return
                 if following is not None:
                     if proof.finding is not None:
@@ -189,11 +189,13 @@ def _compare_results(record: Record, path: Path, job: Again, proof: Proof) -> No
         compare_diverged(record, path, job.diverged)
 
 
-def _waypoints(stretch: Stretch, path: Path, world: VirtualWorld) -> list[Waypoint]:
-    """Describe the stopped shards."""
+def _waypoints(stretch: Stretch, path: Path, world: VirtualWorld, clocks: Sequence[int]) -> list[Waypoint]:
+    """Describe shards that came so far."""
     record, clock, found = stretch.record, stretch.seam, []
     for log in record.shards if isinstance(world, TensorLogWorld) else ():
         assert isinstance(world, TensorLogWorld)
+        if clocks[log.shard] < clock:
+            continue
         losses, at = [math.nan, math.nan], clock - log.start.clock - 1
         if at >= 0:
             (ours,) = read_tables(path / schema.shard_file(log.shard, record.attempt), ["updates"])

@@ -72,10 +72,14 @@ class ShardScript(Script):
         self._at = 0
         self._last = self._last_counted()
         self._to_come: list[deque[int]] = [deque() for _ in ranks]
-        """Tags of each learner's messages."""
+        """Tags of learners' messages."""
+        self._pushes_to_come: list[deque[int]] = [deque() for _ in ranks]
+        """Rows of learners."""
         for item in self._items:
             if item.tag in _OF_LEARNER:
                 self._to_come[item.learner_id].append(item.tag)
+            if item.tag == Tag.PUSH:
+                self._pushes_to_come[item.learner_id].append(item.row)
         self._asked = set[int]()
         """Ranks whose last message was a pull."""
         self._unlogged = _unlogged(log)
@@ -126,8 +130,8 @@ class ShardScript(Script):
 
     def portion_of(self, learner_id: int) -> int:
         """Return the portion of a learner's next push; NO_PORTION = no push comes."""
-        rows = (item.row for item in self._items[self._at :] if item.learner_id == learner_id and item.tag == Tag.PUSH)
-        return next((int(self._log.pushes["portion"][row]) for row in rows), NO_PORTION)
+        rows = self._pushes_to_come[learner_id]
+        return int(self._log.pushes["portion"][rows[0]]) if rows else NO_PORTION
 
     def hears(self, arrived: Arrived) -> bool:
         return self._stops and self._at_any_time(arrived) is not None
@@ -153,9 +157,9 @@ class ShardScript(Script):
 
     def _go_on(self) -> None:
         item = self._items[self._at]
-        self._torn = item.tag == Tag.PUSH and item.table == "pushes" and self._log.row(item.row).reason == Reason.TORN
+        self._torn = item.tag == Tag.PUSH and self._log.row(item.row).reason == Reason.TORN
         self._stops = self._stops or self._at == self._last or item.tag in _ENDINGS or self._ends_all(item)
-        if item.tag == Tag.PUSH and item.table == "pushes":
+        if item.tag == Tag.PUSH:
             self._on_push(item.row)
         self._pass(item)
         while self._stops and self._next.tag == Tag.PULL:  # taken as they come
@@ -172,6 +176,8 @@ class ShardScript(Script):
         self._at += 1
         if item.tag in _OF_LEARNER:
             self._to_come[item.learner_id].popleft()
+        if item.tag == Tag.PUSH:
+            self._pushes_to_come[item.learner_id].popleft()
 
     def time_out(self) -> bool:
         if self.at_end or self._next.tag != _NO_TAG:
@@ -224,7 +230,7 @@ class ShardScript(Script):
         for message in arrived[Tag.PUSH] if self._unlogged else ():
             learner_id = self._ranks.index(message.source.rank)
             left, next_up = self._unlogged.get(learner_id, 0), self._stops or self._next.learner_id == learner_id
-            if left > 0 and next_up and Tag.PUSH not in self._to_come[learner_id]:
+            if left > 0 and next_up and not self._pushes_to_come[learner_id]:
                 self._unlogged[learner_id] -= 1
                 self._torn = False
                 return message

@@ -45,7 +45,7 @@ class Stopped(Exception):
 
 
 class LogWorld(VirtualWorld):
-    """World of a run made again: learners fare as logged."""
+    """World of a rerun: learners fare as logged."""
 
     def __init__(self, record: Record, *arguments: Any) -> None:
         self.record = record
