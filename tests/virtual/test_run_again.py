@@ -24,7 +24,7 @@ from mpisgd.replay.checks.finding import Untrue
 from mpisgd.replay.checks.numbers import check_numbers
 from mpisgd.replay.checks.proof import Proof
 from mpisgd.replay.checks.record import ShardRecord, read
-from mpisgd.replay.rerun.attempts import run_again
+from mpisgd.replay.rerun.attempts import Reach, run_again
 from mpisgd.replay.rerun.pulls import given_elsewhere
 from tests import forge
 from tests.effort import spread
@@ -228,3 +228,15 @@ def test_another_shard_tells_the_clock_of_weights_whose_push_a_log_lacks(runs: C
         assert given_elsewhere(killed, [first, killed])[learner_id] == int(first.pushes["timestamp"][row])
     assert given_elsewhere(second, [cut(first, 0.0), second]) == {}
     assert given_elsewhere(first, [first, second]) == {}, "whole logs have all rows"
+
+
+def test_a_shard_whose_log_ends_before_the_clock_is_not_described(runs: Callable[[str], Path]) -> None:
+    record = read(runs("softsync"))
+    end_s = float(record.shards[0].updates["time_s"][-1])
+    shards = [cut(log, share * end_s) for log, share in zip(record.shards, (0.6, 0.3), strict=True)]
+    killed, last = dataclasses.replace(record, shards=shards, done=None), len(shards[1].updates)
+    for until, described in ((last, [0, 1]), (last + 2, [0])):
+        proof = Proof(record.path, "", 1)
+        run_again(killed, NO_OBJECTS, proof, Reach(until))
+        assert proof.reason == ""
+        assert [(point.shard, point.clock) for point in proof.waypoints] == [(shard, until) for shard in described]
