@@ -66,6 +66,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "an evaluator": {**SOFTSYNC, "evaluator": True, "evaluation": {"every_epochs": 0.5}},
     "evaluations end training": {**SOFTSYNC, "evaluator": True, "alpha0": 0.0, "evaluation": PATIENCE, "epochs": 8},
     "learners leave": {**SOFTSYNC, "failures": {"at_s": {"1": 1.0}, "then": "leave"}},
+    "a learner without a push leaves after the last update": {**SOFTSYNC, "failures": {"at_s": {"1": 0.0}, "notice_s": 60.0}},
     "sizes alone": {**SOFTSYNC, "virtual": {"gradients": False, "parameters": 1000, "train_samples": 400}},
 }  # fmt: skip
 
