@@ -1,7 +1,8 @@
 """Faults in virtual time: ranks die, hang and are cut off, disks fail, jobs are killed and gone on with (`tests/virtual/storm`).
 
 `python -m tests.faults.virtual --count 20000 --out results/faults` writes virtual.json there. Loops, rules, wires, heartbeat and
-records are the real ones, on a virtual MPI. Protocols and numbers of shards take turns; all else is drawn (`storm/draw.py`). Replay
+records are the real ones, on a virtual MPI. Protocols and numbers of shards take turns; all else is drawn (`draw_any` of
+`storm/draw.py`). Replay
 proves every run that is DONE.
 """
 
@@ -19,14 +20,14 @@ import torch
 from mpisgd.base import durable
 from tests.faults.campaign import Found, main
 from tests.virtual.storm import aftermath
-from tests.virtual.storm.draw import Draw, draw
+from tests.virtual.storm.draw import Draw, draw_any
 
 EACH = 100
 """Schedules of one process: ranks that have died keep their memory, for theirs are greenlets that nobody goes on with."""
 
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
-    return apart(draw(generator, number), directory, number)
+    return apart(draw_any(generator, number), directory, number)
 
 
 def apart(drawn: Draw, directory: Path, number: int) -> Found:

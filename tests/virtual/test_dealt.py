@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 import tempfile
@@ -26,7 +25,7 @@ from mpisgd.simulate import job
 from tests.effort import examples, spread
 from tests.virtual.jobs import SIZES, TENSORS, config, simulated
 from tests.virtual.storm import aftermath
-from tests.virtual.storm.draw import DEALT, draw
+from tests.virtual.storm.draw import draw_dealt
 from tests.virtual.test_laws import COMMON, JitteryWire, Laws, jitters, jobs
 
 NAMES = sorted(name for name in PROTOCOLS if name != "allreduce")
@@ -161,11 +160,10 @@ def test_who_leaves_gives_back_what_it_had(tmp_path: Path) -> None:
 def test_whatever_befalls_real_loops_each_counts_once(number: int, tmp_path: Path) -> None:
     """Learners are killed, stopped and cut off, jobs end and go on from checkpoints, also with other shards and learners: every
     portion of every run that is DONE was applied once, and replay comes to its weights."""
-    ways, torn = list(DEALT), 0
+    torn = 0
     torch.set_num_threads(1)
     for at in range(number * examples(10), (number + 1) * examples(10)):
-        base = draw(random.Random(f"dealt:{at}"), at)
-        one = dataclasses.replace(base, way=ways[at % len(ways)], shards=1 + at // len(ways) % 3, group_size=1, alternating=False)
+        one = draw_dealt(random.Random(f"dealt:{at}"), at)
         seen = aftermath.weather(one, tmp_path / str(at))
         assert not seen.failures, f"{one}:\n{seen.failures[0]}\n{one!r}"
         torn += seen.totals["DONE"]

@@ -143,9 +143,7 @@ class LearnerPulls:
         if self._lost is not None:
             if self._lost.given >= 0:
                 yield pull._replace(place=self._turns.after(self._lost.given - self._start))
-        elif (mine["value"][mine["kind"] == Event.GOODBYE] > 0).any():  # the push is not logged
-            yield pull
-        elif Event.DEPARTED in mine["kind"]:  # not stopped, hence given weights
+        elif (mine["value"][mine["kind"] == Event.GOODBYE] > 0).any() or Event.DEPARTED in mine["kind"]:  # the push is not logged
             yield pull
         elif 0 <= self._given <= self._log.final_clock:
             yield pull._replace(place=self._turns.after(self._given - self._start))

@@ -55,17 +55,17 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "hardsync, agreed": {"clip_average": 0.3},
     "async-rounded": {"push_format": "topk", "topk_share": 0.2, "pull_format": "bfloat16"},
 }
-#: Ways of which draws are made by themselves (`tests/virtual/test_dealt.py`): shard 0 deals the data.
+#: Ways of `draw_dealt`: shard 0 deals the data.
 DEALT: Mapping[str, Mapping[str, Any]] = {
     f"{way}, dealt": options for way, options in WAYS.items() if way not in ("ssp-own", "downpour", "hardsync-local")
 }
-#: So are these (`tests/virtual/test_layered_storms.py`): layers are exchanged one by one, by learners that are one rank each.
+#: Ways of `draw_layered`: layers are exchanged one by one, by learners that are one rank each.
 LAYERED: Mapping[str, Mapping[str, Any]] = {
     f"{way}, layered": options
     for way, options in WAYS.items()
     if way not in ("backup-abort", "ssp-own", "downpour", "hardsync-local")
 }
-#: And this (`tests/virtual/test_agreement.py`): shards agree on a norm. No learner of it may die alone.
+#: The way of `draw_agreed`: shards agree on a norm. No learner of such a job may die alone.
 AGREED = "hardsync, agreed"
 #: Ways that go with no groups of ranks.
 ALONE = ("async-accumulated",)
@@ -204,6 +204,19 @@ def draw(dice: random.Random, number: int) -> Draw:
         alternating=size > 1 and groups.random() < 0.5,
     )
     return _beset(drawn_so, number)
+
+
+def draw_any(dice: random.Random, number: int) -> Draw:
+    """Of eight draws, make five by `draw`, and one by each of `draw_dealt`, `draw_layered`, `draw_agreed`."""
+    of_itself = {5: draw_dealt, 6: draw_layered, 7: draw_agreed}.get(number % 8)
+    return of_itself(dice, number // 8) if of_itself else draw(dice, number)
+
+
+def draw_dealt(dice: random.Random, number: int) -> Draw:
+    """As `draw`, of jobs whose data shard 0 deals."""
+    ways = list(DEALT)
+    way, shards = ways[number % len(ways)], 1 + number // len(ways) % 3
+    return replace(draw(dice, number), way=way, shards=shards, group_size=1, micro_batches=1, alternating=False)
 
 
 def draw_agreed(dice: random.Random, number: int) -> Draw:
