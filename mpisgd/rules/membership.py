@@ -28,7 +28,7 @@ class Membership:
 
     Attributes:
         cut_short: a learner left because of a signal, or the last was lost after a signal.
-        parted: a learner left in order, or was given up where shards may end at other clocks.
+        parted: a learner left in order, or was given up where shards may end at other clocks or all portions are applied.
         ends: a learner left because of a signal or the end of the run, here or on another shard.
     """
 
@@ -73,7 +73,7 @@ class Membership:
         if gone is Gone.MISSED:
             rules.absent.add(learner_id)
         self._disturbed |= gone in _UNTOLD
-        self.parted |= gone not in _UNTOLD or (gone is Gone.GIVEN_UP and not rules.protocol.consistent)
+        self.parted |= gone not in _UNTOLD or (gone is Gone.GIVEN_UP and (rules.complete or not rules.protocol.consistent))
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)

@@ -160,14 +160,12 @@ class Rules:
     def _unwanted(self, learner_id: int, timestamp: int, seq: int, portion: int) -> Verdict:
         if learner_id in self.absent and not self.finished:
             return DROP_MISSED
-        if self._has(learner_id, seq, portion):
-            # computed again: another shard rejected it, or its checkpoint lacks it
-            if self.protocol.consistent and (self._aborts or self.portions is not None):
-                self.protocol.on_push(learner_id, timestamp, self.clock)  # shards count the same pushes of each clock
-            else:
-                self.protocol.on_discard(learner_id, timestamp, self.clock)
-            return DROP_REPEATED if self.portions is None else DROP_DUPLICATE
-        return LATE
+        if not self._has(learner_id, seq, portion):
+            return LATE
+        if not self.finished:  # computed again: another shard rejected it, or its checkpoint lacks it
+            counts = self.protocol.consistent and (self._aborts or self.portions is not None)  # on all shards, of each clock
+            (self.protocol.on_push if counts else self.protocol.on_discard)(learner_id, timestamp, self.clock)
+        return DROP_REPEATED if self.portions is None else DROP_DUPLICATE
 
     def on_torn(self, learner_id: int, timestamp: int, seq: int, portion: int = NO_PORTION) -> Verdict:
         self.dropped_seq[learner_id] = seq
@@ -183,9 +181,11 @@ class Rules:
     # --------------------------------------------------------------------------------------------------------- updates
 
     def update_due(self) -> bool:
-        return not self.finished and (self.protocol.update_due() or (self._closes and self._summed and self._all_dealt_with()))
+        return not self.finished and (self.protocol.update_due() or (self._closes and self._summed and self.complete))
 
-    def _all_dealt_with(self) -> bool:
+    @property
+    def complete(self) -> bool:
+        """All portions are applied."""
         return self.portions is not None and self.portions.complete
 
     def on_update(self, samples: int) -> None:

@@ -36,6 +36,7 @@ SOFTSYNC = {"protocol": {"name": "softsync", "n": 2}, "shards": 2}
 HARDSYNC = {"protocol": {"name": "hardsync"}, "shards": 2}
 PATIENCE = {"every_epochs": 0.25, "best": "error", "patience": 2}
 GROUPS = {"model": {"name": "mlp", "hidden": [8, 8]}, "group_size": 2, "micro_batches": 2, "shards": 2}
+LEAVES = {"failures": {"at_s": {"1": 0.0}, "notice_s": 60.0}}
 KINDS: dict[str, dict[str, Any]] = {
     "hardsync": HARDSYNC,
     "softsync": SOFTSYNC,
@@ -66,7 +67,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "an evaluator": {**SOFTSYNC, "evaluator": True, "evaluation": {"every_epochs": 0.5}},
     "evaluations end training": {**SOFTSYNC, "evaluator": True, "alpha0": 0.0, "evaluation": PATIENCE, "epochs": 8},
     "learners leave": {**SOFTSYNC, "failures": {"at_s": {"1": 1.0}, "then": "leave"}},
-    "a learner without a push leaves after the last update": {**SOFTSYNC, "failures": {"at_s": {"1": 0.0}, "notice_s": 60.0}},
+    "a learner without a push leaves after the last update": {**SOFTSYNC, **LEAVES},
+    "a learner without a pull leaves": {**SOFTSYNC, **LEAVES, "exchange": "layerwise"},
     "sizes alone": {**SOFTSYNC, "virtual": {"gradients": False, "parameters": 1000, "train_samples": 400}},
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.record import Record
-from mpisgd.replay.rerun.script import ShardScript
+from mpisgd.replay.rerun.script import ShardScript, leaves
 from mpisgd.rules.portions import NO_PORTION, Portions
 from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.simulate.failures import LearnerFailed
@@ -27,16 +27,24 @@ def costs_of(record: Record, learner_id: int, before_last: Callable[[], None]) -
         if number + 1 == pushes:
             before_last()
         yield from [0] * each
+    if record.config.exchange == "layerwise" and not parts(record, learner_id):
+        yield from [0] * each  # pulls are sent as it computes
     if not _leaves(record, learner_id):
         yield from [0] * (_UNLOGGED * each)
     raise LearnerFailed(learner_id, 0)
+
+
+def parts(record: Record, learner_id: int) -> bool:
+    return any(Event.GOODBYE in log.events_of[learner_id]["kind"] for log in record.shards)
 
 
 def _leaves(record: Record, learner_id: int) -> bool:
     """Return whether a learner was lost, or left by itself: else a shard without DEPARTED has stopped it."""
     kinds = [set(log.events_of[learner_id]["kind"].tolist()) for log in record.shards]
     parted = [Event.DEPARTED in each for each in kinds if Event.GOODBYE in each]
-    return all(parted) if parted else any(Event.LOST in each for each in kinds)
+    if parted:
+        return all(parted) and any(leaves(log, learner_id) for log in record.shards)
+    return any(Event.LOST in each for each in kinds)
 
 
 class ByLog(FaultTolerant):
@@ -87,12 +95,21 @@ class ByLog(FaultTolerant):
 
 
 class DealtByLog(Portions):
-    """Portions as the log tells that they were dealt."""
+    """Portions as the logs tell that they were dealt."""
 
-    def __init__(self, portions: Portions, lambda_: int, script: ShardScript) -> None:
-        super().__init__(portions.total, lambda_, deals=True)
+    def __init__(self, portions: Portions, record: Record, script: ShardScript) -> None:
+        self._logs = record.shards
+        super().__init__(portions.total, len(self._logs[0].rows_of), deals=True)
         self._script = script
 
     def of(self, learner_id: int) -> int:
-        portion = self._script.portion_of(learner_id)
-        return portion if portion != NO_PORTION else super().of(learner_id)
+        for portion in (self._script.portion_of(learner_id), self._pushed_elsewhere(learner_id)):
+            if portion != NO_PORTION:
+                return portion
+        return super().of(learner_id)
+
+    def _pushed_elsewhere(self, learner_id: int) -> int:
+        """Return the portion of a push that only other shards logged."""
+        number = len(self._logs[0].rows_of[learner_id])
+        rows = ((log, log.rows_of[learner_id]) for log in self._logs)
+        return next((int(log.pushes["portion"][own[number]]) for log, own in rows if len(own) > number), NO_PORTION)

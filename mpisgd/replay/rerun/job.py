@@ -140,7 +140,9 @@ class Again(Job):
         asks = (lambda _: -1) if self.config.agrees else self.setup.protocol.next_clock  # norms are agreed on before any pull
         on_push = functools.partial(self._stretch.on_push, log.shard)
         given = given_elsewhere(log, self._record.shards) if self.setup.protocol.consistent else {}
-        self._scripts[rank] = script = ShardScript(log, ranks, asks, on_push, given, both_ways=self.config.both_ways)
+        self._scripts[rank] = script = ShardScript(
+            log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees
+        )
         ScriptedWire(cluster, self.world.network, self.world.wires, script)
 
     def _stuck(self) -> Finding | None:

@@ -60,19 +60,34 @@ class Turns:
         self.last = np.maximum.accumulate(last)
 
     def _by_time(self) -> np.ndarray:
-        """Return numbers by time; in one nanosecond, a time-out comes before a clock's first push."""
+        """Return numbers by time, in one nanosecond by clock; an event comes before the push that ends its clock, a time-out before
+        the first push.
+        """
         clocks, arrivals = self.log.pushes["clock"], self.log.pushes["arrival_s"]
+        pushes, events = 2.0 * clocks, 2.0 * self.events["clock"] + 0.5
+        last = np.full(self.log.final_clock + 1, -1)
+        by_arrival = np.argsort(arrivals, kind="stable")
+        last[clocks[by_arrival]] = by_arrival
+        pushes[last[: self.log.final_clock][last[: self.log.final_clock] >= 0]] += 1
         first = dict(zip(clocks[::-1].tolist(), arrivals[::-1].tolist(), strict=True))
-        over = self.events["kind"] == Event.TIMEOUT
-        early = [clock for clock, second in self.events[over][["clock", "time_s"]].tolist() if first.get(clock) == second]
-        if not early:
-            return np.argsort(self._times, kind="stable")
-        turn = np.concatenate((2 - np.isin(clocks, early), 2 - 2 * (over & np.isin(self.events["clock"], early))))
-        return np.lexsort((turn, self._times))
+        over = np.flatnonzero(self.events["kind"] == Event.TIMEOUT)
+        early = [number for number in over.tolist() if first.get(self.events["clock"][number]) == self.events["time_s"][number]]
+        events[early] -= 1
+        return np.lexsort((np.concatenate((pushes, events)), self._times))
 
     def places_of(self, learner_id: int, *kinds: Event) -> np.ndarray:
         mine = np.isin(self.events["kind"], kinds) & (self.events["learner_id"] == learner_id)
         return self.place[self.count + np.flatnonzero(mine)]
+
+    def first_return(self, place: int) -> int:
+        """Return the first place of the returns in a row that end here."""
+        while place > 0 and self._is_return(place - 1):
+            place -= 1
+        return place
+
+    def _is_return(self, place: int) -> bool:
+        number = int(self.order[place]) - self.count
+        return number >= 0 and bool(self.events["kind"][number] == Event.RETURNED)
 
     def after(self, clock: int) -> int:
         """Return the first place at a clock since the start."""
@@ -143,7 +158,7 @@ class LearnerPulls:
         if self._lost is not None:
             if self._lost.given >= 0:
                 yield pull._replace(place=self._turns.after(self._lost.given - self._start))
-        elif (mine["value"][mine["kind"] == Event.GOODBYE] > 0).any() or Event.DEPARTED in mine["kind"]:  # the push is not logged
+        elif (mine["value"][mine["kind"] == Event.GOODBYE] > 0).any():  # the push is not logged
             yield pull
         elif 0 <= self._given <= self._log.final_clock:
             yield pull._replace(place=self._turns.after(self._given - self._start))
@@ -156,10 +171,10 @@ class LearnerPulls:
         self._latest = np.where(last[given] >= earliest, np.minimum(at, last[given]), at)
         if not self._both_ways:
             earliest[1:] = np.maximum(earliest[1:], at[:-1] + 1)
-        for back in self._turns.places_of(self._learner_id, Event.RETURNED).tolist():
+        for back in self._returns():
             following = int(np.searchsorted(at, back))
-            if following < len(at):
-                earliest[following] = max(earliest[following], min(back + 1, int(self._latest[following])))
+            if following < len(at) and earliest[following] <= self._latest[following]:
+                earliest[following] = self._latest[following] = np.clip(back, earliest[following], self._latest[following])
         told = np.searchsorted(self._turns.seconds, self._answers, side="left")
         self._told = told = np.where(np.isnan(self._answers), 0, told)
         places = np.minimum(np.maximum(np.concatenate(([0], told[:-1])), earliest), self._latest)
@@ -167,6 +182,19 @@ class LearnerPulls:
         waits = (given[1:] == asked) & (pushes["clock"][:-1] - self._start < asked) & self._is_there()  # from the push on
         places[1:] = np.where(waits, at[:-1] + 1, places[1:])
         return np.asarray(places)
+
+    def _returns(self) -> list[int]:
+        """Return places of the missed learner's returns that a pull tells: no push came in between.
+
+        Of returns in a row, all pulls come first: they may have waited for one update.
+        """
+        turns, found = self._turns, []
+        missed, returns = turns.places_of(self._learner_id, Event.MISSED), turns.places_of(self._learner_id, Event.RETURNED)
+        for back in returns.tolist():
+            since = missed[missed < back].max(initial=-1)
+            if not ((self._at > since) & (self._at < back)).any():
+                found.append(turns.first_return(back))
+        return found
 
     def _is_there(self) -> np.ndarray:
         """Return whether the learner was not missed between each push and the next."""
@@ -188,6 +216,6 @@ class LearnerPulls:
         """Return the place of the pull after the last push."""
         if self._given >= 0:
             return max(0 if self._both_ways else int(self._at[-1]) + 1, self._turns.after(self._given - self._start))
-        back = self._turns.places_of(self._learner_id, Event.RETURNED).max(initial=-1)
+        back = max(self._returns(), default=-1)
         given = 0 if self._lost is None else self._turns.after(self._lost.given - self._start)
-        return max(int(self._told[-1]), 0 if self._both_ways else int(self._at[-1]) + 1, int(back) + 1, given)
+        return back if back > self._at[-1] else max(int(self._told[-1]), 0 if self._both_ways else int(self._at[-1]) + 1, given)

@@ -52,7 +52,12 @@ _END = Item(_NO_TAG, -1, "", -1)
 
 
 class ShardScript(Script):
-    """Script of a shard; `ranks`: of its learners, in the order of learner_ids; others as of `pulls_of`. Raises Untrue."""
+    """Script of a shard; others as of `pulls_of`. Raises Untrue.
+
+    Args:
+        ranks: of its learners, in the order of learner_ids.
+        agrees: updates are made when a norm is told.
+    """
 
     def __init__(
         self,
@@ -63,6 +68,7 @@ class ShardScript(Script):
         given: Mapping[int, int],
         *,
         both_ways: bool,
+        agrees: bool,
     ) -> None:
         turns = Turns(log, list(_TAGS))
         self._on_push = on_push
@@ -83,10 +89,14 @@ class ShardScript(Script):
         self._asked = set[int]()
         """Ranks whose last message was a pull."""
         self._unlogged = _unlogged(log)
+        self._departing = {ranks[learner_id] for learner_id in range(log.lambda_) if _leaves_first(log, learner_id)}
+        """Ranks with a pull, or none, and no push: not stopped, hence given weights."""
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._let_in = -1
         """Rank with a pull that no row tells."""
         self._torn = False
+        self._agreed = log.start.clock if agrees else math.inf
+        """Clock of the updates with a norm that was told."""
         self._stops = False
         """Pulls are told to stop."""
 
@@ -192,7 +202,7 @@ class ShardScript(Script):
         return Event(self._log.events["kind"][item.row]), item.learner_id
 
     def told(self) -> tuple[int, int, Fields] | None:
-        if (item := self._next).tag not in _TOLD:
+        if (item := self._next).tag not in _TOLD or self._log.events["clock"][item.row] > self._agreed:
             return None
         self._go_on()
         if item.tag == Tag.INTERRUPT:
@@ -213,7 +223,8 @@ class ShardScript(Script):
         if self.at_end and not self._log.finished:
             return None
         return (
-            self._unlogged_push(arrived)
+            self._first_of_departing(arrived[Tag.PULL])
+            or self._unlogged_push(arrived)
             or self._at_any_time(arrived)
             or self._snapshot_pull(arrived[Tag.SNAPSHOT_PULL])
             or self._by_item(arrived)
@@ -223,7 +234,16 @@ class ShardScript(Script):
         pushing = _pushing(arrived)
         tags = _LAST if self.at_end else (*_AT_ONCE, Tag.PULL) if self._stops else _AT_ONCE
         found = (message for tag in tags for message in arrived[tag] if tag != Tag.GOODBYE or message.source.rank not in self._lost)
-        return next((message for message in found if message.source.rank not in pushing), None)
+        message = next((message for message in found if message.source.rank not in pushing), None)
+        if message is not None and message.tag == Tag.NORM_TOLD:
+            self._agreed = max(self._agreed, message.fields[1] + 1)
+        return message
+
+    def _first_of_departing(self, pulls: Iterable[Sending]) -> Sending | None:
+        found = next((message for message in pulls if message.source.rank in self._departing), None)
+        if found is not None:
+            self._departing.remove(found.source.rank)
+        return found
 
     def _unlogged_push(self, arrived: Arrived) -> Sending | None:
         """Return a push that only a goodbye counts."""
@@ -247,15 +267,26 @@ class ShardScript(Script):
         return None
 
     def _by_item(self, arrived: Arrived) -> Sending | None:
-        if (item := self._next).learner_id < 0:
+        if self._next.learner_id < 0:
             return None
-        rank = self._ranks[item.learner_id]
-        for message in arrived[item.tag]:
-            if message.source.rank == rank:
-                (self._asked.add if item.tag == Tag.PULL else self._asked.discard)(rank)
-                self._go_on()
-                return message
+        for at in self._alike():
+            item = self._items[at]
+            rank = self._ranks[item.learner_id]
+            for message in arrived[item.tag]:
+                if message.source.rank == rank:
+                    (self._asked.add if item.tag == Tag.PULL else self._asked.discard)(rank)
+                    self._items[at], self._items[self._at] = self._next, item
+                    self._go_on()
+                    return message
         return None
+
+    def _alike(self) -> Iterator[int]:
+        """Yield the next item, then, if a pull, the pulls behind it: no row tells their order."""
+        yield self._at
+        for at in range(self._at, len(self._items) - 1):
+            if not self._items[at].tag == self._items[at + 1].tag == Tag.PULL:
+                return
+            yield at + 1
 
     def relax(self, arrived: Arrived) -> None:
         """Let in a pull that no row tells."""
@@ -263,7 +294,7 @@ class ShardScript(Script):
         asks = [message.source.rank for message in arrived[Tag.PULL] if message.source.rank not in pushing]
         again = [rank for rank in asks if rank in self._asked]
         if self._log.finished:
-            again += [rank for rank in asks if Tag.PULL not in self._to_come[self._ranks.index(rank)]]
+            again += [rank for rank in asks if rank not in self._lost and Tag.PULL not in self._to_come[self._ranks.index(rank)]]
         self._let_in = next(iter(again), -1)
 
 
@@ -277,6 +308,16 @@ def _unlogged(log: ShardRecord) -> dict[int, int]:
 def _parted(log: ShardRecord) -> set[int]:
     """Return learners that said goodbye."""
     return set(log.events["learner_id"][log.events["kind"] == Event.GOODBYE].tolist())
+
+
+def leaves(log: ShardRecord, learner_id: int) -> bool:
+    """Return whether a learner leaves by itself: a missed learner, back after the end, departs before its goodbye."""
+    kinds = log.events_of[learner_id]["kind"].tolist()
+    return Event.DEPARTED in kinds and Event.GOODBYE in kinds[: kinds.index(Event.DEPARTED)]
+
+
+def _leaves_first(log: ShardRecord, learner_id: int) -> bool:
+    return not len(log.rows_of[learner_id]) and leaves(log, learner_id)
 
 
 def _pushing(arrived: Arrived) -> set[int]:

@@ -22,7 +22,7 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import EvaluatorByLog, Told
-from mpisgd.replay.rerun.fates import ByLog, DealtByLog, costs_of
+from mpisgd.replay.rerun.fates import ByLog, DealtByLog, costs_of, parts
 from mpisgd.replay.rerun.results import check_sizes
 from mpisgd.replay.rerun.script import ShardScript
 from mpisgd.rules.portions import Portions
@@ -59,14 +59,14 @@ class LogWorld(VirtualWorld):
     def portions_of(self, rank: int, portions: Portions | None) -> Portions | None:
         if portions is None or not portions.deals:
             return portions
-        return DealtByLog(portions, self.roles.lambda_, self.scripts[rank])
+        return DealtByLog(portions, self.record, self.scripts[rank])
 
     def presence_of(self, rank: int) -> Callable[..., FaultTolerant]:
         return functools.partial(ByLog, self.scripts[rank])
 
     def part_with(self, role: RankRole, failure: LearnerFailed) -> None:
         """Let a learner leave that said goodbye. Raises LearnerFailed for others."""
-        if not any(Event.GOODBYE in log.events_of[failure.learner_id]["kind"] for log in self.record.shards):
+        if not parts(self.record, failure.learner_id):
             raise failure
         super().part_with(role, failure)
 

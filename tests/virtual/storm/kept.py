@@ -588,5 +588,90 @@ KEPT: dict[str, Draw] = {
         ),
         group_size=2, micro_batches=2, freed="end",
     ),
+    "by layers: a learner is killed before its first push, given weights by some shards: run again, it did not ask": Draw(
+        way="async, layered", shards=3, learners=3, evaluator=False, tolerant=True, seed=1071695506, every_updates=3,
+        latency_ns=5000, eager_nbytes=4096, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="kill", rank=5, at_call=24),
+            ),
+        ),
+    ),
+    "by layers: a learner is killed between the pulls of two shards: run again, it did not ask": Draw(
+        way="ssp, layered", shards=3, learners=2, evaluator=False, tolerant=True, seed=572013541, every_updates=5,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="kill", rank=4, at_s=0.11253550100008045),
+            ),
+        ),
+    ),
+    "by layers: pulls of one clock came in another order than the pushes: run again, shards waited in a circle": Draw(
+        way="async, layered", shards=4, learners=5, evaluator=False, tolerant=True, seed=98800926, every_updates=3,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="full", rank=1, at_s=0.06210671707919924),
+            ),
+        ),
+    ),
+    "a signal is heard behind the update of a norm agreed on: run again, before the update": Draw(
+        way="hardsync, agreed", shards=4, learners=3, evaluator=True, tolerant=False, seed=1056325697, every_updates=2,
+        latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="signal", rank=5, at_s=0.14452170199263395),
+            ),
+        ),
+    ),
+    "shard 0 is killed with a push under way that another shard has: run again, its portion was dealt anew": Draw(
+        way="async-rounded, dealt", shards=2, learners=2, evaluator=False, tolerant=False, seed=1207868628, every_updates=2,
+        latency_ns=50000, eager_nbytes=4096, reorders=False, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="power", rank=1, at_s=0.2799855932566123, both=False),
+                Fault(what="slow", rank=2, at_s=0.09293213714783466, lasts_s=0.2106661615215785),
+            ),
+        ),
+    ),
+    "a portion is pushed again after the last update: hardsync refused its clock": Draw(
+        way="hardsync-rounded, dealt", shards=3, learners=5, evaluator=False, tolerant=True, seed=399882725, every_updates=5,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="kill", rank=3, at_call=37),
+                Fault(what="hang", rank=1, at_s=0.25286622844317, lasts_s=4.371699062549878),
+            ),
+        ),
+        freed="both",
+    ),
+    "all portions are applied, and learners are given up before a shard hears the last goodbye: the job failed": Draw(
+        way="backup-abort, dealt", shards=3, learners=3, evaluator=False, tolerant=True, seed=1188807044, every_updates=3,
+        latency_ns=5000, eager_nbytes=4096, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="stop", rank=5, at_s=0.22771040588976568, lasts_s=1000000.0),
+                Fault(what="hang", rank=1, at_s=0.11425240980368194, lasts_s=3.7870498571961697),
+            ),
+        ),
+    ),
+    "two missed learners that wait for one update are back: run again, one was not admitted": Draw(
+        way="async-bounded, layered", shards=4, learners=5, evaluator=False, tolerant=True, seed=1966746372, every_updates=0,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="kill", rank=7, at_s=0.28113898285959804, both=False),
+            ),
+        ),
+    ),
+    "a missed learner is back after the end, and told to stop: run again, it left by itself": Draw(
+        way="async-rounded, layered", shards=4, learners=5, evaluator=False, tolerant=True, seed=1650981133, every_updates=2,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="stop", rank=4, at_call=29, lasts_s=0.49365235223512344, both=False),
+            ),
+        ),
+    ),
 }
 # fmt: on
