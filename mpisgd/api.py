@@ -105,9 +105,11 @@ def train(  # noqa: PLR0913 - a user's objects, by name
             config = as_many_shards_as_ranks(path, config)
         from mpisgd.comm.mpi.library import MPI
         from mpisgd.liveness.failure_watch import FailureWatch
+        from mpisgd.liveness.watch import Watch
 
         ranks = MPI.COMM_WORLD if comm is None else comm
-        with FailureWatch(ranks, lambda: "starting", str):  # torch may take minutes to import
+        with Watch() as watch:  # torch may take minutes to import
+            watch.begin(FailureWatch(ranks, lambda: "starting", str))
             from mpisgd.job.parts import UserObjects
             from mpisgd.job.run import run
 

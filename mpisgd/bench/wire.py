@@ -4,8 +4,7 @@ The cycle is a run's: channel, protocol, finite check, torch.optim. Two floors:
 
 - *stream*: raw blocking Send of the gradient and Recv of the weights, plus the update's least memory traffic at measured bandwidth.
   The bytes never change.
-- *in place*: the same messages, with as many plain passes on the shard between them, and a new gradient each time. Bytes just used
-  by another core are dear in every update; for slices within a cache this is most of the difference.
+- *in place*: the same messages, with as many plain passes on the shard between them, and a new gradient each time.
 
 Everything is interleaved; a repetition's median cycle counts, and ratios are within a repetition.
 """

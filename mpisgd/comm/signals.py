@@ -29,8 +29,6 @@ HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 AGAIN_S = 1.0
 """Seconds after which another signal counts as a second."""
 
-TICK_S = 1.0
-
 HURRY_S = 2.0
 """Most seconds from CONT to TERM when Open MPI's launcher ends ranks: TERM comes 0.25 s after CONT, and KILL as long after TERM."""
 
@@ -48,15 +46,11 @@ class Signals:
 
     If RunInterrupted passes, deadly handlers are not restored: a late warning must not spoil the exit status. Outside the main
     thread Python allows no handlers.
-
-    Attributes:
-        every_second: callback of the waiting thread.
     """
 
     def __init__(self) -> None:
         self.received = 0
         """Number of the first signal; 0 = none."""
-        self.every_second: Callable[[], None] | None = None
         self.hurried = False
         """A launcher about to kill sent the first signal (`HURRY_S`)."""
         self._received_s = 0.0
@@ -101,19 +95,17 @@ class Signals:
         poll = select.poll()  # not select(): the pipe's number may be too large for it
         poll.register(self._reads, select.POLLIN)
         while True:
-            if poll.poll(1000 * TICK_S):
-                numbers = b""
-                with contextlib.suppress(BlockingIOError):
-                    numbers = os.read(self._reads, 64)
-                    if not numbers:
-                        return
-                for number in numbers:
-                    if number == signal.SIGCONT:
-                        self._continued_s = time.monotonic()
-                    elif number in HEARD:
-                        self._hear(number)
-            elif self.every_second is not None:
-                self.every_second()
+            poll.poll()
+            numbers = b""
+            with contextlib.suppress(BlockingIOError):
+                numbers = os.read(self._reads, 64)
+                if not numbers:
+                    return
+            for number in numbers:
+                if number == signal.SIGCONT:
+                    self._continued_s = time.monotonic()
+                elif number in HEARD:
+                    self._hear(number)
 
     def _hear(self, number: int) -> None:
         now_s = time.monotonic()

@@ -12,8 +12,7 @@ evaluate w, in float32.
                    travels. A shard keeps another slice
     Each           otherwise h depends on the clocks given to a learner. A shard keeps a slice per learner
 
-A hanging learner has had all earlier answers before its next request: its shard still knows h. Replay has the bits of every run, as
-pushes name the clocks given; pulls without a push occur only with Common, and at the end.
+A hanging learner has had all earlier answers before its next request: its shard still knows h.
 """
 
 from __future__ import annotations

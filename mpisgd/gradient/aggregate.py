@@ -12,8 +12,8 @@ A learner is then a *team*: the leader runs any learner's loop (`learner.learn`)
     push        the sum, with the count                 prepare their next mini-batches
 
 Sums are float32, in the order of ranks: one team has the bits of hardsync with as many learners (law 5). Shards divide by the
-number of ranks (law 3); with backup or timeout and unequal teams, shards may apply different numbers of samples. Ranks have their
-own samples and straggler delays. No rank can leave alone.
+number of ranks (law 3); with backup or timeout and unequal teams, shards may apply different numbers of samples. No rank can leave
+alone.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpisgd.exchange.roles import Roles
-from mpisgd.liveness import binding
 from mpisgd.liveness.guard import ranges
-from mpisgd.liveness.ranks import Ranks
+from mpisgd.liveness.ranks import Ranks, own_cores
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -79,7 +78,7 @@ def bind(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> tuple[Ranks, str]:
     here = [rank for rank, name in enumerate(ranks.hosts) if name == host]
     share = of_node(ranks.allowed, here, roles)[ranks.rank]
     problem = f"{host} has {ranks.cores} core(s) for {len(here)} ranks: all ranks share all cores" if not share else take(share)
-    everybody = comm.allgather((binding.own_cores(), len(share) if not problem else 0, problem))
+    everybody = comm.allgather((own_cores(), len(share) if not problem else 0, problem))
     problems = list(dict.fromkeys(problem for *_, problem in everybody if problem))
     told = f"binding = 'roles': {problems[0]}{f', and {len(problems) - 1} more' * (len(problems) > 1)}" if problems else ""
     cores = tuple(own for own, *_ in everybody)
@@ -100,5 +99,5 @@ def take(share: Share) -> str:
             continue
         except OSError as error:
             return f"{where}: {error.strerror}"
-    found = binding.own_cores()
+    found = own_cores()
     return "" if found == wanted else f"{where}: found core {ranges(sorted(found))}"

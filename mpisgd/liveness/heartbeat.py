@@ -1,6 +1,6 @@
-"""A watch for ranks that hang: MPI reports deaths at best, never a stopped rank or a dead link.
+"""A look for ranks that hang: MPI reports deaths at best, never a stopped rank or a dead link.
 
-A thread of each rank asks another now and then, and answers, whatever the loop does. Silent are stopped processes, dead networks,
+The watch of each rank asks another now and then, and answers, whatever the loop does. Silent are stopped processes, dead networks,
 and code that keeps Python's global lock (a C extension, a debugger). Two forms of a run:
 
 fail-fast       all ask the hub, which listens to all; silence beyond patience ends the job, on both sides of a cut link.
@@ -9,8 +9,7 @@ fault-tolerant  a waiting learner asks the shards, of which none may hang; shard
                 fail-fast.
 
 A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no heartbeat. TCP's
-keep-alive is no help: Open MPI 5's transport has none (`ompi_info --all`); its daemons' (`oob_tcp_keepalive_time`, 300 s) is out of
-reach, and probes only idle connections.
+keep-alive is no help: Open MPI 5's transport has none (`ompi_info --all`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpisgd.base.errors import EXIT_FAILED
@@ -29,6 +27,7 @@ from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, within
 from mpisgd.comm.presence import Presence
 from mpisgd.liveness.guard import abort, leave_within
 from mpisgd.liveness.ranks import Ranks, place_to_speak
+from mpisgd.liveness.watch import Look
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -38,7 +37,6 @@ LEAST_S = 5.0
 """Least silence that counts: threads of a busy machine are slow."""
 TICK_S = 2.0
 """Most seconds that count between looks: this rank, or the job, may have been stopped."""
-LOOK_S = 1.0
 TURN_S = 1.0
 FORWARD_S = 0.5
 END_S = 5.0
@@ -56,8 +54,8 @@ class Waits(Protocol):
     def peer(self) -> int | None: ...
 
 
-class Heartbeat:
-    """Heartbeat of a rank, beaten by a thread while open, or until `stop`.
+class Heartbeat(Look):
+    """Heartbeat of a rank.
 
     Args:
         patience_s: longest silence of a rank, at least `LEAST_S`.
@@ -71,6 +69,7 @@ class Heartbeat:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__()
         self._job = self._comm = comm
         self._rank, size = comm.Get_rank(), comm.Get_size()
         self._patience_s = max(LEAST_S, patience_s)
@@ -96,37 +95,20 @@ class Heartbeat:
         self._under_way: list[tuple[Any, bytearray]] = []
         self._parted: set[int] = set()
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="heartbeat", daemon=True)
+        self.beats = False
+        """A hanging rank is noticed."""
 
     # ------------------------------------------------------------------------------------------------------- while it beats
 
-    def __enter__(self) -> Heartbeat:
+    def begin(self) -> bool:
         from mpisgd.comm.mpi.library import MPI
 
         if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             # All wait for all here, as in MPI_Init, and no heartbeat beats yet. (A dump of stacks has the same timer.)
             with within(0.0 if float(os.environ.get("MPISGD_HANG_S", "0")) > 0 else start_s()):
                 self._comm = self._job.Dup()
-            self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    @property
-    def beats(self) -> bool:
-        """A hanging rank is noticed."""
-        return self._thread.ident is not None
-
-    def stop(self) -> None:
-        """Stop on all ranks, at their end."""
-        if self.beats:
-            self.__exit__(None, None, None)
-            if not ulfm.enabled():  # else ranks may be lost, and processes leave untidied
-                self._drain()
+            self.beats = True
+        return self.beats
 
     def know(self, ranks: Ranks, name: Callable[[int], str]) -> None:
         self._ranks, self._name = ranks, name
@@ -142,15 +124,13 @@ class Heartbeat:
             else:
                 self._asks = self._heeds = shard_ranks
 
-    def _serve(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self.beat()
+    def drain(self) -> None:
+        """Leave nothing under way on a freed communicator, on all ranks, at their end: its number may come again.
 
-    def _drain(self) -> None:
-        """Leave nothing under way on a freed communicator: its number may come again.
-
-        If a link just failed, waits end after `patience_s`, and the communicator is kept.
+        If a link just failed, waits end after `patience_s`, and the communicator is kept. With ULFM processes leave untidied.
         """
+        if not self.beats or ulfm.enabled():
+            return
         others = range(1, self._comm.Get_size()) if self._rank == HUB else (HUB,)
         if self._rank != HUB:
             self._send(HUB, _LAST)
@@ -167,7 +147,7 @@ class Heartbeat:
 
     # ----------------------------------------------------------------------------------------------------------- the rules
 
-    def beat(self) -> None:
+    def look(self) -> None:
         """Hear, answer, ask, and end the job over silence; call every second or so."""
         with self._lock:
             now_s = self._now_s()
@@ -252,7 +232,7 @@ class Heartbeat:
         """End the job over silent ranks, unless another rank does."""
         hosts = self._ranks.hosts if self._ranks is not None else ["unknown"] * self._job.Get_size()
         place = 0 if self._rank == HUB else place_to_speak(self._rank, hosts, silent_s)
-        if self._over.wait(ulfm.turn_s(place, TURN_S)) or (ulfm.enabled() and self._job.Is_revoked()):
+        if self.over.wait(ulfm.turn_s(place, TURN_S)) or (ulfm.enabled() and self._job.Is_revoked()):
             return
         leave_within(FORWARD_S + END_S)
         ranks = sorted(silent_s, key=lambda rank: -silent_s[rank])

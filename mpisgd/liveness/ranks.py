@@ -1,4 +1,7 @@
-"""Ranks of a job as started: hosts, cores, conduct on a node."""
+"""Ranks of a job as started: hosts, cores, conduct on a node.
+
+Classic errors of binding: all ranks on core 0, or two on a core while others idle.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import words
-from mpisgd.liveness import binding
-from mpisgd.liveness.guard import SIZE_VARIABLES, launched_rank, launched_rank_variable
+from mpisgd.liveness.guard import SIZE_VARIABLES, launched_rank, launched_rank_variable, ranges
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
+MEND = "undo the binding, mpirun --bind-to none or srun --cpu-bind=none, or ask for a core for each rank, --cpus-per-task"
 _OPEN_FILES = 128
 """Files of a training rank: log, checkpoints, data, pipes."""
 
@@ -87,8 +90,8 @@ def place_to_speak(rank: int, hosts: Sequence[str], silent: Collection[int]) -> 
 
 
 def look_around(comm: MPI.Intracomm) -> Ranks:
-    own = binding.own_cores()
-    everybody = comm.allgather((socket.gethostname(), own, os.getpid(), binding.granted_cores()))
+    own = own_cores()
+    everybody = comm.allgather((socket.gethostname(), own, os.getpid(), granted_cores()))
     rank = comm.Get_rank()
     host = everybody[rank][0]
     cores = frozenset[int]().union(*(theirs for name, theirs, _, _ in everybody if name == host))
@@ -100,10 +103,47 @@ def look_around(comm: MPI.Intracomm) -> Ranks:
         allowed=cores,
         own_cores=len(own),
         pids=tuple(pid for _, _, pid, _ in everybody),
-        badly_bound=binding.complaint(
+        badly_bound=complaint(
             [name for name, *_ in everybody], [theirs for _, theirs, _, _ in everybody], [count for *_, count in everybody]
         ),
     )
+
+
+def own_cores() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def granted_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Return the number of the job's cores here, whatever the binding: its control group's, else the machine's."""
+    try:
+        path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        granted = (root / path.strip("/") / "cpuset.cpus.effective").read_text().strip()
+        count = sum(int(part.rpartition("-")[2]) - int(part.partition("-")[0]) + 1 for part in granted.split(",") if part)
+    except (OSError, StopIteration, ValueError):
+        count = 0
+    return count or os.cpu_count() or 1
+
+
+def complaint(hosts: Sequence[str], cores: Sequence[frozenset[int]], granted: Sequence[int]) -> str:
+    """Describe ranks bound to too few cores while others idle; "" = none.
+
+    `granted`: number of the job's cores there.
+    """
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, each in enumerate(hosts) if each == host]
+        every = frozenset[int]().union(*(cores[rank] for rank in ranks))
+        most = max(granted[rank] for rank in ranks)
+        if len(ranks) > len(every):
+            if most > len(every):
+                where = f"core{'s' * (len(every) > 1)} {ranges(sorted(every))} of {host}, where {most} may be used"
+                return f"rank {ranges(ranks)}: all {len(ranks)} are bound to {where}"
+            continue
+        for bound in dict.fromkeys(cores[rank] for rank in ranks):
+            alike = [rank for rank in ranks if cores[rank] == bound]
+            if len(alike) > len(bound):
+                where = f"core{'s' * (len(bound) > 1)} {ranges(sorted(bound))} of {host}"
+                return f"rank {ranges(alike)} are bound to {where}, where {len(ranks)} ranks have {len(every)} cores"
+    return ""
 
 
 def connections(rank: int, hosts: Sequence[str], shard_ranks: Collection[int]) -> int:

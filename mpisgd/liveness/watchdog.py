@@ -1,7 +1,7 @@
-"""A watchdog that says who waits for whom when a rank is long in the same wait.
+"""A look that says who waits for whom when a rank is long in the same wait.
 
-A rank notes its wait and counts finished waits (`waiting.Waiting`); the signal thread reads both every second, and says a line,
-again after twice the time. Nothing is ended.
+A rank notes its wait and counts finished waits (`waiting.Waiting`); the watch reads both every second, and says a line, again after
+twice the time. Nothing is ended.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 
 from mpisgd.base.terminal import warn
 from mpisgd.exchange.roles import Roles
+from mpisgd.liveness.watch import Look
 from mpisgd.shard import Shard
 
 
@@ -21,8 +22,8 @@ class Waits(Protocol):
     waits: int
 
 
-class Watchdog:
-    """A watch over a rank.
+class Watchdog(Look):
+    """The look at a rank's waits.
 
     Args:
         quiet_s: seconds until a wait is told, then doubled; 0 = never.
@@ -39,6 +40,7 @@ class Watchdog:
         now_s: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = warn,
     ) -> None:
+        super().__init__()
         self._waits = waits
         self._quiet_s = quiet_s
         self._who = who
@@ -49,11 +51,12 @@ class Watchdog:
         self._since_s = 0.0
         self._next_s = quiet_s
 
+    def begin(self) -> bool:
+        return self._quiet_s > 0
+
     def look(self) -> None:
         """Warn of a long wait."""
         now_s, seen = self._now_s(), self._waits.waits
-        if self._quiet_s == 0:
-            return
         if seen != self._seen or self._waits.awaited is None or self._waits.patient:
             self._seen, self._since_s, self._next_s = seen, now_s, self._quiet_s
             return

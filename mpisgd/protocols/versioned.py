@@ -4,7 +4,7 @@ After a rejection the learner pulls, and computes the *same mini-batch* again: n
 gradients to an update. Each learner leaves after its share: in E epochs every sample is applied exactly E times.
 
 A gradient may come in time on one shard and too late on another. Computed again, it is pushed to all; a shard that has applied it
-before only counts the push (`Reason.REPEATED`). So all shards count the same pushes of each clock, and none falls behind for good.
+before only counts the push (`Reason.REPEATED`). So all shards count the same pushes of each clock.
 
 A tolerance k > 0 takes staleness up to k, weighted by `modulation`. Shards then count different pushes, and a learner may compute
 on slices of different clocks.

@@ -73,7 +73,8 @@ class Membership:
         if gone is Gone.MISSED:
             rules.absent.add(learner_id)
         self._disturbed |= gone in _UNTOLD
-        self.parted |= gone not in _UNTOLD or (gone is Gone.GIVEN_UP and (rules.complete or not rules.protocol.consistent))
+        ends_elsewhere = not rules.protocol.consistent or (rules.portions is not None and rules.portions.complete)
+        self.parted |= gone not in _UNTOLD or (gone is Gone.GIVEN_UP and ends_elsewhere)
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)

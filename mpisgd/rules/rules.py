@@ -181,11 +181,9 @@ class Rules:
     # --------------------------------------------------------------------------------------------------------- updates
 
     def update_due(self) -> bool:
-        return not self.finished and (self.protocol.update_due() or (self._closes and self._summed and self.complete))
+        return not self.finished and (self.protocol.update_due() or (self._closes and self._summed and self._all_dealt_with()))
 
-    @property
-    def complete(self) -> bool:
-        """All portions are applied."""
+    def _all_dealt_with(self) -> bool:
         return self.portions is not None and self.portions.complete
 
     def on_update(self, samples: int) -> None:

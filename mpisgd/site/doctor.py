@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
+from mpisgd.liveness.ranks import MEND, complaint
 from mpisgd.site import launchers, rolemap
 from mpisgd.site.facts import BATCH_JOBS, Survey
 from mpisgd.site.finding import HOSTS_SHOWN, Finding, Level
@@ -190,8 +190,8 @@ def check_binding(survey: Survey) -> Finding:
         parts.append(f"{host}: {'; '.join(each)}")
     more = f" | and {len(survey.hosts) - HOSTS_SHOWN} more hosts" if len(survey.hosts) > HOSTS_SHOWN else ""
     text, every = " | ".join(parts) + more, survey.ranks
-    complaint = binding.complaint([each.host for each in every], [each.cores for each in every], [each.granted for each in every])
-    return Finding("binding", "warning", f"{complaint}; {text}", binding.MEND) if complaint else Finding("binding", "ok", text)
+    badly = complaint([each.host for each in every], [each.cores for each in every], [each.granted for each in every])
+    return Finding("binding", "warning", f"{badly}; {text}", MEND) if badly else Finding("binding", "ok", text)
 
 
 def check_omp(survey: Survey) -> Finding:

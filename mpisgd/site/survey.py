@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.version import __version__
-from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES
+from mpisgd.liveness.ranks import granted_cores, own_cores
 from mpisgd.site.facts import BATCH_JOBS, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 RING_NBYTES = 1 << 20
@@ -139,8 +139,8 @@ def _rank_facts(library: str = "") -> RankFacts:
     versions |= {"mpisgd": __version__, "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
-        cores=binding.own_cores(),
-        granted=binding.granted_cores(),
+        cores=own_cores(),
+        granted=granted_cores(),
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         versions=versions,
         torch_problem=problem,

@@ -10,7 +10,7 @@ direction r = m / (sqrt(v) + eps), moments corrected for bias:
 
     ratio = |w| / |r + lambda w|;   w <- w - gamma ratio (r + lambda w)
 
-As in the authors' code, a layer is a parameter. The ratio is 1 if a norm is 0, and for excluded parameters (`weight_decay` 0).
+The ratio is 1 if a norm is 0, and for excluded parameters (`weight_decay` 0).
 Shards decide alone (law 2), by the norms of their part of a cut parameter; S slices cut at most S - 1 parameters.
 """
 

@@ -10,7 +10,6 @@ import math
 import pickle
 import random
 import tempfile
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -273,31 +272,30 @@ def _job(size: int) -> Counts:
             (reaper, "leave", lambda *words, **more: None),
             (start, "torch", SimpleNamespace(set_num_threads=lambda count: None)),
             (start, "make_room", lambda count: ""),
-            (threading, "Thread", lambda **words: SimpleNamespace(start=lambda: None, ident=1, is_alive=lambda: False)),
         ):
             held.enter_context(mock.patch.object(module, name, instead))
         held.enter_context(kept())
-        made = [job.Rank(comm) for comm in comms]  # type: ignore[arg-type]
+        made = [job.Rank(comm, PATIENCE_S) for comm in comms]  # type: ignore[arg-type]
 
         def begins(rank: int) -> None:
             own = made[rank]
             own.signals = SimpleNamespace(received=0, hurried=False)  # type: ignore[assignment]
-            own.failure_watch = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
+            own.watch = SimpleNamespace(end=lambda look: None, close=lambda: None)  # type: ignore[assignment]
             own.heartbeat = heartbeat.Heartbeat(comms[rank], PATIENCE_S, own.way_on, now_s=lambda: now_s[0])  # type: ignore[arg-type]
-            own.heartbeat.__enter__()
+            own.heartbeat.begin()
             own.agree(config, NO_OBJECTS, False)
 
         crowd.everywhere(begins)
         counts.part = f"heartbeat, {PATIENCE_S:.0f} s"
         while now_s[0] < PATIENCE_S:
-            now_s[0] += heartbeat.LOOK_S
+            now_s[0] += heartbeat.Heartbeat.every_s
             for each in made:
-                each.heartbeat.beat()
+                each.heartbeat.look()
         counts.part = "end"
 
         def ends(rank: int) -> None:
             own = made[rank]
-            with mock.patch.object(own.heartbeat, "stop", lambda: None):
+            with mock.patch.object(own.heartbeat, "drain", lambda: None):
                 own._end(own._wire(), account(clock=7, samples=size, training_s=1.0))
 
         crowd.everywhere(ends)

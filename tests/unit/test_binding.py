@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.liveness import binding, ranks
+from mpisgd.liveness import ranks
 from mpisgd.liveness.ranks import look_around
 from mpisgd.site import doctor
 from mpisgd.site.facts import HostFacts, RankFacts, Survey
@@ -27,10 +27,10 @@ CASES = [
 @pytest.mark.parametrize(("hosts", "cores", "granted", "said"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_who_is_bound_badly(hosts: str, cores: list[str], granted: int, said: str) -> None:
     sets = [frozenset(map(int, each)) for each in cores]
-    assert binding.complaint(list(hosts), sets, [granted] * len(hosts)) == said
+    assert ranks.complaint(list(hosts), sets, [granted] * len(hosts)) == said
     facts = tuple(RankFacts(host=host, cores=each, granted=granted) for host, each in zip(hosts, sets, strict=True))
     found = doctor.check_binding(Survey(facts, {host: HostFacts(machine_cores=64) for host in hosts}))
-    assert (found.level, found.mend) == (("warning", binding.MEND) if said else ("ok", ""))
+    assert (found.level, found.mend) == (("warning", ranks.MEND) if said else ("ok", ""))
     assert found.text.startswith(said)
     assert f"{hosts[0]}: rank 0" in found.text, "the map is there all the same"
 
@@ -38,8 +38,8 @@ def test_who_is_bound_badly(hosts: str, cores: list[str], granted: int, said: st
 def test_all_ranks_know_it_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     comm = Threads(3)
     monkeypatch.setattr(ranks.socket, "gethostname", lambda: "n1")
-    monkeypatch.setattr(binding, "own_cores", lambda: frozenset({0}))
-    monkeypatch.setattr(binding, "granted_cores", lambda: 16)
+    monkeypatch.setattr(ranks, "own_cores", lambda: frozenset({0}))
+    monkeypatch.setattr(ranks, "granted_cores", lambda: 16)
     found = comm.everywhere(lambda rank: look_around(comm))  # type: ignore[arg-type]
     assert {each.badly_bound for each in found} == {"rank 0-2: all 3 are bound to core 0 of n1, where 16 may be used"}
 
@@ -49,5 +49,5 @@ def test_what_the_job_may_use_is_what_its_control_group_says(tmp_path: Path, tex
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "cpuset.cpus.effective").write_text(text)
     (tmp_path / "membership").write_text("0::/job\n")
-    assert binding.granted_cores(tmp_path, tmp_path / "membership") == (count or binding.os.cpu_count())
-    assert binding.granted_cores(tmp_path, tmp_path / "nowhere") == binding.os.cpu_count()
+    assert ranks.granted_cores(tmp_path, tmp_path / "membership") == (count or ranks.os.cpu_count())
+    assert ranks.granted_cores(tmp_path, tmp_path / "nowhere") == ranks.os.cpu_count()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisgd.exchange.roles import assign
-from mpisgd.liveness import binding, cores
+from mpisgd.liveness import cores
 from mpisgd.liveness.ranks import look_around
 from tests.unit.fakes import Threads
 
@@ -99,7 +99,8 @@ def test_a_system_that_does_not_say_has_one_domain(tmp_path: Path) -> None:
 def bound(monkeypatch: pytest.MonkeyPatch, size: int, allowed: set[int], take=lambda share: "") -> list:
     """Ranks that share a node, each as it is after it was bound, and what is told."""
     comm = Threads(size)
-    monkeypatch.setattr(binding, "own_cores", lambda: frozenset(allowed))
+    for module in ("cores", "ranks"):
+        monkeypatch.setattr(f"mpisgd.liveness.{module}.own_cores", lambda: frozenset(allowed))
     monkeypatch.setattr(cores, "domains", lambda cpus: (tuple(frozenset({each}) for each in sorted(cpus)),))
     monkeypatch.setattr(cores, "take", take)
     roles = assign(size, shards=1, evaluator=False, placement="packed", hosts=["here"] * size)

@@ -14,7 +14,8 @@ import pytest
 
 from mpisgd.comm.presence import Losses
 from mpisgd.liveness import heartbeat
-from mpisgd.liveness.heartbeat import LEAST_S, LOOK_S, TICK_S, Heartbeat
+from mpisgd.liveness.heartbeat import LEAST_S, TICK_S, Heartbeat
+from mpisgd.liveness.watch import LOOK_S, Watch
 from tests.unit.fakes import Status
 
 
@@ -103,7 +104,7 @@ class Job:
             self.now_s += 1.0
             for rank, each in enumerate(self.ranks):
                 if rank not in without:
-                    each.beat()
+                    each.look()
                     self.network.sent = [each for each in self.network.sent if not cut or (each[0] in cut) == (each[1] in cut)]
 
 
@@ -296,29 +297,37 @@ def test_until_it_beats_there_is_the_deadline_of_the_start(monkeypatch: pytest.M
     monkeypatch.delenv("MPISGD_HANG_S", raising=False)
     monkeypatch.setattr(Comm, "Dup", lambda comm: done.append("copied") or comm)
     each = Job(20.0, ranks=2).ranks[1]
-    each.__enter__()
-    each._over.set()
+    assert each.begin()
     assert done == ["within 7 s", "copied", "in time"]
+
+
+def parting(each: Heartbeat, watch: Watch) -> threading.Thread:
+    def part() -> None:
+        watch.close()
+        each.drain()
+
+    return threading.Thread(target=part, daemon=True)
 
 
 def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub still beats when the others part: it hears their last words then, or afterwards."""
     monkeypatch.setattr(heartbeat.ulfm, "enabled", lambda: False)
-    monkeypatch.setattr(heartbeat, "LOOK_S", 0.001)
+    monkeypatch.setattr(Heartbeat, "every_s", 0.001)
     job = Job(20.0)
     comms: list[Any] = []
-    for each in job.ranks:
-        each.__enter__()
+    watches = [Watch() for _ in job.ranks]
+    for each, watch in zip(job.ranks, watches, strict=True):
+        watch.begin(each)
         comms.append(each._comm)
     assert all(each.beats for each in job.ranks)
-    early = [threading.Thread(target=each.stop) for each in job.ranks[1:3]]
+    early = [parting(job.ranks[rank], watches[rank]) for rank in (1, 2)]
     for thread in early:
         thread.start()
     until_s = time.monotonic() + 30.0
     while len(job.ranks[0]._parted) < 2:
         assert time.monotonic() < until_s, "a last word was passed over"
         time.sleep(0.001)
-    late = [threading.Thread(target=each.stop) for each in (job.ranks[3], job.ranks[0])]
+    late = [parting(job.ranks[rank], watches[rank]) for rank in (3, 0)]
     for thread in late:
         thread.start()
     for thread in (*early, *late):
@@ -329,26 +338,27 @@ def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_last_word_that_never_comes_is_waited_for_no_longer_than_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat.ulfm, "enabled", lambda: False)
-    monkeypatch.setattr(heartbeat, "LOOK_S", 0.001)
+    monkeypatch.setattr(Heartbeat, "every_s", 0.001)
     job = Job(20.0, ranks=3)
     comms: list[Any] = []
-    for each in job.ranks:
-        each.__enter__()
+    watches = [Watch() for _ in job.ranks]
+    for each, watch in zip(job.ranks, watches, strict=True):
+        watch.begin(each)
         comms.append(each._comm)
-    parting = [threading.Thread(target=each.stop, daemon=True) for each in job.ranks[:2]]  # rank 2's link is down
-    for thread in parting:
+    others = [parting(job.ranks[rank], watches[rank]) for rank in (0, 1)]  # rank 2's link is down
+    for thread in others:
         thread.start()
     until_s = time.monotonic() + 30.0
     while 1 not in job.ranks[0]._parted:
         assert time.monotonic() < until_s
         time.sleep(0.001)
-    assert all(thread.is_alive() for thread in parting)
+    assert all(thread.is_alive() for thread in others)
     job.now_s += 21.0
-    for thread in parting:
+    for thread in others:
         thread.join(30.0)
         assert not thread.is_alive()
     assert not comms[0].freed, "messages may still come"
-    job.ranks[2]._over.set()
+    watches[2].close()
 
 
 # -------------------------------------------------------------------------------------------------------------- the words

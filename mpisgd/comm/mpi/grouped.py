@@ -1,8 +1,8 @@
 """Wire of a fault-tolerant run with groups of ranks as learners: a rank can do nothing without its group.
 
 A rank that waits for another of its group asks MPI now and then for failures in the group: the awaited rank may live, and wait
-itself. It then raises Broken; the others do so at their next wait in the group. Waits for shards end as usual: a push or pull is
-whole when a rank leaves. A hanging rank is waited for as long as it lives; shards miss the learner, and end.
+itself. It then raises Broken; the others do so at their next wait in the group. A hanging rank is waited for as long as it lives;
+shards miss the learner, and end.
 
 Groups talk by messages: MPI's collectives may hang after a failure.
 """

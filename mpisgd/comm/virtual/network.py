@@ -2,11 +2,10 @@
 
 A message crosses its sender's link out and its receiver's link in, and between nodes the nodes' (full duplex). A link serves
 messages in the order of their begins, each for bytes / bandwidth, and waits for no other link; a message is there when its last
-link has served it. So two messages into a shard take twice as long as one, and two into two shards of a node share only the node's
-link. Where cores move bytes, a node's cores are one more link for all its traffic. Messages may also take turns (`fair_links.py`).
+link has served it. Where cores move bytes, a node's cores are one more link for all its traffic. Messages may also take turns
+(`fair_links.py`).
 
-Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte. [Zhang16 2.3] splits the parameter server for these
-queues.
+Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte.
 """
 
 from __future__ import annotations

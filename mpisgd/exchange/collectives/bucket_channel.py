@@ -6,8 +6,7 @@
     update      the own slice; weights, or d where rounded (`held.py`), leave in chunks when made
     go on       to the next mini-batch: its forward pass waits for each bucket's weights at first use
 
-Slices stay contiguous, so sums, log, checkpoints and replay are as without buckets. MPI moves transfers during the passes
-(`Communicator.let_move`), or at the latest afterwards. No deadlock: `no-deadlock.md`.
+Slices stay contiguous, so sums, log, checkpoints and replay are as without buckets. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

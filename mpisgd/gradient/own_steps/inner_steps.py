@@ -7,8 +7,7 @@
 SGD inside and SGD at rate 1 outside is local SGD; AdamW inside and Nesterov momentum outside is DiLoCo. Schedule, parameter groups
 and clipping are the inner steps'; the outer rate is constant.
 
-Inner state survives rounds, and dropped or rejected pushes, but is in no checkpoint: a continued run differs in bits; replay goes
-by attempts, and has the bits of both.
+Inner state survives rounds, and dropped or rejected pushes, but is in no checkpoint: a continued run differs in bits.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from mpisgd.liveness.failure_watch import FailureWatch
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
 from mpisgd.liveness.heartbeat import Heartbeat
 from mpisgd.liveness.muster import mustered
+from mpisgd.liveness.watch import Watch
 from mpisgd.liveness.watchdog import Watchdog
 from mpisgd.records.callbacks import End, call, given
 from mpisgd.records.checkpoint.checkpoint import way_on
@@ -64,15 +65,16 @@ def run(config: Config, comm: MPI.Intracomm, user_objects: UserObjects = NO_OBJE
         RunInterrupted: on every rank, after a signal, with a checkpoint.
     Any other failure ends the job (`guard.failing_fast`).
     """
-    rank = Rank(comm)
+    rank = Rank(comm, config.faults.patience_s)
     with (
         failing_fast(comm, rank.who, rank.way_on, rank.is_expendable),
         Signals() as rank.signals,
         mustered(comm),
-        FailureWatch(comm, rank.who, rank.way_on) as rank.failure_watch,
-        Heartbeat(comm, config.faults.patience_s, rank.way_on) as rank.heartbeat,
+        Watch() as rank.watch,
         kept(),
     ):
+        rank.watch.begin(rank.failure_watch)
+        rank.watch.begin(rank.heartbeat)
         rank.agree(config, user_objects, resumed)
         try:
             return rank.run()
@@ -84,14 +86,15 @@ def run(config: Config, comm: MPI.Intracomm, user_objects: UserObjects = NO_OBJE
 
 
 class Rank:
-    """A rank; `signals`, `failure_watch` and `heartbeat` are set before `agree`."""
+    """A rank; `signals` and `watch` are set before `agree`."""
 
     signals: Signals
-    failure_watch: FailureWatch
-    heartbeat: Heartbeat
+    watch: Watch
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, patience_s: float) -> None:
         self.comm = comm
+        self.failure_watch = FailureWatch(comm, self.who, self.way_on)
+        self.heartbeat = Heartbeat(comm, patience_s, self.way_on)
         self._ready = False
         self._join: Callable[[Sequence[int]], Group] | None = None
         """How a group that may lose ranks meets; None = as the wire's team."""
@@ -111,7 +114,7 @@ class Rank:
         self.callbacks = self.loggers.with_own(own)
         self._ready = True
         if self.setup.roles.tolerant:
-            self.failure_watch.stop()
+            self.watch.end(self.failure_watch)
 
     def who(self) -> str:
         return self.roles.describe(self.rank) if self._ready else "starting"
@@ -137,7 +140,7 @@ class Rank:
             return wire.waiting.describe(self._name) or (self.role.waits_for() if self.role is not None else "")
 
         quiet_s = self.setup.config.log.quiet_s
-        self.signals.every_second = Watchdog(wire.waiting, quiet_s, self._name(self.rank), waits_for).look
+        self.watch.begin(Watchdog(wire.waiting, quiet_s, self._name(self.rank), waits_for))
         if self.rank == 0:
             carried, wasted = link_load.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
             self._say(f"mpisgd {__version__}: {self._headline(carried)}")
@@ -223,8 +226,8 @@ class Rank:
             self._partners.forget()
 
     def _part(self, wire: Wire) -> None:
-        self.failure_watch.stop()
-        self.heartbeat.stop()
+        self.watch.close()
+        self.heartbeat.drain()
         away = wire.presence.away()
         wire.part()
         self.claim.leave(away)

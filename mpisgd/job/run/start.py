@@ -33,10 +33,10 @@ from mpisgd.job.tensors import (
     stages_begin_at,
 )
 from mpisgd.job.world import Setup
-from mpisgd.liveness import binding, cores, reaper, tolerance
+from mpisgd.liveness import cores, reaper, tolerance
 from mpisgd.liveness.guard import AgreedError, agree, ranges
 from mpisgd.liveness.heartbeat import Heartbeat
-from mpisgd.liveness.ranks import Ranks, connections, look_around, make_room, refuse_singletons
+from mpisgd.liveness.ranks import MEND, Ranks, connections, look_around, make_room, refuse_singletons
 from mpisgd.models.in_pieces import InPieces
 from mpisgd.pipeline import balance
 from mpisgd.pipeline.rounds import Rounds
@@ -101,7 +101,7 @@ def agree_on(
 
 
 def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ranks:
-    told = f"{ranks.badly_bound}: {binding.MEND}" if ranks.badly_bound else ""
+    told = f"{ranks.badly_bound}: {MEND}" if ranks.badly_bound else ""
     if config.binding == "roles":
         ranks, told = cores.bind(comm, ranks, roles)
     if told and ranks.rank == 0:

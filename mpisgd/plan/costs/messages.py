@@ -8,8 +8,7 @@ service, u: an update's; `comm/virtual/wire.py`, `comm/virtual/network.py`)
     update_s                   u
     pull_s                     D                    from the first answer's header to the last weights
 
-Real columns also hold waits, for shards and shared cores: low quantiles are free of waits. Simulation adds waits, `fit.py` the
-rest.
+Real columns also hold waits, for shards and shared cores: low quantiles are free of waits.
 """
 
 from __future__ import annotations

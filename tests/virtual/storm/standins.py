@@ -121,7 +121,7 @@ class Heartbeat(VIRTUAL.heartbeat.Heartbeat):  # type: ignore[misc, name-defined
     def serve(self) -> None:
         while not self._process.gone:
             package.sleep(1.0)
-            self.beat()
+            self.look()
 
     def end(self, silent_s: dict[int, float]) -> None:
         machine = self._process.machine
