@@ -30,7 +30,7 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import PUSHES_OF_GROUPS, LogRows, Verdict
+from mpisgd.records.log.schema import LogRows, Verdict
 
 #: Default limits of learners and pushes shown: viewers of traces grow slow.
 MOST_LEARNERS = 256
@@ -158,7 +158,7 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     if about.layerwise(run):
         raise DataError(f"{run.path}: no timeline: layers were pulled and pushed in the middle of computing")
     groups = len(about.groups_of(run)) > 0
-    if groups and run.pushes.dtype != PUSHES_OF_GROUPS:
+    if groups and "neighbour_s" not in schema.extra(run.pushes.dtype):
         raise DataError(f"{run.path}: no timeline: this log of groups lacks the waits for neighbours")
     if to_s is not None and not (from_s or 0.0) <= to_s:
         raise ConfigError(f"--from-s {from_s or 0.0:g} --to-s {to_s:g}: expected an end no earlier than the start")

@@ -65,9 +65,9 @@ def test_meanings_are_ascii() -> None:
 
 def test_pushes_of_groups_and_others_are_joined() -> None:
     """A run of groups that an earlier mpisgd has begun has rows without `neighbour_s`."""
-    one, other = np.zeros(2, schema.PUSHES), np.ones(1, schema.PUSHES_OF_GROUPS)
+    one, other = np.zeros(2, schema.PUSHES), np.ones(1, schema.pushes("neighbour_s"))
     assert schema.fits("pushes", one.dtype) and schema.fits("pushes", other.dtype)
     rows = schema.joined("pushes", [one, other])
-    assert rows.dtype == schema.PUSHES_OF_GROUPS
+    assert rows.dtype == schema.pushes("neighbour_s")
     assert np.isnan(rows["neighbour_s"]).tolist() == [True, True, False] and rows["seq"].tolist() == [0, 0, 1]
     assert schema.joined("pushes", [one, one]).dtype == schema.joined("pushes", []).dtype == schema.PUSHES

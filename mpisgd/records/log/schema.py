@@ -137,12 +137,6 @@ def _table(name: str, about: str, *columns: tuple[str, type[np.generic], str, st
     return np.dtype([(each.name, each.type) for each in COLUMNS[name]])
 
 
-def _extended(table: str, dtype: np.dtype, column: tuple[str, type[np.generic], str, str]) -> np.dtype:
-    """Add a column; return the longer dtype."""
-    COLUMNS[table] += (Column(*column),)
-    return np.dtype([*((name, dtype[name]) for name in dtype.names or ()), column[:2]])
-
-
 def _numbers(kinds: type[enum.IntEnum]) -> str:
     return ", ".join(f"{each.value} = {each.name}" for each in kinds)
 
@@ -180,15 +174,21 @@ PUSHES = _table(
     ("loss", np.float64, "", "of the mini-batch; of a team, the mean over the ranks"),
 )
 
-DEALT = _extended("pushes", PUSHES, ("portion", np.int64, "", "only where data are dealt: the gradient's portion"))
-PUSHES_OF_GROUPS = _extended(
-    "pushes",
-    PUSHES,
-    ("neighbour_s", np.float64, "s", "only of groups: waiting for the ranks of the stages before and after; not in compute_s"),
+COLUMNS["pushes"] += (
+    Column("portion", np.int64, "", "only where data are dealt: the gradient's portion"),
+    Column(
+        "neighbour_s", np.float64, "s", "only of groups: waiting for ranks of the stages before and after; not in compute_s"
+    ),
+    Column("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of the learner"),
 )
-_SCALE = ("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of the learner")
-SCALED = _extended("pushes", PUSHES, _SCALE)
-DEALT_SCALED = np.dtype([*((name, DEALT[name]) for name in DEALT.names or ()), _SCALE[:2]])
+_EXTRAS = ((), ("portion",), ("neighbour_s",), ("scale",), ("portion", "scale"))
+
+
+def pushes(*extra: str) -> np.dtype:
+    """Return the dtype of pushes with these columns more."""
+    more = [(each.name, each.type) for each in COLUMNS["pushes"] if each.name in extra]
+    return np.dtype([*((name, PUSHES[name]) for name in PUSHES.names or ()), *more])
+
 
 UPDATES = _table(
     "updates",
@@ -291,7 +291,7 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 
 def fits(table: str, dtype: np.dtype) -> bool:
     if table == "pushes":
-        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS, SCALED, DEALT_SCALED)
+        return extra(dtype) in _EXTRAS and dtype == pushes(*extra(dtype))
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
@@ -300,8 +300,8 @@ def tables_of(path: Path) -> dict[str, np.dtype]:
 
 
 def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
-    dealt, others = (DEALT_SCALED, SCALED) if scaled else (DEALT, PUSHES)
-    return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
+    there = {"portion": sampling == "dealt", "neighbour_s": in_groups, "scale": scaled}
+    return {**TABLES, "pushes": pushes(*(name for name in there if there[name]))}
 
 
 def place(table: str) -> int:
