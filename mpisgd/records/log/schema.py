@@ -174,11 +174,10 @@ PUSHES = _table(
     ("loss", np.float64, "", "of the mini-batch; of a team, the mean over the ranks"),
 )
 
+_NEIGHBOUR = "only of groups: waiting for the ranks of the stages before and after; not in compute_s"
 COLUMNS["pushes"] += (
     Column("portion", np.int64, "", "only where data are dealt: the gradient's portion"),
-    Column(
-        "neighbour_s", np.float64, "s", "only of groups: waiting for ranks of the stages before and after; not in compute_s"
-    ),
+    Column("neighbour_s", np.float64, "s", _NEIGHBOUR),
     Column("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of the learner"),
 )
 _EXTRAS = ((), ("portion",), ("neighbour_s",), ("scale",), ("portion", "scale"))
