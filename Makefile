@@ -152,7 +152,7 @@ docs: .venv-docs/.installed  ## the documentation as HTML, into build/docs
 	@touch $@
 
 docs-check: $(READY)  ## execute the commands of README.md and of the documentation
-	$(IN_VENV) python -m pytest tests/mpi/test_readme.py tests/mpi/test_docs.py tests/unit/test_docs.py $(ARGS)
+	$(IN_VENV) python -m pytest tests/mpi/test_readme.py tests/mpi/test_docs.py tests/unit/project/test_docs.py $(ARGS)
 
 # pip-audit has an environment of its own: what it needs is none of ours. Exit status 3: its database cannot be reached.
 audit: .venv-audit/.installed  ## constraints.txt against the database of known vulnerabilities (needs the network)

@@ -27,7 +27,14 @@ DIST = CHECKOUT / "dist"
 
 #: What the sdist has besides the package: setuptools is told by a file that the checkout has no need of.
 MANIFEST = "graft tests\ngraft jobs\ngraft docs\ninclude *.md *.txt *.cff Makefile LICENSE\nglobal-exclude __pycache__ *.pyc\n"
-IN_SDIST = ("tests/unit/test_rules.py", "jobs/slurm-cpu.sbatch", "jobs/README.md", "docs/tutorial.md", "constraints.txt", "LICENSE")
+IN_SDIST = (
+    "tests/unit/rules/test_rules.py",
+    "jobs/slurm-cpu.sbatch",
+    "jobs/README.md",
+    "docs/tutorial.md",
+    "constraints.txt",
+    "LICENSE",
+)
 IN_WHEEL = ("mpisgd/py.typed", "mpisgd/site/scripts/templates/base.sh.jinja", "mpisgd/__main__.py")
 
 #: What is installed with it.
@@ -45,8 +52,8 @@ mpisgd submit job.toml --learners 16 --dry-run
 """
 #: Tests of the sdist that the installed wheel must pass, and what they need.
 TESTS = (
-    "tests/unit/test_rules.py",
-    "tests/unit/test_protocol_traces.py",
+    "tests/unit/rules/test_rules.py",
+    "tests/unit/protocols/test_protocol_traces.py",
     "tests/virtual/test_laws.py",
     "tests/mpi/test_protocols.py",
     "tests/mpi/test_resume.py",

@@ -1,4 +1,4 @@
-"""Real ranks against serial SGD by torch.optim on the whole model, which nobody tuned (optimisers: `unit/test_update.py`)."""
+"""Real ranks against serial SGD by torch.optim on the whole model, which nobody tuned (optimisers: `unit/update`)."""
 
 from __future__ import annotations
 

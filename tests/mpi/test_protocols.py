@@ -1,6 +1,6 @@
 """Every protocol, and every pattern of messages, on 2 to 8 real ranks, one to three shards: the laws of DESIGN 4, and replay.
 
-What a protocol decides is tested without ranks (`tests/unit/test_protocol_traces.py`, `tests/virtual/test_laws.py`).
+What a protocol decides is tested without ranks (`tests/unit/protocols/test_protocol_traces.py`, `tests/virtual/test_laws.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.serving.answering import Answering
 from tests.effort import spread
-from tests.unit.test_rounding import to_bfloat16, widened
+from tests.unit.gradient.test_rounding import to_bfloat16, widened
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights

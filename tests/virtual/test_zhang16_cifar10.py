@@ -15,7 +15,7 @@ from mpisgd.config.config_virtual import VirtualOptions
 from mpisgd.data import cifar10, load
 from mpisgd.job.parts import make_sampling, meta_of
 from mpisgd.simulate import simulate
-from tests.unit.test_data_cifar10 import RECORDS, write_folder
+from tests.unit.data.test_data_cifar10 import RECORDS, write_folder
 
 JOB = Path(__file__).parents[2] / "jobs" / "zhang16-cifar10.toml"
 UPDATES = 3
