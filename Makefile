@@ -99,21 +99,13 @@ test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), al
 coverage: $(READY)  ## which branches of the package the tests that need no MPI run; fails below the floor
 	$(IN_VENV) python -m pytest -n auto --dist worksteal $(WITHOUT_RANKS) -m 'not ($(LEFT_OUT))' --cov --cov-config=setup.cfg $(ARGS)
 
+# NAME:RANKS; `mpisgd bench`, then `python -m tests.bench`. A single rank starts its own, where it wants others.
+BENCHES := wire:4 train:3 checkpoint:3 scale:1 virtual:1
+OWN_BENCHES := oversubscribed:31 log:3 faults:1 settings:1 clipping:1 start:1 memory:1 pieces:1 stages:1
 bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/bench
-	$(IN_VENV) mpirun --oversubscribe -n 4 mpisgd bench wire $(ARGS)
-	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train $(ARGS)
-	$(IN_VENV) mpirun --oversubscribe -n 31 python -m tests.bench oversubscribed $(ARGS)
-	$(IN_VENV) mpirun --oversubscribe -n 3 python -m tests.bench log $(ARGS)
-	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench checkpoint $(ARGS)
-	$(IN_VENV) python -m tests.bench faults $(ARGS)
-	$(IN_VENV) python -m tests.bench settings $(ARGS)
-	$(IN_VENV) python -m tests.bench clipping $(ARGS)
-	$(IN_VENV) mpisgd bench scale $(ARGS)
-	$(IN_VENV) python -m tests.bench start $(ARGS)
-	$(IN_VENV) python -m tests.bench memory $(ARGS)
-	$(IN_VENV) python -m tests.bench pieces $(ARGS)
-	$(IN_VENV) python -m tests.bench stages $(ARGS)
-	$(IN_VENV) mpisgd bench virtual $(ARGS)
+	export $(IN_VENV); ranks() { [[ $${1#*:} == 1 ]] || echo mpirun --oversubscribe -n $${1#*:}; }; \
+	  for each in $(BENCHES); do $$(ranks $$each) mpisgd bench $${each%:*} $(ARGS); done; \
+	  for each in $(OWN_BENCHES); do $$(ranks $$each) python -m tests.bench $${each%:*} $(ARGS); done
 
 gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 	$(IN_VENV) python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu-check: torch finds no CUDA device here")'
@@ -146,22 +138,12 @@ docs: .venv-docs/.installed  ## the documentation as HTML, into build/docs
 	.venv-docs/bin/python -m sphinx -W --keep-going -n -q -b html docs build/docs
 	@echo "open build/docs/index.html"
 
-.venv-docs/.installed: setup.cfg constraints.txt
-	$(PYTHON) -m venv --clear .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt sphinx myst-parser furo
-	@touch $@
-
 docs-check: $(READY)  ## execute the commands of README.md and of the documentation
 	$(IN_VENV) python -m pytest tests/mpi/test_readme.py tests/mpi/test_docs.py tests/unit/project/test_docs.py $(ARGS)
 
 # pip-audit has an environment of its own: what it needs is none of ours. Exit status 3: its database cannot be reached.
 audit: .venv-audit/.installed  ## constraints.txt against the database of known vulnerabilities (needs the network)
 	.venv-audit/bin/python -m tests.audit .venv-audit/bin/pip-audit constraints.txt
-
-.venv-audit/.installed:
-	$(PYTHON) -m venv --clear .venv-audit
-	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	@touch $@
 
 # REPOSITORY=https://...: where images and links of the README lead. ARGS='--only newest': without the oldest versions.
 release: .venv-release/.installed  ## build wheel and sdist into dist/, check them, try the wheel with the oldest and the newest versions
@@ -170,9 +152,13 @@ release: .venv-release/.installed  ## build wheel and sdist into dist/, check th
 containers: $(READY)  ## build the Dockerfile and the Apptainer definition without a registry, and start ranks in them (root; Debian's debootstrap, buildah)
 	$(IN_VENV) python -m tests.containers
 
-.venv-release/.installed:
-	$(PYTHON) -m venv --clear .venv-release
-	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check build twine 'setuptools>=70'
+# Tools have environments of their own.
+NEEDS_docs := -c constraints.txt sphinx myst-parser furo
+NEEDS_audit := pip-audit
+NEEDS_release := build twine 'setuptools>=70'
+.venv-docs/.installed .venv-audit/.installed .venv-release/.installed: .venv-%/.installed: setup.cfg constraints.txt
+	$(PYTHON) -m venv --clear .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check $(NEEDS_$*)
 	@touch $@
 
 clean:  ## remove the virtual environments and caches; results/ stays
