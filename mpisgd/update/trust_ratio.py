@@ -11,7 +11,7 @@ direction r = m / (sqrt(v) + eps), moments corrected for bias:
     ratio = |w| / |r + lambda w|;   w <- w - gamma ratio (r + lambda w)
 
 The ratio is 1 if a norm is 0, and for excluded parameters (`weight_decay` 0).
-Shards decide alone (law 2), by the norms of their part of a cut parameter; S slices cut at most S - 1 parameters.
+Shards decide alone (law 2), by the norms of their part of a cut parameter.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Without ULFM the launcher ends the job for a failing rank, but not for a program that ends well without MPI. With ULFM it goes on
 without the dead, which MPI reports only after its start. The launcher's children on this node are its ranks. A vanished or missing
-child is lost: no rank leaves before MPI has started on all. Slowness is no loss.
+child is lost: no rank leaves before MPI has started on all.
 
 The launcher is told to end the job (SIGTERM). If it is a node's daemon, the job ends, but `mpirun` leaves with status 0.
 """

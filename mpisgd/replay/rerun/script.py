@@ -94,6 +94,8 @@ class ShardScript(Script):
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._let_in = -1
         """Rank with a pull that no row tells."""
+        self._gives_up = Event.GAVE_UP in log.events["kind"]
+        """A pull may follow a mini-batch without a push."""
         self._torn = False
         self._agreed = log.start.clock if agrees else math.inf
         """Clock of the updates with a norm that was told."""
@@ -147,9 +149,11 @@ class ShardScript(Script):
         return self._stops and self._at_any_time(arrived) is not None
 
     def wanted(self) -> Sequence[int]:
-        if self.at_end or self._stops:
+        if self.at_end:
             return self._ranks
-        return [self._ranks[self._next.learner_id]] if self._next.learner_id >= 0 else ()
+        item = self._next
+        comes_anyway = item.learner_id < 0 or (item.tag == Tag.PULL and not self._gives_up)
+        return () if comes_anyway else [self._ranks[item.learner_id]]
 
     def stuck(self) -> Finding:
         """Return the row that never comes, run again."""
