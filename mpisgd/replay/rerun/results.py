@@ -50,7 +50,13 @@ def _load(path: Path) -> dict[str, State]:
 def _near(said: Tensor | None, made: Tensor | None, tolerance: float) -> bool:
     if said is None or made is None or said.shape != made.shape:
         return False
-    return torch.allclose(said.to(made.dtype), made, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return torch.allclose(_comparable(said.to(made.dtype)), _comparable(made), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """Return the tensor dense, 8-bit floats as float32."""
+    dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
+    return dense.float() if dense.is_floating_point() and dense.element_size() == 1 else dense
 
 
 def compare_best(record: Record, path: Path, proof: Proof) -> None:
