@@ -244,10 +244,11 @@ class ShardScript(Script):
         return message
 
     def _first_of_departing(self, pulls: Iterable[Sending]) -> Sending | None:
-        found = next((message for message in pulls if message.source.rank in self._departing), None)
-        if found is not None:
-            self._departing.remove(found.source.rank)
-        return found
+        for message in pulls if self._departing else ():
+            if message.source.rank in self._departing:
+                self._departing.remove(message.source.rank)
+                return message
+        return None
 
     def _unlogged_push(self, arrived: Arrived) -> Sending | None:
         """Return a push that only a goodbye counts."""
