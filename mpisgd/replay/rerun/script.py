@@ -298,8 +298,10 @@ class ShardScript(Script):
         pushing = _pushing(arrived)
         asks = [message.source.rank for message in arrived[Tag.PULL] if message.source.rank not in pushing]
         again = [rank for rank in asks if rank in self._asked]
+        coming = {rank: self._to_come[self._ranks.index(rank)] for rank in asks}
         if self._log.finished:
-            again += [rank for rank in asks if rank not in self._lost and Tag.PULL not in self._to_come[self._ranks.index(rank)]]
+            again += [rank for rank in asks if rank not in self._lost and Tag.PULL not in coming[rank]]
+        again += [rank for rank in asks if list(coming[rank])[:1] == [Tag.GOODBYE]]  # a killed shard's log lacks the answer
         self._let_in = next(iter(again), -1)
 
 

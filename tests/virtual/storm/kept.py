@@ -673,5 +673,14 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a killed shard's log lacks the answer before a goodbye: run again, the goodbye never came": Draw(
+        way="versioned", shards=4, learners=5, evaluator=False, tolerant=True, seed=512220640, every_updates=3,
+        latency_ns=50000, eager_nbytes=4096, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="power", at_s=0.17077460417134782),
+            ),
+        ),
+    ),
 }
 # fmt: on
