@@ -184,17 +184,21 @@ class LearnerPulls:
         return np.asarray(places)
 
     def _returns(self) -> list[int]:
-        """Return places of the missed learner's returns that a pull tells: no push came in between.
-
-        Of returns in a row, all pulls come first: they may have waited for one update.
-        """
+        """Return places of the missed learner's returns that a pull tells; of returns in a row, the first: pulls may wait."""
         turns, found = self._turns, []
         missed, returns = turns.places_of(self._learner_id, Event.MISSED), turns.places_of(self._learner_id, Event.RETURNED)
         for back in returns.tolist():
-            since = missed[missed < back].max(initial=-1)
-            if not ((self._at > since) & (self._at < back)).any():
+            since = int(missed[missed < back].max(initial=-1))
+            if not ((self._at > since) & (self._at < back)).any() and not self._owed_a_push(since):
                 found.append(turns.first_return(back))
         return found
+
+    def _owed_a_push(self, place: int) -> bool:
+        """Return whether weights were given before a place, and no push came since."""
+        pushes = int(np.searchsorted(self._at, place))
+        if place < 0 or not pushes or not self._answers[pushes - 1] < self._turns.seconds[place]:
+            return False
+        return not (self._turns.places_of(self._learner_id, Event.GAVE_UP) > self._at[pushes - 1]).any()
 
     def _is_there(self) -> np.ndarray:
         """Return whether the learner was not missed between each push and the next."""

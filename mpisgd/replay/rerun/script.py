@@ -95,7 +95,6 @@ class ShardScript(Script):
         self._let_in = -1
         """Rank with a pull that no row tells."""
         self._gives_up = Event.GAVE_UP in log.events["kind"]
-        """A pull may follow a mini-batch without a push."""
         self._torn = False
         self._agreed = log.start.clock if agrees else math.inf
         """Clock of the updates with a norm that was told."""
@@ -255,11 +254,17 @@ class ShardScript(Script):
         for message in arrived[Tag.PUSH] if self._unlogged else ():
             learner_id = self._ranks.index(message.source.rank)
             left, next_up = self._unlogged.get(learner_id, 0), self._stops or self._next.learner_id == learner_id
-            if left > 0 and next_up and not self._pushes_to_come[learner_id]:
+            if left > 0 and next_up and not self._pushes_to_come[learner_id] and not self._is_missed(learner_id):
                 self._unlogged[learner_id] -= 1
                 self._torn = False
                 return message
         return None
+
+    def _is_missed(self, learner_id: int) -> bool:
+        """Return whether a learner's return is to come."""
+        kinds = self._log.events["kind"]
+        items = (item for item in self._items[self._at :] if item.tag == _PRESENCE and item.learner_id == learner_id)
+        return any(kinds[item.row] == Event.RETURNED for item in items)
 
     def _snapshot_pull(self, pulls: Iterable[Sending]) -> Sending | None:
         for message in pulls:

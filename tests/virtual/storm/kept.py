@@ -682,5 +682,16 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a missed learner is back after a signal by a push that no row tells: run again, it pulled too late": Draw(
+        way="hardsync-local", shards=4, learners=4, evaluator=True, tolerant=True, seed=1430487273, every_updates=5,
+        latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=4,
+        attempts=(
+            (
+                Fault(what="signal", rank=6, at_s=0.19394698605401275),
+                Fault(what="hang", rank=3, at_s=0.1027518538744059, lasts_s=0.3110514252045754),
+            ),
+        ),
+        group_size=2, micro_batches=4,
+    ),
 }
 # fmt: on
