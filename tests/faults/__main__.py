@@ -24,7 +24,7 @@ ALONE = {
     "deaths": 20,
     "kills": 66,
     "batch": 20,
-    "starts": 174,
+    "starts": 189,
     "stops": 15,
     "phases": 51,
     "site": 29,

@@ -85,8 +85,9 @@ class Draw:
             return False
         if self.point == "evaluation":
             if self.evaluator:
-                return self.role == "evaluator"  # else by learner 0, after its goodbye
-            return self.victim == (0 if self.way == "allreduce" else self.shards)
+                return self.role == "evaluator"
+            by_shard = self.way == "allreduce" or self.form == "fault-tolerant"  # else by learner 0, after its goodbye
+            return self.victim == (0 if by_shard else self.shards)
         return self.point != "finish" or self.victim == 0
 
     @property
@@ -127,7 +128,7 @@ def comes_to(point: str, role: str) -> bool:
         "first gradient": computes,
         "training": computes,
         "serving": serves,
-        "evaluation": ("evaluator", "learner", "learner and shard", "leader"),
+        "evaluation": ("evaluator", "shard", "learner", "learner and shard", "leader"),
         "books": serves,
         "finish": serves,
     }
