@@ -92,6 +92,7 @@ class ShardScript(Script):
         self._departing = {ranks[learner_id] for learner_id in range(log.lambda_) if _leaves_first(log, learner_id)}
         """Ranks with a pull, or none, and no push: not stopped, hence given weights."""
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
+        self._silences = 0
         self._let_in = -1
         """Rank with a pull that no row tells."""
         self._gives_up = Event.GAVE_UP in log.events["kind"]
@@ -170,6 +171,7 @@ class ShardScript(Script):
 
     def _go_on(self) -> None:
         item = self._items[self._at]
+        self._silences = 0
         self._torn = item.tag == Tag.PUSH and self._log.row(item.row).reason == Reason.TORN
         self._stops = self._stops or self._at == self._last or item.tag in _ENDINGS or self._ends_all(item)
         if item.tag == Tag.PUSH:
@@ -307,6 +309,9 @@ class ShardScript(Script):
         if self._log.finished:
             again += [rank for rank in asks if rank not in self._lost and Tag.PULL not in coming[rank]]
         again += [rank for rank in asks if list(coming[rank])[:1] == [Tag.GOODBYE]]  # a killed shard's log lacks the answer
+        self._silences += 1
+        if self._silences == 1:  # another shard may let the awaited learner go on
+            again = [rank for rank in again if rank in self._asked or rank in self.wanted()]
         self._let_in = next(iter(again), -1)
 
 
