@@ -693,5 +693,15 @@ KEPT: dict[str, Draw] = {
         ),
         group_size=2, micro_batches=4,
     ),
+    "a missed learner pulls while others wait for a lagging shard: run again, it was given weights and not stopped": Draw(
+        way="versioned", shards=3, learners=4, evaluator=False, tolerant=True, seed=931658486, every_updates=5,
+        latency_ns=5000, eager_nbytes=4096, reorders=False, flush_rows=16,
+        attempts=(
+            (
+                Fault(what="stop", rank=4, at_call=77, lasts_s=0.5281029733890167),
+                Fault(what="kill", rank=6, at_s=0.05838723353514613, both=False),
+            ),
+        ),
+    ),
 }
 # fmt: on
