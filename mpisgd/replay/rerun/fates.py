@@ -28,7 +28,7 @@ def costs_of(record: Record, learner_id: int, before_last: Callable[[], None]) -
             before_last()
         yield from [0] * each
     if record.config.exchange == "layerwise" and not parts(record, learner_id):
-        yield from [0] * each  # pulls are sent as it computes
+        yield from [0] * each  # by layers a learner pulls as it computes
     if not _leaves(record, learner_id):
         yield from [0] * (_UNLOGGED * each)
     raise LearnerFailed(learner_id, 0)

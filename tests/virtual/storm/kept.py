@@ -591,38 +591,22 @@ KEPT: dict[str, Draw] = {
     "by layers: a learner is killed before its first push, given weights by some shards: run again, it did not ask": Draw(
         way="async, layered", shards=3, learners=3, evaluator=False, tolerant=True, seed=1071695506, every_updates=3,
         latency_ns=5000, eager_nbytes=4096, reorders=False, flush_rows=16,
-        attempts=(
-            (
-                Fault(what="kill", rank=5, at_call=24),
-            ),
-        ),
+        attempts=((Fault(what="kill", rank=5, at_call=24),),),
     ),
     "by layers: a learner is killed between the pulls of two shards: run again, it did not ask": Draw(
         way="ssp, layered", shards=3, learners=2, evaluator=False, tolerant=True, seed=572013541, every_updates=5,
         latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=4,
-        attempts=(
-            (
-                Fault(what="kill", rank=4, at_s=0.11253550100008045),
-            ),
-        ),
+        attempts=((Fault(what="kill", rank=4, at_s=0.11253550100008045),),),
     ),
     "by layers: pulls of one clock came in another order than the pushes: run again, shards waited in a circle": Draw(
         way="async, layered", shards=4, learners=5, evaluator=False, tolerant=True, seed=98800926, every_updates=3,
         latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=4,
-        attempts=(
-            (
-                Fault(what="full", rank=1, at_s=0.06210671707919924),
-            ),
-        ),
+        attempts=((Fault(what="full", rank=1, at_s=0.06210671707919924),),),
     ),
     "a signal is heard behind the update of a norm agreed on: run again, before the update": Draw(
         way="hardsync, agreed", shards=4, learners=3, evaluator=True, tolerant=False, seed=1056325697, every_updates=2,
         latency_ns=500000, eager_nbytes=0, reorders=True, flush_rows=16,
-        attempts=(
-            (
-                Fault(what="signal", rank=5, at_s=0.14452170199263395),
-            ),
-        ),
+        attempts=((Fault(what="signal", rank=5, at_s=0.14452170199263395),),),
     ),
     "shard 0 is killed with a push under way that another shard has: run again, its portion was dealt anew": Draw(
         way="async-rounded, dealt", shards=2, learners=2, evaluator=False, tolerant=False, seed=1207868628, every_updates=2,
@@ -658,29 +642,17 @@ KEPT: dict[str, Draw] = {
     "two missed learners that wait for one update are back: run again, one was not admitted": Draw(
         way="async-bounded, layered", shards=4, learners=5, evaluator=False, tolerant=True, seed=1966746372, every_updates=0,
         latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=4,
-        attempts=(
-            (
-                Fault(what="kill", rank=7, at_s=0.28113898285959804, both=False),
-            ),
-        ),
+        attempts=((Fault(what="kill", rank=7, at_s=0.28113898285959804, both=False),),),
     ),
     "a missed learner is back after the end, and told to stop: run again, it left by itself": Draw(
         way="async-rounded, layered", shards=4, learners=5, evaluator=False, tolerant=True, seed=1650981133, every_updates=2,
         latency_ns=500000, eager_nbytes=0, reorders=False, flush_rows=16,
-        attempts=(
-            (
-                Fault(what="stop", rank=4, at_call=29, lasts_s=0.49365235223512344, both=False),
-            ),
-        ),
+        attempts=((Fault(what="stop", rank=4, at_call=29, lasts_s=0.49365235223512344, both=False),),),
     ),
     "a killed shard's log lacks the answer before a goodbye: run again, the goodbye never came": Draw(
         way="versioned", shards=4, learners=5, evaluator=False, tolerant=True, seed=512220640, every_updates=3,
         latency_ns=50000, eager_nbytes=4096, reorders=False, flush_rows=4,
-        attempts=(
-            (
-                Fault(what="power", at_s=0.17077460417134782),
-            ),
-        ),
+        attempts=((Fault(what="power", at_s=0.17077460417134782),),),
     ),
     "a missed learner is back after a signal by a push that no row tells: run again, it pulled too late": Draw(
         way="hardsync-local", shards=4, learners=4, evaluator=True, tolerant=True, seed=1430487273, every_updates=5,
