@@ -6,6 +6,7 @@ twice the time. Nothing is ended.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -20,6 +21,10 @@ class Waits(Protocol):
     awaited: object
     patient: bool
     waits: int
+
+
+def _say(text: str) -> None:  # a full pipe must not hold up the heartbeat, in the same thread
+    threading.Thread(target=warn, args=(text,), name="watchdog", daemon=True).start()
 
 
 class Watchdog(Look):
@@ -38,7 +43,7 @@ class Watchdog(Look):
         describe: Callable[[], str],
         *,
         now_s: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = warn,
+        say: Callable[[str], None] = _say,
     ) -> None:
         super().__init__()
         self._waits = waits

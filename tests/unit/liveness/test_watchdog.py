@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+
+import pytest
 
 from mpisgd.comm.messages import Ending, Goodbye
 from mpisgd.exchange.roles import Roles
+from mpisgd.liveness import watchdog
 from mpisgd.liveness.watchdog import Watchdog, of_shard
 from mpisgd.protocols import HardsyncOptions
 from tests.unit.fakes import ScriptedChannel, Stuck, push
@@ -61,6 +65,20 @@ def test_who_moves_or_computes_is_left_alone() -> None:
         rank.waits += 1
         rank.awaited = "shard 0"
         assert rank.look(watchdog, 9) == []
+
+
+def test_a_line_that_nobody_reads_holds_up_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a terminal that is stopped: the heartbeat is in the same thread."""
+    read, said = threading.Event(), threading.Event()
+    monkeypatch.setattr(watchdog, "warn", lambda text: (said.set(), read.wait(60.0)))
+    rank = Rank()
+    rank.awaited = "shard 0"
+    looks = watchdog.Watchdog(rank, 10.0, "learner 1", lambda: "waits", now_s=lambda: rank.now_s)
+    looking = threading.Thread(target=rank.look, args=(looks, 30), daemon=True)
+    looking.start()
+    looking.join(30.0)
+    assert not looking.is_alive() and said.wait(30.0)
+    read.set()
 
 
 def test_zero_is_never() -> None:
