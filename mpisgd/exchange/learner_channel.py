@@ -246,7 +246,7 @@ class LearnerChannel(Exchanges):
         if not self.pulls_within or departures is None:
             return
         start_ns = self.now_ns()
-        departures.note_need(shard)
+        departures.note_need(shard, start_ns)
         self._stopped, began_ns = self._take_answers([shard], self._ask([shard], self._min_clock), self._min_clock)
         if self._stopped:
             raise Interrupted

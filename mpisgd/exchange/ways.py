@@ -96,11 +96,11 @@ class Departures:
         self._idle_ns = self.pushing_ns = 0
         self._delay_s = 0.0
 
-    def computed_ns(self) -> int:
-        return self._clock.now_ns() - self._began_ns - self._idle_ns
+    def _computed_ns(self, now_ns: int) -> int:
+        return now_ns - self._began_ns - self._idle_ns
 
-    def note_need(self, shard: int) -> None:
-        self._needed_ns[shard] = self.computed_ns()
+    def note_need(self, shard: int, now_ns: int) -> None:
+        self._needed_ns[shard] = self._computed_ns(now_ns)
 
     def pulled_for(self, ns: int) -> None:
         self._idle_ns += ns
@@ -111,10 +111,10 @@ class Departures:
 
     def of_push(self, shard: int, seq: int) -> tuple[int, int]:
         """Delay this mini-batch as due; return nanoseconds of computing a slice's gradient, and of delay."""
-        delay_s = self._delays.of(seq, self.computed_ns() * 1e-9)
+        now_ns = self._clock.now_ns()
+        delay_s = self._delays.of(seq, self._computed_ns(now_ns) * 1e-9)
         if delay_s > self._delay_s:
-            start_ns = self._clock.now_ns()
             self._clock.sleep(delay_s - self._delay_s)
-            self._idle_ns += self._clock.now_ns() - start_ns
+            self._idle_ns += self._clock.now_ns() - now_ns
             self._delay_s = delay_s
-        return self.computed_ns() - self._needed_ns[shard], int(self._delay_s * 1e9)
+        return self._computed_ns(self._clock.now_ns()) - self._needed_ns[shard], int(self._delay_s * 1e9)
