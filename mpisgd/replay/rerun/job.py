@@ -24,7 +24,7 @@ from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding, Untrue, refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import Told
-from mpisgd.replay.rerun.pulls import given_elsewhere
+from mpisgd.replay.rerun.pulls import Asks, given_elsewhere
 from mpisgd.replay.rerun.script import ShardScript
 from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld, computes_late
 from mpisgd.simulate.failures import LearnerFailed
@@ -137,9 +137,11 @@ class Again(Job):
             EagerWire(cluster, self.world.network, self.world.wires, late=late)
             return
         log, ranks = self._record.shards[self.roles.index(rank)], self.setup.seen_by(rank).roles.learner_ranks
-        asks = (lambda _: -1) if self.config.agrees else self.setup.protocol.next_clock  # norms are agreed on before any pull
+        protocol = self.setup.protocol
+        next_clock = (lambda _: -1) if self.config.agrees else protocol.next_clock  # norms are agreed on before any pull
         on_push = functools.partial(self._stretch.on_push, log.shard)
-        given = given_elsewhere(log, self._record.shards) if self.setup.protocol.consistent else {}
+        given = given_elsewhere(log, self._record.shards) if protocol.consistent else {}
+        asks = Asks(next_clock, protocol.pushes_per_pull)
         self._scripts[rank] = script = ShardScript(
             log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees
         )

@@ -36,6 +36,13 @@ class Pull(NamedTuple):
     item: Item
 
 
+class Asks(NamedTuple):
+    """How learners pull: `next_clock` of the protocol, for which a pull waits since the push (-1 = none); pushes between pulls."""
+
+    next_clock: Callable[[int], int]
+    pushes_per_pull: int
+
+
 class Turns:
     """Pushes and some events of a shard's log, in turn.
 
@@ -104,30 +111,31 @@ def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord]) -> dict[int
     return found
 
 
-def pulls_of(turns: Turns, next_clock: Callable[[int], int], given: Mapping[int, int], *, both_ways: bool) -> list[Pull]:
+def pulls_of(turns: Turns, asks: Asks, given: Mapping[int, int], *, both_ways: bool) -> list[Pull]:
     """Return all learners' pulls by place. Raises Untrue: a pull has no place.
 
     Args:
-        next_clock: of the protocol; a pull waits for it since the push. -1 = none.
         given: as of `given_elsewhere`, where shards give equal clocks.
         both_ways: a pull may be answered before the push that it follows.
     """
     found: list[Pull] = []
     for learner_id in range(turns.log.lambda_):
-        found += LearnerPulls(turns, learner_id, next_clock, given.get(learner_id, -1), both_ways).all()
+        found += LearnerPulls(turns, learner_id, asks, given.get(learner_id, -1), both_ways).all()
     return sorted(found)
 
 
 class LearnerPulls:
     """Pulls of one learner."""
 
-    def __init__(self, turns: Turns, learner_id: int, next_clock: Callable[[int], int], given: int, both_ways: bool) -> None:
+    def __init__(self, turns: Turns, learner_id: int, asks: Asks, given: int, both_ways: bool) -> None:
         self._given = given
         self._turns, self._log, self._learner_id, self._start = turns, turns.log, learner_id, turns.log.start.clock
         rows = turns.log.rows_of[learner_id]
         self._rows = rows[np.argsort(turns.place[rows])]
         self._at = turns.place[self._rows]
-        self._next_clock, self._both_ways = next_clock, both_ways
+        self._goes_on = (turns.log.pushes["seq"][self._rows] + 1) % asks.pushes_per_pull != 0
+        """No pull follows."""
+        self._next_clock, self._both_ways = asks.next_clock, both_ways
         self._lost = turns.log.lost.get(learner_id)
 
     def all(self) -> Iterator[Pull]:
@@ -140,6 +148,7 @@ class LearnerPulls:
         abandoned = np.searchsorted(self._at, self._turns.places_of(self._learner_id, Event.STUCK))
         abandoned = abandoned[abandoned < len(told)]
         told[abandoned] |= ~never[abandoned]  # an abandoned answer has no second
+        told[1:] &= ~self._goes_on[:-1]
         for number in np.flatnonzero(told & never)[:1].tolist():
             row = self._log.row(int(self._rows[number]))
             why = f"timestamp {row.timestamp}: no pull can have got these weights"
@@ -196,7 +205,9 @@ class LearnerPulls:
     def _owed_a_push(self, place: int) -> bool:
         """Return whether weights were given before a place, and no push came since."""
         pushes = int(np.searchsorted(self._at, place))
-        if place < 0 or not pushes or not self._answers[pushes - 1] < self._turns.seconds[place]:
+        if place < 0 or not pushes:
+            return False
+        if not self._goes_on[pushes - 1] and not self._answers[pushes - 1] < self._turns.seconds[place]:
             return False
         return not (self._turns.places_of(self._learner_id, Event.GAVE_UP) > self._at[pushes - 1]).any()
 
@@ -209,7 +220,7 @@ class LearnerPulls:
     def _is_given_last(self) -> bool:
         """Return whether weights were given after the last push, and came to nothing."""
         if self._learner_id in self._log.lacks:
-            return True
+            return not self._goes_on[-1]
         if self._given >= 0:
             return self._given <= self._log.final_clock
         gave_up = self._turns.places_of(self._learner_id, Event.GAVE_UP)

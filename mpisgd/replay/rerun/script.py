@@ -21,7 +21,7 @@ from mpisgd.comm.virtual.wire import Sending
 from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding
 from mpisgd.replay.checks.record import ShardRecord
-from mpisgd.replay.rerun.pulls import Item, Pull, Turns, pulls_of
+from mpisgd.replay.rerun.pulls import Asks, Item, Pull, Turns, pulls_of
 from mpisgd.rules.portions import NO_PORTION
 
 _AT_ONCE = (Tag.NORM_PULL, Tag.NORM_TOLD)
@@ -63,7 +63,7 @@ class ShardScript(Script):
         self,
         log: ShardRecord,
         ranks: Sequence[int],
-        next_clock: Callable[[int], int],
+        asks: Asks,
         on_push: Callable[[int], None],
         given: Mapping[int, int],
         *,
@@ -74,7 +74,7 @@ class ShardScript(Script):
         self._on_push = on_push
         self._log = turns.log
         self._ranks = ranks
-        self._items = list(items_of(turns, pulls_of(turns, next_clock, given, both_ways=both_ways)))
+        self._items = list(items_of(turns, pulls_of(turns, asks, given, both_ways=both_ways)))
         self._at = 0
         self._last = self._last_counted()
         self._to_come: list[deque[int]] = [deque() for _ in ranks]

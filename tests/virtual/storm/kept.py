@@ -675,5 +675,21 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a learner hangs within a push between two without a pull: run again, it waited for weights in between": Draw(
+        way="downpour", shards=2, learners=3, evaluator=False, tolerant=True, seed=1825279107, every_updates=0,
+        latency_ns=500000, eager_nbytes=4096, reorders=True, flush_rows=256,
+        attempts=(
+            (
+                Fault(what="stop", rank=2, at_s=0.006779551428234221, lasts_s=EVER_S, both=False),
+                Fault(what="stop", rank=7, at_call=19, lasts_s=EVER_S, both=False),
+                Fault(what="stop", rank=3, at_s=0.228, lasts_s=EVER_S),
+                Fault(what="stop", rank=4, at_s=0.073, lasts_s=EVER_S),
+                Fault(what="stop", rank=5, at_s=0.289, lasts_s=EVER_S),
+                Fault(what="stop", rank=6, at_s=0.318, lasts_s=EVER_S),
+            ),
+            (Fault(what="slow", rank=1, at_s=0.04499210462424206, lasts_s=0.09096045340237931),),
+        ),
+        freed="both", group_size=2,
+    ),
 }
 # fmt: on
