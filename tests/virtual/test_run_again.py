@@ -228,9 +228,9 @@ def test_another_shard_tells_the_clock_of_weights_whose_push_a_log_lacks(runs: C
     for learner_id in range(first.lambda_):
         row = int(first.rows_of[learner_id][3])
         killed = cut(second, float(second.pushes["arrival_s"][second.rows_of[learner_id][3]]) - 1e-9)
-        assert given_elsewhere(killed, [first, killed])[learner_id] == int(first.pushes["timestamp"][row])
-    assert given_elsewhere(second, [cut(first, 0.0), second]) == {}
-    assert given_elsewhere(first, [first, second]) == {}, "whole logs have all rows"
+        assert given_elsewhere(killed, [first, killed], consistent=True)[learner_id] == int(first.pushes["timestamp"][row])
+    assert given_elsewhere(second, [cut(first, 0.0), second], consistent=True) == {}
+    assert given_elsewhere(first, [first, second], consistent=True) == {}, "whole logs have all rows"
 
 
 def test_a_shard_whose_log_ends_before_the_clock_is_not_described(runs: Callable[[str], Path]) -> None:

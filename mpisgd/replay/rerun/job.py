@@ -140,7 +140,7 @@ class Again(Job):
         protocol = self.setup.protocol
         next_clock = (lambda _: -1) if self.config.agrees else protocol.next_clock  # norms are agreed on before any pull
         on_push = functools.partial(self._stretch.on_push, log.shard)
-        given = given_elsewhere(log, self._record.shards) if protocol.consistent else {}
+        given = given_elsewhere(log, self._record.shards, consistent=protocol.consistent)
         asks = Asks(next_clock, protocol.pushes_per_pull)
         self._scripts[rank] = script = ShardScript(
             log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees

@@ -101,13 +101,14 @@ class Turns:
         return int(self.last[clock - 1]) + 1 if clock > 0 else 0
 
 
-def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord]) -> dict[int, int]:
-    """Return, by learner, the clock of weights whose push is missing in a killed shard's log alone."""
+def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord], *, consistent: bool) -> dict[int, int]:
+    """Return, by learner, the clock of weights whose push is missing in a killed shard's log alone; -1 = own to each shard."""
     found = {}
     for learner_id, rows in enumerate(() if log.finished else log.rows_of):
         further = [other for other in others if len(other.rows_of[learner_id]) > len(rows)]
         if further and learner_id not in log.lacks:
-            found[learner_id] = int(further[0].pushes["timestamp"][further[0].rows_of[learner_id][len(rows)]])
+            other = further[0]
+            found[learner_id] = int(other.pushes["timestamp"][other.rows_of[learner_id][len(rows)]]) if consistent else -1
     return found
 
 
@@ -115,7 +116,7 @@ def pulls_of(turns: Turns, asks: Asks, given: Mapping[int, int], *, both_ways: b
     """Return all learners' pulls by place. Raises Untrue: a pull has no place.
 
     Args:
-        given: as of `given_elsewhere`, where shards give equal clocks.
+        given: as of `given_elsewhere`.
         both_ways: a pull may be answered before the push that it follows.
     """
     found: list[Pull] = []

@@ -91,6 +91,8 @@ class ShardScript(Script):
         self._unlogged = _unlogged(log)
         self._departing = {ranks[learner_id] for learner_id in range(log.lambda_) if _leaves_first(log, learner_id)}
         """Ranks with a pull, or none, and no push: not stopped, hence given weights."""
+        self._given = {ranks[learner_id] for learner_id in given}
+        """Ranks that got weights after their last push here."""
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._silences = 0
         self._let_in = -1
@@ -238,11 +240,18 @@ class ShardScript(Script):
     def _at_any_time(self, arrived: Arrived) -> Sending | None:
         pushing = _pushing(arrived)
         tags = _LAST if self.at_end else (*_AT_ONCE, Tag.PULL) if self._stops else _AT_ONCE
-        found = (message for tag in tags for message in arrived[tag] if tag != Tag.GOODBYE or message.source.rank not in self._lost)
-        message = next((message for message in found if message.source.rank not in pushing), None)
+        found = (message for tag in tags for message in arrived[tag] if message.source.rank not in pushing)
+        message = next((message for message in found if not self._never_taken(message)), None)
         if message is not None and message.tag == Tag.NORM_TOLD:
             self._agreed = max(self._agreed, message.fields[1] + 1)
         return message
+
+    def _never_taken(self, message: Sending) -> bool:
+        """Return whether a lost rank says goodbye, or a rank pulls weights that this log, cut short, does not tell."""
+        rank = message.source.rank
+        if message.tag == Tag.GOODBYE:
+            return rank in self._lost
+        return message.tag == Tag.PULL and rank in self._given and not self._pushes_to_come[self._ranks.index(rank)]
 
     def _first_of_departing(self, pulls: Iterable[Sending]) -> Sending | None:
         for message in pulls if self._departing else ():
