@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import EXIT_FAILED
-from mpisgd.base.terminal import last_words
 from mpisgd.comm.mpi import ulfm
+from mpisgd.liveness.guard import speak
 from mpisgd.liveness.watch import Look
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 OWN_S = 1.0
 """Seconds for a rank's own loop to say so (`guard.failing_fast`)."""
-FORWARD_S = 0.5
 END_S = 2.0
 """Seconds for a rank's loop to end after revocation."""
 
@@ -55,7 +53,5 @@ class FailureWatch(Look):
         if not ulfm.has_turn(comm, self.over.wait):
             return
         said = f"mpisgd: rank {rank} ({self._who()}) on {socket.gethostname()} sees that rank {', '.join(map(str, lost))} is lost"
-        text = f"{said}, and here a run goes on only with all ranks: the job is ended\n{self._way_on()}"
-        last_words(text.rstrip())
-        time.sleep(FORWARD_S)
+        speak(f"{said}, and here a run goes on only with all ranks: the job is ended", self._way_on)
         ulfm.end_job(comm, EXIT_FAILED)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORWARD_S = 0.5
-"""Seconds for the launcher to pass on last lines; MPICH's drops unread lines."""
+"""Seconds for the launcher to pass on last words; MPICH's drops unread lines."""
 
 END_S = 5.0
+"""Seconds for MPI to end the job, before this rank leaves: over a dead link MPI may wait for ever."""
 
 _RANK_VARIABLES = (
     *("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
@@ -138,12 +139,10 @@ def failing_fast(
             where = "" if isinstance(error, MpisgdError) or _is_failure(comm, error) else traceback.format_exc()
             what = "the others go on without this rank" if alone else "the job is ended"
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
-            lines = [where, text, _cause(comm, error), "" if alone else way_on()]
             for tell in _TOLD:
                 tell(traceback.format_exc())
             sys.stdout.flush()
-            last_words("\n".join(lines).rstrip("\n"))  # in one write
-            time.sleep(FORWARD_S)
+            speak("\n".join([where, text, _cause(comm, error)]), str if alone else way_on)
         if alone:
             ulfm.die_alone()
         if ulfm.enabled():
@@ -152,6 +151,15 @@ def failing_fast(
     finally:
         if hang_s > 0:
             faulthandler.cancel_dump_traceback_later()
+
+
+def speak(text: str, way_on: Callable[[], str] = str) -> None:
+    """Say last words, and how to go on, and let the launcher pass them on; leave in time, whatever hangs."""
+    leave_within(FORWARD_S + END_S)
+    last_words(text)
+    if said := way_on():  # reads files, perhaps across a broken link
+        last_words(said)
+    time.sleep(FORWARD_S)
 
 
 def abort(comm: MPI.Intracomm, status: int) -> NoReturn:

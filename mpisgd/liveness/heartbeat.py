@@ -21,11 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpisgd.base.errors import EXIT_FAILED
-from mpisgd.base.terminal import last_words
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, within
 from mpisgd.comm.presence import Presence
-from mpisgd.liveness.guard import abort, leave_within
+from mpisgd.liveness.guard import abort, speak
 from mpisgd.liveness.ranks import Ranks, place_to_speak
 from mpisgd.liveness.watch import Look
 
@@ -38,9 +37,6 @@ LEAST_S = 5.0
 TICK_S = 2.0
 """Most seconds that count between looks: this rank, or the job, may have been stopped."""
 TURN_S = 1.0
-FORWARD_S = 0.5
-END_S = 5.0
-"""Seconds for MPI to end the job, before this rank leaves: over a dead link MPI may wait for ever."""
 LAUNCHER_S = 15.0
 _DRAIN_LOOK_S = 0.002
 _ASKS, _ANSWERS, _LAST = 1, 2, 3
@@ -234,17 +230,12 @@ class Heartbeat(Look):
         place = 0 if self._rank == HUB else place_to_speak(self._rank, hosts, silent_s)
         if self.over.wait(ulfm.turn_s(place, TURN_S)) or (ulfm.enabled() and self._job.Is_revoked()):
             return
-        leave_within(FORWARD_S + END_S)
         ranks = sorted(silent_s, key=lambda rank: -silent_s[rank])
         who = ", ".join(map(self._name, ranks[:3])) + f" and {len(ranks) - 3} more" * (len(ranks) > 3)
         patient = f"longer than faults.patience_s = {self._patience_s:g}"
         why = "a stopped process, no network to the rank, or code that lets no other thread run"
         text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
-        last_words(f"{text}; the job is ended")
-        way_on = self._way_on()  # reads files, perhaps across the same link
-        if way_on:
-            last_words(way_on)
-        time.sleep(FORWARD_S)
+        speak(f"{text}; the job is ended", self._way_on)
         node_processes = NodeProcesses()
         node_processes.end_launcher_within(LAUNCHER_S)
         if not ulfm.enabled():

@@ -24,7 +24,7 @@ from mpisgd.base.errors import EXIT_OK, MpisgdError, RunInterrupted
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.node_processes import NodeProcesses, on_several_nodes
 from mpisgd.liveness import reaper
-from mpisgd.liveness.guard import abort, launched_rank, launched_size, leave_within
+from mpisgd.liveness.guard import abort, launched_rank, launched_size, leave_within, speak
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -121,7 +121,7 @@ def leave_together(status: int, reason: str, comm: MPI.Intracomm | None = None) 
     while not _have_come(together):
         if time.monotonic() > patient_until_s:
             who = f"rank {launched_rank()} on {socket.gethostname()}"
-            print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
+            speak(f"mpisgd: {who} alone refuses, the job is ended\n{reason}")
             abort(comm, status)
         time.sleep(0.005)
     return status if first else EXIT_OK

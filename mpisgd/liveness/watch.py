@@ -11,9 +11,15 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 
 LOOK_S = 1.0
+
+
+def aside(say: Callable[..., object], *told: object) -> None:
+    """Say in a thread of its own: a full pipe, or a stopped terminal, must not hold up the other looks."""
+    threading.Thread(target=say, args=told, name="said aside", daemon=True).start()
 
 
 class Look(ABC):
@@ -88,4 +94,4 @@ class Watch:
             self._due_s[look] = time.monotonic() + look.every_s
         except Exception:
             del self._due_s[look]
-            sys.excepthook(*sys.exc_info())
+            aside(sys.excepthook, *sys.exc_info())

@@ -6,14 +6,13 @@ twice the time. Nothing is ended.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpisgd.base.terminal import warn
 from mpisgd.exchange.roles import Roles
-from mpisgd.liveness.watch import Look
+from mpisgd.liveness.watch import Look, aside
 from mpisgd.shard import Shard
 
 
@@ -21,10 +20,6 @@ class Waits(Protocol):
     awaited: object
     patient: bool
     waits: int
-
-
-def _say(text: str) -> None:  # a full pipe must not hold up the heartbeat, in the same thread
-    threading.Thread(target=warn, args=(text,), name="watchdog", daemon=True).start()
 
 
 class Watchdog(Look):
@@ -43,7 +38,7 @@ class Watchdog(Look):
         describe: Callable[[], str],
         *,
         now_s: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = _say,
+        say: Callable[[str], None] = lambda text: aside(warn, text),
     ) -> None:
         super().__init__()
         self._waits = waits

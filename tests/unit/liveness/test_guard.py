@@ -162,6 +162,38 @@ time.sleep(1000)
     assert "Too many open files" not in done.stderr
 
 
+FULL = """
+import os
+read, write = os.pipe()
+os.set_blocking(write, False)
+try:
+    while True:
+        os.write(write, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(write, True)
+os.dup2(write, 2)
+from types import SimpleNamespace
+from mpisgd.liveness import failure_watch, guard
+guard.FORWARD_S = guard.END_S = 0.2
+comm = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: 2)
+"""
+FAILS = """
+with guard.failing_fast(comm, lambda: "learner 3"):
+    raise ValueError("bug")
+"""
+SEES_A_LOSS = """
+failure_watch.ulfm.seen_failed = lambda comm: [0]
+failure_watch.ulfm.has_turn = lambda comm, over: True
+failure_watch.FailureWatch(comm, lambda: "learner 3", str)._end()
+"""
+
+
+@pytest.mark.parametrize("fails", [FAILS, SEES_A_LOSS], ids=["by itself", "over a loss"])
+def test_a_rank_whose_words_nobody_reads_leaves_all_the_same(fails: str) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL + fails], timeout=120, check=False)
+    assert done.returncode == EXIT_FAILED
+
+
 @pytest.mark.parametrize("lost", [[4], []])
 def test_what_is_torn_by_a_death_names_the_dead(
     lost: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpisgd.comm.presence import Losses
-from mpisgd.liveness import heartbeat
+from mpisgd.liveness import guard, heartbeat
 from mpisgd.liveness.heartbeat import LEAST_S, TICK_S, Heartbeat
 from mpisgd.liveness.watch import LOOK_S, Watch
 from tests.unit.fakes import Status
@@ -368,8 +368,8 @@ def test_the_last_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """The longest silence first, and no more names than one can read."""
     comm: Any = Comm(Network(), 0, 9)
     left: list[int] = []
-    monkeypatch.setattr(heartbeat, "FORWARD_S", 0.0)
-    monkeypatch.setattr(heartbeat, "leave_within", lambda seconds: None)
+    monkeypatch.setattr(guard, "FORWARD_S", 0.0)
+    monkeypatch.setattr(guard, "leave_within", lambda seconds: None)
     monkeypatch.setattr(heartbeat, "abort", lambda comm, status: left.append(status))
     monkeypatch.setattr(heartbeat.ulfm, "enabled", lambda: False)
     monkeypatch.setattr(heartbeat.ulfm, "end_job", lambda comm, status: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -82,4 +83,16 @@ def test_a_look_that_fails_is_the_last_of_its_kind(capsys: pytest.CaptureFixture
         watch.begin(good)
         until(lambda: good.count > 5)
     assert bad.count == 1
-    assert "OSError: no such rank" in capsys.readouterr().err
+    until(lambda: "OSError: no such rank" in capsys.readouterr().err)
+
+
+def test_words_that_nobody_reads_hold_up_no_other_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a terminal that is stopped."""
+    read = threading.Event()
+    monkeypatch.setattr(sys, "excepthook", lambda *told: read.wait(60.0))
+    good = Counted()
+    with Watch() as watch:
+        watch.begin(Counted(lambda look: 1 / 0))
+        watch.begin(good)
+        until(lambda: good.count > 5)
+    read.set()
