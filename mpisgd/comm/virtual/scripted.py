@@ -141,26 +141,41 @@ class EagerWire(VirtualWire):
         return super().finish(transfer)
 
     def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int, incoming: Any) -> int:
-        if self._late and message.tag == Tag.ANSWER and isinstance(message.source, ScriptedWire):
-            self._kept.append((bodies, message.source.served(message)))
+        if self._late and message.tag == Tag.ANSWER:
+            self._kept.append((bodies, message.bodies))
             return now_ns
         return super()._transfer(message, bodies, now_ns, incoming)
 
 
 class ScriptedWire(VirtualWire):
-    __slots__ = ("_script", "_served")
+    """Wire of a rank with a script; `eager`: ranks without; `late`: as theirs."""
 
-    def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire], script: Script) -> None:
+    __slots__ = ("_eager", "_late", "_script", "_served")
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        network: Network,
+        wires: list[VirtualWire],
+        script: Script,
+        eager: Mapping[int, EagerWire],
+        *,
+        late: bool = False,
+    ) -> None:
         super().__init__(cluster, network, wires)
         self._script = script
+        self._eager = eager
+        self._late = late
         self._served: tuple[int, tuple[Any, ...]] = (-1, ())
 
-    def served(self, message: Sending) -> tuple[Any, ...]:
-        """Return the weights of an answer, a copy for each clock."""
-        clock = message.fields[1]
-        if self._served[0] != clock:
-            self._served = clock, tuple(map(np.array, message.bodies))
-        return self._served[1]
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        """Send a message; weights for late learners in a copy, one for each clock."""
+        if self._late and tag == Tag.ANSWER and bodies:
+            clock = fields[1]
+            if self._served[0] != clock:
+                self._served = clock, tuple(map(np.array, bodies))
+            bodies = self._served[1]
+        return super().start(dest, tag, fields, *bodies)
 
     def meet(self) -> None:
         """Do nothing: lost ranks do not come."""
@@ -177,9 +192,7 @@ class ScriptedWire(VirtualWire):
         if not self._script.hears(self._arrived) and (told := self._script.told()) is not None:
             return told
         for rank in self._script.wanted():
-            wire = self._wires[rank]
-            assert isinstance(wire, EagerWire)
-            wire.let(self.now)
+            self._eager[rank].let(self.now)
         for _ in range(_SILENCES):  # other ranks may let in messages first
             silent_ns = self.now + _SILENCE_NS
             while self.now < silent_ns:

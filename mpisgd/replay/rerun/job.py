@@ -99,6 +99,7 @@ class Again(Job):
                 except MpisgdError as error:
                     refuse(f"run again: {error}", -1, schema.CONFIG)
                 self.world.wires.clear()
+                self.world.eager.clear()
             if isinstance(self.world, TensorLogWorld):
                 for each in self.world.made.values():
                     each.wait()
@@ -132,9 +133,10 @@ class Again(Job):
         return as_logged
 
     def _wire(self, cluster: Cluster, rank: int) -> None:
+        world, late = self.world, computes_late(self.config)
         if self.config.protocol.collective or rank not in self.roles.shard_ranks:
-            late = rank in self.roles.learner_ranks and computes_late(self.config)
-            EagerWire(cluster, self.world.network, self.world.wires, late=late)
+            late = late and rank in self.roles.learner_ranks
+            world.eager[rank] = EagerWire(cluster, world.network, world.wires, late=late)
             return
         log, ranks = self._record.shards[self.roles.index(rank)], self.setup.seen_by(rank).roles.learner_ranks
         protocol = self.setup.protocol
@@ -145,7 +147,7 @@ class Again(Job):
         self._scripts[rank] = script = ShardScript(
             log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees
         )
-        ScriptedWire(cluster, self.world.network, self.world.wires, script)
+        ScriptedWire(cluster, world.network, world.wires, script, world.eager, late=late)
 
     def _stuck(self) -> Finding | None:
         """Return a row that never comes, unless a killed shard holds up all ranks."""

@@ -45,11 +45,16 @@ class Stopped(Exception):
 
 
 class LogWorld(VirtualWorld):
-    """World of a rerun: learners fare as logged."""
+    """World of a rerun: learners fare as logged.
+
+    Attributes:
+        scripts, eager: of ranks with a script, and wires of the others; filled with `wires`.
+    """
 
     def __init__(self, record: Record, *arguments: Any) -> None:
         self.record = record
         self.scripts: dict[int, ShardScript] = {}
+        self.eager: dict[int, EagerWire] = {}
         super().__init__(*arguments)
 
     @property
@@ -71,8 +76,7 @@ class LogWorld(VirtualWorld):
         super().part_with(role, failure)
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
-        wire, costs = self.wires[rank], costs_of(self.record, self.roles.index(rank), functools.partial(self._signal, rank))
-        assert isinstance(wire, EagerWire)
+        wire, costs = self.eager[rank], costs_of(self.record, self.roles.index(rank), functools.partial(self._signal, rank))
 
         def cost() -> int:
             wire.await_turn()
