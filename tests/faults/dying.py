@@ -59,7 +59,7 @@ GROUPED = {
     "backward": ("mpisgd.pipeline.micro_batches", "StagePasses.pass_back", 21, False),
     "in a call": ("mpisgd.pipeline.stage_messages", "WireLinks.deal", 21, False),
     "pushing": ("mpisgd.exchange.learner_channel", "LearnerChannel._send", 6, True),
-    "agreeing": ("mpisgd.comm.mpi.grouped", "Told.tell", 9, False),
+    "agreeing": ("mpisgd.comm.mpi.tolerant", "Told.tell", 9, False),
     "agreed": ("mpisgd.exchange.learner_channel", "LearnerChannel.push", 6, False),
     "pushed": ("mpisgd.exchange.learner_channel", "LearnerChannel.push", 6, True),
 }

@@ -3,6 +3,11 @@
 Transfers of a dead rank (`ulfm.py`), or of a rank that hangs beyond patience, are given up; `take` says so before any message, as
 LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 
+In a learner of several ranks, a rank can do nothing without its *group*. A rank that waits for another of its group asks MPI now
+and then for failures in the group: the awaited rank may live, and wait itself. It then raises Broken; the others do so at their
+next wait in the group. A hanging rank is waited for as long as it lives; shards miss the learner, and end. Groups talk by messages:
+MPI's collectives may hang after a failure.
+
 At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
 """
 
@@ -19,7 +24,7 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.terminal import warn
-from mpisgd.comm.communicator import Pattern
+from mpisgd.comm.communicator import Broken, Pattern
 from mpisgd.comm.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.library import MPI
@@ -35,6 +40,8 @@ _SLEEP_S = 100e-6
 _TOGETHER = 2
 """Requests awaited as one: a body's, and its question's."""
 _NO_RANK = -1
+_GROUP_LOOK_S = 0.02
+"""Seconds between looks at the group."""
 
 MEET_S = 60.0
 """Seconds to wait for a hanging rank where all meet, not in training."""
@@ -72,6 +79,9 @@ class TolerantWire(Wire):
         self._patience_s = patience_s
         self.presence = self._losses = losses = Losses()
         self._lost = losses.dead
+        self._partners = frozenset[int]()
+        """Other ranks of the own group."""
+        self._looked_s = 0.0
         self._kept: list[Any] = []
         """Given-up transfers: MPI may still write there, or read."""
         self._strays: Counter[int] = Counter()
@@ -96,6 +106,24 @@ class TolerantWire(Wire):
                 raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and the job needs this rank") from error
             self._losses.died(rank)
 
+    # ------------------------------------------------------------------------------------------------------------- group
+
+    def group(self, ranks: Sequence[int]) -> Told:
+        self._partners = frozenset(ranks) - {self.rank}
+        return Told(self, ranks)
+
+    def disband(self) -> None:
+        self._partners = frozenset()
+
+    def _is_broken(self) -> bool:
+        """Return whether a rank of the group is lost. Raises RankLost, Revoked."""
+        now_s = time.perf_counter()
+        if now_s - self._looked_s > _GROUP_LOOK_S:
+            self._looked_s = now_s
+            self._see_whether_all_is_over()
+            self._note_failed()
+        return not self._partners.isdisjoint(self._lost)
+
     # -------------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
@@ -118,12 +146,13 @@ class TolerantWire(Wire):
                 self._learn(error)
 
     def finish(self, transfer: Sending | Receiving) -> bool:
-        """Wait as `Wire`, or until the other end is lost (True), or too slow (False)."""
+        """Wait as `Wire`, or until the other end is lost (True), or too slow (False). Raises Broken."""
         self.waiting.awaited = transfer
         peer = transfer.peer
         until_s = time.perf_counter() + self._patience_with(peer)
         announced = isinstance(transfer, Sending) and transfer.announced
         chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
+        done = True
         for at, request in enumerate(transfer.requests):
             try:
                 done = self._until(request, peer, until_s, begins=chunked or (announced and at == 0))
@@ -131,15 +160,16 @@ class TolerantWire(Wire):
                 raise of_size(error, transfer, "body") from None
             if not done:
                 self._kept.append(transfer)
-                self.waiting.goes_on()
-                return peer in self._lost
+                break
             if isinstance(transfer, Receiving) and at < len(transfer.rooms):
                 transfer.check(at, self._status.Get_elements(MPI.BYTE))
         self.waiting.goes_on()
-        return True
+        if isinstance(transfer, Sending) and peer in self._partners & self._lost:
+            raise Broken
+        return done or peer in self._lost
 
     def _patience_with(self, peer: int) -> float:
-        return math.inf if peer in self._vital else self._patience_s
+        return math.inf if peer in self._vital or peer in self._partners else self._patience_s
 
     def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
         """Wait; return whether done in time. `begins`: a transfer yet to begin is awaited politely."""
@@ -151,7 +181,8 @@ class TolerantWire(Wire):
                 if request.Test(self._status):
                     return True
                 self._see_whether_all_is_over()
-                self._see_who_is_left(peer)
+                if peer in self._partners and self._is_broken():
+                    raise Broken
             except MPI.Exception as error:
                 self._learn(error)
                 return False
@@ -167,9 +198,6 @@ class TolerantWire(Wire):
             elif self.polite:
                 os.sched_yield()
 
-    def _see_who_is_left(self, peer: int) -> None:
-        """Check other ranks that matter to this wait (`grouped.py`)."""
-
     def _see_whether_all_is_over(self) -> None:
         """Raise Revoked if another rank ended the job: MPI leaves earlier requests pending."""
         if self._comm.Is_revoked():
@@ -180,6 +208,9 @@ class TolerantWire(Wire):
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
+        """Take as `Wire`; tell of losses first. Raises RankLost; Broken, of the own group."""
+        if patterns[0][0] in self._partners:
+            return self._take_in_group(patterns)
         while not self._losses.news:
             try:
                 return super().take(patterns, until_ns, coming)
@@ -188,6 +219,20 @@ class TolerantWire(Wire):
             except MPI.Exception as error:
                 self._learn(error)
         return self._tell()
+
+    def _take_in_group(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+        while self._partners.isdisjoint(self._lost):
+            self.waiting.awaited = patterns
+            try:
+                probed = self._arrivals.until(patterns, self._is_broken)
+                self.waiting.goes_on()
+                if probed is not None:
+                    return self._header(*probed)
+            except NotForTheLoop:
+                continue
+            except MPI.Exception as error:
+                self._learn(error)
+        raise Broken
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         """Raise NotForTheLoop for messages of the dead, too late, or of the end."""
@@ -224,19 +269,24 @@ class TolerantWire(Wire):
         self.waiting.goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
-        """Return False if the sender was lost or too slow: MPI may still write to the bodies."""
+        """Return False if the sender was lost or too slow: MPI may still write to the bodies. Raises Broken."""
         source, layout = self._taken
         until_s = time.perf_counter() + self._patience_with(source)
-        for body in bodies:
-            probed = self._probe_body(source, layout.body, until_s)
-            if probed is None:
-                return False
-            _, tag, nbytes, message = probed
-            self._check_size(source, tag, nbytes, message, body.nbytes)
-            request = message.Irecv(body)
-            if not self._until(request, source, until_s):
-                self._kept.append((request, body))
-                return False
+        whole = all(self._take_one(source, layout.body, body, until_s) for body in bodies)
+        if not whole and source in self._partners:
+            raise Broken
+        return whole
+
+    def _take_one(self, source: int, tag: int, body: np.ndarray, until_s: float) -> bool:
+        probed = self._probe_body(source, tag, until_s)
+        if probed is None:
+            return False
+        *_, nbytes, message = probed
+        self._check_size(source, tag, nbytes, message, body.nbytes)
+        request = message.Irecv(body)
+        if not self._until(request, source, until_s):
+            self._kept.append((request, body))
+            return False
         return True
 
     def _probe_body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
@@ -375,3 +425,26 @@ class TolerantWire(Wire):
             self.meet()
         except MPI.Exception as error:
             self._learn(error)
+
+
+class Told:
+    """A `Group` of a fault-tolerant run, by messages."""
+
+    def __init__(self, wire: TolerantWire, ranks: Sequence[int]) -> None:
+        self._wire = wire
+        self._ranks = ranks
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        wire, own = self._wire, self._wire.rank
+        sent = [wire.start(rank, tag, fields) for rank in self._ranks if rank != own]
+        told = []
+        for rank in self._ranks:
+            taken = (own, tag, fields) if rank == own else wire.take(((rank, tag),))
+            assert taken is not None
+            told.append(taken[2])
+        for each in sent:
+            wire.finish(each)
+        return told
+
+    def disband(self) -> None:
+        self._wire.disband()

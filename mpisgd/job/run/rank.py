@@ -13,9 +13,8 @@ from mpisgd.base.terminal import say, warn
 from mpisgd.base.version import __version__
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
-from mpisgd.comm.mpi.grouped import GroupedWire
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.tolerant import RankLost
+from mpisgd.comm.mpi.tolerant import RankLost, TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
@@ -173,7 +172,7 @@ class Rank:
         if not self.setup.roles.tolerant:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core, hosts=ranks.hosts)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
-        wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
         self._join = wire.group
         self.heartbeat.tolerate(vital, wire.waiting, wire.presence)
         return wire

@@ -72,7 +72,7 @@ MPI = SimpleNamespace(
     **{"Status": Status, "Request": Request, "Group": Group, "Message": Message, "Intracomm": Comm},
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
-_OF_MPI = ("ulfm", "mover", "clock", "transfers", "message_queue", "collectives", "wire", "tolerant", "grouped")
+_OF_MPI = ("ulfm", "mover", "clock", "transfers", "message_queue", "collectives", "wire", "tolerant")
 _AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.heartbeat")
 
 
@@ -97,7 +97,7 @@ def _load() -> SimpleNamespace:
         vars(package).update(attributes)
     loaded["ulfm"].enabled = lambda: _machines[-1].tells
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
-    for name in ("politeness", "tolerant", "grouped"):
+    for name in ("politeness", "tolerant"):
         loaded[name].time = polling
     for name in ("message_queue", "wire", "clock", "heartbeat"):
         loaded[name].time = plain

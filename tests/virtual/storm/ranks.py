@@ -257,7 +257,7 @@ class Ranks(World):
         heartbeat = Heartbeat(self.machine.processes[rank], self.fails)
         if self.drawn.tolerant:
             vital = roles.vital_ranks
-            wire = VIRTUAL.grouped.GroupedWire(
+            wire = VIRTUAL.tolerant.TolerantWire(
                 self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
             heartbeat.tolerate(vital, wire.waiting, wire.presence)
