@@ -143,7 +143,7 @@ def wire_without_mpi() -> types.ModuleType:
     stub.MPI = mpi  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:  # of these alone: what else is imported meanwhile stays
         patch.setitem(sys.modules, stub.__name__, stub)
-        for name in ("mover", "clock", "transfers", "message_queue", "wire"):
+        for name in ("clock", "transfers", "message_queue", "wire"):
             spec = importlib.util.spec_from_file_location(f"{name}_without_mpi", ROOM / f"{name}.py")
             assert spec is not None
             assert spec.loader is not None

@@ -72,7 +72,7 @@ MPI = SimpleNamespace(
     **{"Status": Status, "Request": Request, "Group": Group, "Message": Message, "Intracomm": Comm},
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
-_OF_MPI = ("ulfm", "mover", "clock", "transfers", "message_queue", "collectives", "wire", "tolerant")
+_OF_MPI = ("ulfm", "clock", "transfers", "message_queue", "collectives", "wire", "tolerant")
 _AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.heartbeat")
 
 
