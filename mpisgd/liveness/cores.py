@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mpisgd.exchange.roles import Roles
 from mpisgd.liveness.guard import ranges
-from mpisgd.liveness.ranks import Ranks, own_cores
+from mpisgd.liveness.ranks import Ranks, listed, own_cores
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -28,9 +28,9 @@ Share = tuple[frozenset[int], ...]
 def domains(allowed: frozenset[int], root: Path = Path("/sys/devices/system")) -> tuple[Domain, ...]:
     """Return the cores of these hardware threads by NUMA domain; all in one domain if unknown."""
     nodes = sorted(root.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:]))
-    listed = [_listed(path / "cpulist") & allowed for path in nodes]
-    unknown = allowed - frozenset[int]().union(*listed)
-    return tuple(_cores(each, root) for each in (*listed, unknown) if each)
+    known = [_listed(path / "cpulist") & allowed for path in nodes]
+    unknown = allowed - frozenset[int]().union(*known)
+    return tuple(_cores(each, root) for each in (*known, unknown) if each)
 
 
 def _cores(threads: frozenset[int], root: Path) -> Domain:
@@ -40,9 +40,8 @@ def _cores(threads: frozenset[int], root: Path) -> Domain:
 
 def _listed(path: Path) -> frozenset[int]:
     try:
-        parts = [part.split("-") for part in path.read_text().strip().split(",") if part]
-        return frozenset(cpu for part in parts for cpu in range(int(part[0]), int(part[-1]) + 1))
-    except (OSError, ValueError):
+        return listed(path.read_text())
+    except OSError:
         return frozenset()
 
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
@@ -29,7 +29,7 @@ FORWARD_S = 0.5
 END_S = 5.0
 """Seconds for MPI to end the job, before this rank leaves: over a dead link MPI may wait for ever."""
 
-_RANK_VARIABLES = (
+RANK_VARIABLES = (
     *("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
     *("PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "SLURM_PROCID"),
 )
@@ -43,13 +43,14 @@ SLURM_NTASKS is left out: batch scripts have it without ranks. For ALPS, without
 """
 
 
+def said_by_launcher(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
+    """Yield variables that have a number, with the number."""
+    return ((name, int(environ[name])) for name in names if environ.get(name, "").isdecimal())
+
+
 def launched_rank() -> int:
     """Return the launcher's rank, without initialising MPI; 0 = no launcher."""
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
-
-
-def launched_rank_variable() -> str:
-    return next((name for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "")
+    return next((rank for _, rank in said_by_launcher(RANK_VARIABLES)), 0)
 
 
 def is_single(comm: MPI.Intracomm) -> bool:
@@ -59,7 +60,7 @@ def is_single(comm: MPI.Intracomm) -> bool:
 
 def launched_size() -> int:
     """Return the launcher's number of ranks, without initialising MPI; 1 = no launcher."""
-    return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
+    return next((size for _, size in said_by_launcher(SIZE_VARIABLES)), 1)
 
 
 _TOLD: list[Callable[[str], None]] = []

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import words
-from mpisgd.liveness.guard import SIZE_VARIABLES, launched_rank, launched_rank_variable, ranges
+from mpisgd.liveness.guard import RANK_VARIABLES, SIZE_VARIABLES, ranges, said_by_launcher
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 MEND = "undo the binding, mpirun --bind-to none or srun --cpu-bind=none, or ask for a core for each rank, --cpus-per-task"
+CONTROL_GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _OPEN_FILES = 128
 """Files of a training rank: log, checkpoints, data, pipes."""
 
@@ -113,15 +114,27 @@ def own_cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def granted_cores(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
+def granted_cores(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> int:
     """Return the number of the job's cores here, whatever the binding: its control group's, else the machine's."""
+    return len(listed(of_control_group("cpuset.cpus.effective", root, membership))) or os.cpu_count() or 1
+
+
+def of_control_group(file: str, root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> str:
+    """Return a file of this process's control group (version 2); "" = none."""
     try:
         path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-        granted = (root / path.strip("/") / "cpuset.cpus.effective").read_text().strip()
-        count = sum(int(part.rpartition("-")[2]) - int(part.partition("-")[0]) + 1 for part in granted.split(",") if part)
-    except (OSError, StopIteration, ValueError):
-        count = 0
-    return count or os.cpu_count() or 1
+        return (root / path.strip("/") / file).read_text()
+    except (OSError, StopIteration):
+        return ""
+
+
+def listed(text: str) -> frozenset[int]:
+    """Return the numbers of a list of the kernel's, such as "0-3,8"; none = another text."""
+    try:
+        parts = [part.split("-") for part in text.strip().split(",") if part]
+        return frozenset(number for part in parts for number in range(int(part[0]), int(part[-1]) + 1))
+    except ValueError:
+        return frozenset()
 
 
 def complaint(hosts: Sequence[str], cores: Sequence[frozenset[int]], granted: Sequence[int]) -> str:
@@ -174,16 +187,11 @@ def refuse_singletons(ranks: Ranks) -> None:
         )
     if ranks.size > 1:
         return
-    said = next((f"{name} = {os.environ[name]}" for name in SIZE_VARIABLES if int("0" + _digits(os.environ.get(name, ""))) > 1), "")
-    if not said and launched_rank() > 0:  # PMIx and ALPS tell the rank, not the size
-        said = f"{launched_rank_variable()} = {launched_rank()}"
-    if said:
+    rank = next(said_by_launcher(RANK_VARIABLES), ("", 0))  # PMIx and ALPS tell no size
+    name, number = next((each for each in said_by_launcher(SIZE_VARIABLES) if each[1] > 1), rank)
+    if number > 0:
         raise ConfigError(
-            f"this MPI sees 1 rank, but {said}: the launcher and the MPI of mpi4py do not"
+            f"this MPI sees 1 rank, but {name} = {number}: the launcher and the MPI of mpi4py do not"
             " belong together: every rank believes it is alone; use the mpirun of mpi4py's MPI, or srun --mpi=...;"
             " mpisgd doctor names the launchers that fit"
         )
-
-
-def _digits(text: str) -> str:
-    return text if text.isascii() and text.isdigit() else ""

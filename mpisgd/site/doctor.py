@@ -6,29 +6,16 @@ A check is a pure function of the `Survey`. A new check is a function, an entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
-from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
+from mpisgd.liveness.guard import SIZE_VARIABLES, ranges, said_by_launcher
 from mpisgd.liveness.ranks import MEND, complaint
 from mpisgd.site import launchers, rolemap
 from mpisgd.site.facts import BATCH_JOBS, Survey
 from mpisgd.site.finding import HOSTS_SHOWN, Finding, Level
 from mpisgd.site.survey import SEGMENTS
-
-
-def launched_size(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    for name in SIZE_VARIABLES:
-        if environment.get(name, "").isdigit():
-            return name, int(environment[name])
-    return None
-
-
-def is_singleton(survey: Survey) -> bool:
-    """Return whether N jobs of 1 rank were started, not 1 job of N ranks (TRAPS 7)."""
-    launched = launched_size(survey.ranks[0].environment)
-    return len(survey.ranks) == 1 and launched is not None and launched[1] > 1
 
 
 def check_mpi(survey: Survey) -> Finding:
@@ -59,9 +46,8 @@ def check_mpi(survey: Survey) -> Finding:
 
 
 def check_ranks(survey: Survey) -> Finding:
-    launched = launched_size(survey.ranks[0].environment)
-    if is_singleton(survey) and launched is not None:
-        name, size = launched
+    name, size = next(said_by_launcher(SIZE_VARIABLES, survey.ranks[0].environment), ("", 1))
+    if len(survey.ranks) == 1 < size:  # N jobs of 1 rank, not 1 job of N ranks (TRAPS 7)
         fits = _fits(survey) or "use the mpirun of mpi4py's MPI"
         return Finding(
             "ranks",

@@ -22,7 +22,7 @@ import numpy as np
 
 from mpisgd.base.version import __version__
 from mpisgd.liveness.guard import SIZE_VARIABLES
-from mpisgd.liveness.ranks import granted_cores, own_cores
+from mpisgd.liveness.ranks import CONTROL_GROUPS, MEMBERSHIP, granted_cores, of_control_group, own_cores
 from mpisgd.site.facts import BATCH_JOBS, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 RING_NBYTES = 1 << 20
@@ -289,7 +289,7 @@ def _host_facts(directory: Path) -> HostFacts:
     segments = _stale(memory) if memory.is_dir() else []
     return HostFacts(
         machine_cores=os.cpu_count() or 1,
-        cpu_quota=_cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")),
+        cpu_quota=_cpu_quota(),
         free_nbytes=shutil.disk_usage(directory).free if directory.is_dir() else 0,
         stale_segments=len(segments),
         stale_nbytes=sum(segments),
@@ -297,14 +297,10 @@ def _host_facts(directory: Path) -> HostFacts:
     )
 
 
-def _cpu_quota(root: Path, membership: Path) -> float:
-    """Return the cores' worth of time allowed by the control group (version 2)."""
-    try:
-        path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
-        quota, period = (root / path.strip("/") / "cpu.max").read_text().split()
-    except (OSError, StopIteration, ValueError):
-        return math.inf
-    return math.inf if quota == "max" else int(quota) / int(period)
+def _cpu_quota(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> float:
+    """Return the cores' worth of time allowed by the control group."""
+    quota, _, period = of_control_group("cpu.max", root, membership).partition(" ")
+    return math.inf if quota in ("", "max") else int(quota) / int(period)
 
 
 def _stale(memory: Path) -> list[int]:

@@ -24,5 +24,5 @@ def thrown_away() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the tests themselves run inside a batch job."""
-    for name in (*guard.SIZE_VARIABLES, *guard._RANK_VARIABLES):
+    for name in (*guard.SIZE_VARIABLES, *guard.RANK_VARIABLES):
         monkeypatch.delenv(name, raising=False)

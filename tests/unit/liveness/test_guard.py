@@ -18,7 +18,7 @@ from mpisgd.liveness import guard
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, launched_rank
 from tests.unit.fakes import Aborted, Threads
 
-RANKS = guard._RANK_VARIABLES
+RANKS = guard.RANK_VARIABLES
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ def test_ranks_tell_each_other_their_hosts_and_cores(monkeypatch: pytest.MonkeyP
 def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
     name: str, size: int, launched: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (*VARIABLES, *guard._RANK_VARIABLES):
+    for each in (*VARIABLES, *guard.RANK_VARIABLES):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, launched)
     some = Ranks(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1, pids=())
@@ -96,7 +96,7 @@ BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "18", "SLURM_PROCID": "0"}
 def test_a_batch_script_is_no_rank_and_a_rank_that_is_alone_is_told_by_each_launcher(
     variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (*VARIABLES, *guard._RANK_VARIABLES):
+    for each in (*VARIABLES, *guard.RANK_VARIABLES):
         monkeypatch.delenv(each, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
