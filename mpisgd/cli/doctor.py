@@ -18,7 +18,7 @@ from mpisgd.liveness.guard import launched_rank
 
 if TYPE_CHECKING:
     from mpisgd.config import Config
-    from mpisgd.site.finding import Finding
+    from mpisgd.site.facts import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 

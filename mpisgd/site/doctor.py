@@ -6,15 +6,15 @@ A check is a pure function of the `Survey`. A new check is a function, an entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from mpisgd.liveness.guard import SIZE_VARIABLES, ranges, said_by_launcher
 from mpisgd.liveness.ranks import MEND, complaint
 from mpisgd.site import launchers, rolemap
-from mpisgd.site.facts import BATCH_JOBS, Survey
-from mpisgd.site.finding import HOSTS_SHOWN, Finding, Level
+from mpisgd.site.facts import BATCH_JOBS, Finding, Level, Survey
 from mpisgd.site.survey import SEGMENTS
 
 
@@ -55,9 +55,7 @@ def check_ranks(survey: Survey) -> Finding:
             f"{size} times 1 rank, not {size} ranks: {name} = {size}, but this process found no other rank",
             f"the launcher belongs to another MPI than mpi4py's; {fits}; or build mpi4py against the launcher's MPI",
         )
-    hosts: dict[str, int] = {}
-    for facts in survey.ranks:
-        hosts[facts.host] = hosts.get(facts.host, 0) + 1
+    hosts = Counter(facts.host for facts in survey.ranks)
     where = ", ".join(f"{host} x {count}" for host, count in list(hosts.items())[:8])
     more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
     size = len(survey.ranks)
@@ -163,19 +161,16 @@ def check_cores(survey: Survey) -> Finding:
 
 def check_binding(survey: Survey) -> Finding:
     """Report the binding; warn of crowded ranks beside idle cores."""
-    parts, numbered = [], list(enumerate(survey.ranks))
-    for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:HOSTS_SHOWN]:
+
+    def ranks_of(host: str) -> Iterator[str]:
         by_cores: dict[tuple[frozenset[int], int], list[int]] = {}
-        for rank, facts in numbered:
+        for rank, facts in enumerate(survey.ranks):
             if facts.host == host:
                 by_cores.setdefault((facts.cores, facts.gpus), []).append(rank)
-        each = (
-            f"rank {ranges(ranks)} on core {ranges(sorted(cores))}{f' with {gpus} GPU(s)' if gpus else ''}"
-            for (cores, gpus), ranks in by_cores.items()
-        )
-        parts.append(f"{host}: {'; '.join(each)}")
-    more = f" | and {len(survey.hosts) - HOSTS_SHOWN} more hosts" if len(survey.hosts) > HOSTS_SHOWN else ""
-    text, every = " | ".join(parts) + more, survey.ranks
+        for (cores, gpus), ranks in by_cores.items():
+            yield f"rank {ranges(ranks)} on core {ranges(sorted(cores))}{f' with {gpus} GPU(s)' if gpus else ''}"
+
+    text, every = survey.by_host(ranks_of), survey.ranks
     badly = complaint([each.host for each in every], [each.cores for each in every], [each.granted for each in every])
     return Finding("binding", "warning", f"{badly}; {text}", MEND) if badly else Finding("binding", "ok", text)
 

@@ -1,9 +1,15 @@
-"""Facts of a job before the run. A `problem` is the text of an error, "" = none."""
+"""Facts of a job before the run, and the doctor's findings. A `problem` is the text of an error, "" = none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["ok", "warning", "fault"]
+
+HOSTS_SHOWN = 4
+"""Hosts listed rank by rank; further hosts are counted."""
 
 BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "FLUX_ENCLOSING_ID")
 
@@ -111,3 +117,17 @@ class Survey:
 
     def fair_threads(self, host: str) -> int:
         return max(1, int(self.cores(host) // len(self.on(host))))
+
+    def by_host(self, ranks_of: Callable[[str], Iterable[str]]) -> str:
+        """Join descriptions of a host's ranks, for the first hosts."""
+        hosts = list(dict.fromkeys(facts.host for facts in self.ranks))
+        more = f" | and {len(hosts) - HOSTS_SHOWN} more hosts" if len(hosts) > HOSTS_SHOWN else ""
+        return " | ".join(f"{host}: {'; '.join(ranks_of(host))}" for host in hosts[:HOSTS_SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    level: Level
+    text: str
+    mend: str = ""

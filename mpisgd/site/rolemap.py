@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
@@ -12,8 +12,7 @@ from mpisgd.job.placement import on_ranks
 from mpisgd.liveness import tolerance
 from mpisgd.liveness.cores import of_node
 from mpisgd.liveness.guard import ranges
-from mpisgd.site.facts import JobFacts, Survey
-from mpisgd.site.finding import HOSTS_SHOWN, Finding
+from mpisgd.site.facts import Finding, JobFacts, Survey
 
 _GROUPS_SHOWN = 8
 """Groups listed, besides as many groups on several nodes."""
@@ -124,15 +123,12 @@ def _placed(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 def _lines(survey: Survey, job: JobFacts) -> str:
     """Return e.g. `n1: rank 0, shard 0, core 0; rank 1, learner 0, core 1-3, GPU 0 | n2: ...`."""
-    parts = []
-    names = list(dict.fromkeys(facts.host for facts in survey.ranks))
-    for host in names[:HOSTS_SHOWN]:
-        each = []
+
+    def ranks_of(host: str) -> Iterator[str]:
         for rank, facts in enumerate(survey.ranks):
             if facts.host == host:
                 gpu = job.gpus[rank]
                 on = f", GPU {gpu}" if gpu is not None else ""
-                each.append(f"rank {rank}, {job.names[rank]}, core {ranges(sorted(job.cores[rank]))}{on}")
-        parts.append(f"{host}: {'; '.join(each)}")
-    more = f" | and {len(names) - HOSTS_SHOWN} more hosts" if len(names) > HOSTS_SHOWN else ""
-    return " | ".join(parts) + more
+                yield f"rank {rank}, {job.names[rank]}, core {ranges(sorted(job.cores[rank]))}{on}"
+
+    return survey.by_host(ranks_of)

@@ -17,7 +17,6 @@ WARNING_S = 120
 
 #: States that earlier jobs must reach first; the jobs' numbers follow, after colons.
 DEPENDENCIES = ("after", "afterany", "afterok", "afternotok")
-MAIL = ("begin", "end", "fail")
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class System:
     after: Mapping[str, str]
     joins: str
     mail: Mapping[str, str]
+    mail_joins: str = ""
     repeated: frozenset[str] = frozenset()
     one_by_one: tuple[str, str] | None = None
 
@@ -68,10 +68,7 @@ class System:
         if not address:
             return []
         words = list(dict.fromkeys(self.mail[each] for each in when))
-        return self.lines("mail", address) + self.lines("mail_when", self._joined(words))
-
-    def _joined(self, words: Sequence[str]) -> str:
-        return {"SLURM": ",", "LSF": " ", "PBS": ""}[self.title].join(words)
+        return self.lines("mail", address) + self.lines("mail_when", self.mail_joins.join(words))
 
     def check_directives(self, directives: Sequence[str], script: str) -> None:
         """Raise ConfigError for a directive already in the script: the last would win, unseen."""
@@ -123,6 +120,7 @@ _SLURM = System(
     after={kind: f"{kind}:{{}}" for kind in DEPENDENCIES},
     joins=",",
     mail={"begin": "BEGIN", "end": "END", "fail": "FAIL"},
+    mail_joins=",",
 )
 _LSF = System(
     title="LSF",
@@ -145,6 +143,7 @@ _LSF = System(
     after={"after": "started({})", "afterany": "ended({})", "afterok": "done({})", "afternotok": "exit({})"},
     joins=" && ",
     mail={"begin": "-B", "end": "-N", "fail": "-N"},
+    mail_joins=" ",
     repeated=frozenset({"-R"}),
 )
 _PBS = System(

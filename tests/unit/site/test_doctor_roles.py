@@ -12,8 +12,7 @@ from mpisgd.cli import doctor as cli
 from mpisgd.config import Config, FaultOptions
 from mpisgd.liveness import cores
 from mpisgd.site import rolemap
-from mpisgd.site.facts import HostFacts, RankFacts, Survey
-from mpisgd.site.finding import Finding
+from mpisgd.site.facts import Finding, HostFacts, RankFacts, Survey
 
 
 def survey(hosts: str, count: int = 8, gpus: int = 0) -> Survey:
