@@ -18,12 +18,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mpisgd.base.errors import EXIT_FAILED
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, within
 from mpisgd.comm.presence import Presence
+from mpisgd.comm.waiting import Waiting
 from mpisgd.liveness.guard import abort, speak
 from mpisgd.liveness.ranks import Ranks, place_to_speak
 from mpisgd.liveness.watch import Look
@@ -40,14 +41,6 @@ TURN_S = 1.0
 LAUNCHER_S = 15.0
 _DRAIN_LOOK_S = 0.002
 _ASKS, _ANSWERS, _LAST = 1, 2, 3
-
-
-class Waits(Protocol):
-    awaited: object
-    waits: int
-
-    @property
-    def peer(self) -> int | None: ...
 
 
 class Heartbeat(Look):
@@ -77,7 +70,7 @@ class Heartbeat(Look):
         self._asks: Sequence[int] = () if self._rank == HUB else (HUB,)
         self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
         self._vital: frozenset[int] = frozenset()
-        self._waits: Waits | None = None
+        self._waiting: Waiting | None = None
         self._presence: Presence | None = None
         """On a fault-tolerant shard: watched and silent ranks."""
         self._seen = -1
@@ -109,10 +102,10 @@ class Heartbeat(Look):
     def know(self, ranks: Ranks, name: Callable[[int], str]) -> None:
         self._ranks, self._name = ranks, name
 
-    def tolerate(self, shard_ranks: Sequence[int], waits: Waits, presence: Presence) -> None:
+    def tolerate(self, shard_ranks: Sequence[int], waiting: Waiting, presence: Presence) -> None:
         """Let shards ask ranks that their loops watch or wait for, others the shards."""
         with self._lock:
-            self._waits = waits
+            self._waiting = waiting
             if self._rank in shard_ranks:
                 self._vital = frozenset(shard_ranks)
                 self._asks, self._presence = (), presence
@@ -176,15 +169,15 @@ class Heartbeat(Look):
 
     def _blocking(self) -> frozenset[int]:
         """Return the shard, if any, that holds up a message of this shard in a fault-tolerant run."""
-        return self._vital if self._waits is None else self._vital.intersection([self._waits.peer])
+        return self._vital if self._waiting is None else self._vital.intersection([self._waiting.peer])
 
     def _listens(self) -> bool:
         """Return whether silence counts: shards', in a fault-tolerant run, only during the same wait of this rank."""
-        waits = self._waits
-        if waits is None or self._presence is not None:
+        waiting = self._waiting
+        if waiting is None or self._presence is not None:
             return True
-        seen, self._seen = self._seen, waits.waits
-        return seen == self._seen and waits.awaited is not None
+        seen, self._seen = self._seen, waiting.waits
+        return seen == self._seen and waiting.awaited is not None
 
     def _hear(self) -> None:
         from mpisgd.comm.mpi.library import MPI

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,14 +23,8 @@ _LOOK_S = 0.01
 _EVERY = "call train() on every rank of the job, never below `if rank == 0:`"
 
 
-@contextmanager
-def mustered(comm: MPI.Intracomm) -> Iterator[None]:
-    """Open once all ranks are here. Raises ConfigError: a program on this node ended."""
-    muster(comm)
-    yield
-
-
 def muster(comm: MPI.Intracomm) -> None:
+    """Wait until all ranks are here. Raises ConfigError: a program on this node ended."""
     absent.came.append(True)
     rank, size = comm.Get_rank(), comm.Get_size()
     for dest in range(min(2, size)):
@@ -43,20 +35,20 @@ def muster(comm: MPI.Intracomm) -> None:
     while not all_here.Test():
         if gone := absent.gone():
             raise ConfigError(f"rank {ranges(gone)} ended without mpisgd.train(): {_EVERY}")
-        here |= _heard(comm, _HERE)
+        here |= _heard(comm)
         missing = [each for each in range(size) if each not in here]
         if time.monotonic() > deadline_s and (rank == 0 or missing == [0]) and rank < 2:
             warn(f"mpisgd: waiting for rank {ranges(missing)} to call mpisgd.train(): {_EVERY}")
             deadline_s += 30 * PATIENCE_S
         time.sleep(_LOOK_S)
-    _heard(comm, _HERE)
+    _heard(comm)
 
 
-def _heard(comm: MPI.Intracomm, tag: int) -> set[int]:
+def _heard(comm: MPI.Intracomm) -> set[int]:
     from mpisgd.comm.mpi.library import MPI
 
     found, status = set[int](), MPI.Status()
-    while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-        comm.Recv(_WORD, status.Get_source(), tag)
+    while comm.Iprobe(MPI.ANY_SOURCE, _HERE, status):
+        comm.Recv(_WORD, status.Get_source(), _HERE)
         found.add(status.Get_source())
     return found

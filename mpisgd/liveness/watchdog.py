@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from mpisgd.base.terminal import warn
+from mpisgd.comm.waiting import Waiting
 from mpisgd.exchange.roles import Roles
 from mpisgd.liveness.watch import Look, aside
 from mpisgd.shard import Shard
-
-
-class Waits(Protocol):
-    awaited: object
-    patient: bool
-    waits: int
 
 
 class Watchdog(Look):
@@ -32,7 +26,7 @@ class Watchdog(Look):
 
     def __init__(
         self,
-        waits: Waits,
+        waiting: Waiting,
         quiet_s: float,
         who: str,
         describe: Callable[[], str],
@@ -41,7 +35,7 @@ class Watchdog(Look):
         say: Callable[[str], None] = lambda text: aside(warn, text),
     ) -> None:
         super().__init__()
-        self._waits = waits
+        self._waiting = waiting
         self._quiet_s = quiet_s
         self._who = who
         self._describe = describe
@@ -56,8 +50,9 @@ class Watchdog(Look):
 
     def look(self) -> None:
         """Warn of a long wait."""
-        now_s, seen = self._now_s(), self._waits.waits
-        if seen != self._seen or self._waits.awaited is None or self._waits.patient:
+        now_s, waiting = self._now_s(), self._waiting
+        seen = waiting.waits
+        if seen != self._seen or waiting.awaited is None or waiting.patient:
             self._seen, self._since_s, self._next_s = seen, now_s, self._quiet_s
             return
         waited_s = now_s - self._since_s
@@ -65,7 +60,7 @@ class Watchdog(Look):
             return
         self._next_s *= 2
         text = self._describe()
-        if self._waits.waits == seen:  # else it has just gone on
+        if waiting.waits == seen:  # else it has just gone on
             self._say(f"mpisgd: nothing has moved for {waited_s:.0f} s: {self._who} {text}")
 
 

@@ -44,7 +44,7 @@ from mpisgd.liveness import tolerance
 from mpisgd.liveness.failure_watch import FailureWatch
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
 from mpisgd.liveness.heartbeat import Heartbeat
-from mpisgd.liveness.muster import mustered
+from mpisgd.liveness.muster import muster
 from mpisgd.liveness.watch import Watch
 from mpisgd.liveness.watchdog import Watchdog
 from mpisgd.records.callbacks import End, call, given
@@ -68,10 +68,10 @@ def run(config: Config, comm: MPI.Intracomm, user_objects: UserObjects = NO_OBJE
     with (
         failing_fast(comm, rank.who, rank.way_on, rank.is_expendable),
         Signals() as rank.signals,
-        mustered(comm),
         Watch() as rank.watch,
         kept(),
     ):
+        muster(comm)
         rank.watch.begin(rank.failure_watch)
         rank.watch.begin(rank.heartbeat)
         rank.agree(config, user_objects, resumed)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mpisgd.comm.presence import Losses
+from mpisgd.comm.waiting import Meeting, Waiting
 from mpisgd.liveness import guard, heartbeat
 from mpisgd.liveness.heartbeat import LEAST_S, TICK_S, Heartbeat
 from mpisgd.liveness.watch import LOOK_S, Watch
@@ -83,9 +84,9 @@ class Job:
     def __init__(self, patience_s: float, *, ranks: int = 4, tolerant: bool = False) -> None:
         self.network, self.now_s = Network(), 100.0
         self.ended: list[tuple[int, dict[int, float], float]] = []
-        self.waits = SimpleNamespace(awaited="the answer", peer=0, waits=0)
-        """Of all learners."""
-        self.shards_waits = SimpleNamespace(awaited="anything", peer=None, waits=0)
+        self.waits, self.shards_waits = Waiting(), Waiting()
+        """Of all learners, and of all shards."""
+        self.waits.awaited, self.shards_waits.awaited = "the answer", "anything"
         self.ranks = [self.heartbeat(rank, ranks, patience_s) for rank in range(ranks)]
         self.losses = Losses()
         """Of shard 0."""
@@ -187,7 +188,7 @@ def test_one_that_does_not_wait_asks_nobody() -> None:
 
 def test_a_shard_that_lives_may_be_waited_for_for_ever() -> None:
     job = Job(20.0, tolerant=True)
-    job.shards_waits.peer = 1
+    job.shards_waits.awaited = Meeting(1)
     job.go_on(1000, without=[3])
     assert job.ended == []
 
@@ -220,7 +221,7 @@ def test_a_shard_that_waits_for_another_tells_of_its_silence() -> None:
     job = Job(20.0, tolerant=True)
     job.go_on(50, without=[1, 2, 3])
     assert job.ended == []
-    job.shards_waits.peer = 1
+    job.shards_waits.awaited = Meeting(1)
     job.go_on(20, without=[1, 2, 3])
     assert job.ended == [], "from the wait on"
     job.go_on(8, without=[1, 2, 3])
@@ -229,7 +230,7 @@ def test_a_shard_that_waits_for_another_tells_of_its_silence() -> None:
 
 def test_a_shard_that_waits_for_a_silent_learner_does_not_end_the_job() -> None:
     job = Job(20.0, tolerant=True)
-    job.shards_waits.peer = 3
+    job.shards_waits.awaited = Meeting(3)
     job.go_on(100, without=[2, 3])
     assert job.ended == []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd.comm.messages import Ending, Goodbye
+from mpisgd.comm.waiting import Waiting
 from mpisgd.exchange.roles import Roles
 from mpisgd.liveness import watchdog
 from mpisgd.liveness.watchdog import Watchdog, of_shard
@@ -16,13 +17,11 @@ from tests.unit.fakes import ScriptedChannel, Stuck, push
 from tests.unit.served import make, pulls
 
 
-class Rank:
+class Rank(Waiting):
     """Something that waits, on a clock that is set by hand."""
 
     def __init__(self) -> None:
-        self.awaited: object = None
-        self.patient = False
-        self.waits = 0
+        super().__init__()
         self.now_s = 1000.0
         self.said: list[str] = []
 
