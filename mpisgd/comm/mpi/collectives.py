@@ -21,6 +21,7 @@ class _Wait(Protocol):
         """Wait for a request, shown to watchers as `words`; `moves`: each look helps bodies along."""
 
 
+_Send = Callable[[Any, int, int], Any]
 _PIECES = 8
 """Pieces of weights awaited at once: few enough for the cache."""
 
@@ -37,15 +38,14 @@ class Parts:
     def __init__(
         self,
         comm: MPI.Intracomm,
+        send: _Send,
         bounds: Sequence[tuple[int, int]],
         vector: np.ndarray,
         received: np.ndarray,
         parts: Sequence[Part],
-        *,
-        synchronous: bool,
     ) -> None:
         self._place = place = comm.Get_rank()
-        self._send = comm.Issend if synchronous else comm.Isend
+        self._send = send
         self._vector = vector
         self._parts = parts
         start, end = bounds[place]
@@ -68,28 +68,33 @@ class Parts:
             self.leaving.append(self._send(piece, part.owner, number + 1))
 
 
+Coming = list[tuple[slice, list[Any]]]
+"""Pieces of a part, and their requests."""
+
+
 class Shares:
+    """An all-gather: what comes, by number of its part, and what leaves."""
+
+    def __init__(self, coming: list[Coming]) -> None:
+        self.coming = coming
+        self.leaving: list[MPI.Request] = []
+
+
+class OpenShares(Shares):
     """An all-gather of slices made from their first element on; receives are posted at once."""
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        bounds: Sequence[tuple[int, int]],
-        vector: np.ndarray,
-        parts: Sequence[Part],
-        *,
-        synchronous: bool,
+        self, comm: MPI.Intracomm, send: _Send, bounds: Sequence[tuple[int, int]], vector: np.ndarray, parts: Sequence[Part]
     ) -> None:
+        super().__init__([[] for _ in parts])
         place = comm.Get_rank()
-        self._send = comm.Issend if synchronous else comm.Isend
+        self._send = send
         self._others = [(place + away) % len(bounds) for away in range(1, len(bounds))]
         start, end = bounds[place]
         self._mine = vector[start:end]
         self._made = 0
         self._pieces: list[slice] = []
         """Pieces of this rank's slice still to leave, the next last."""
-        self.leaving: list[MPI.Request] = []
-        self.coming: list[list[tuple[slice, list[MPI.Request]]]] = [[] for _ in parts]
         size = _PIECES * (pieces.NBYTES // vector.itemsize)
         for number, part in enumerate(parts):
             if part.owner == place:
@@ -125,7 +130,7 @@ class Team:
         synchronous: bool = False,
     ) -> None:
         self._wait_for = wait
-        self._synchronous = synchronous
+        self._send: _Send = comm.Issend if synchronous else comm.Isend
         self._bounds = bounds
         self._printed = printed
         self._comm = comm
@@ -153,7 +158,7 @@ class Team:
     def begin_parts(self, vector: np.ndarray, received: np.ndarray, parts: Sequence[Part]) -> Parts:
         self._printed.say("all", Tag.GRADIENT, vector)
         self._moves = True
-        return Parts(self._comm, self._bounds, vector, received, parts, synchronous=self._synchronous)
+        return Parts(self._comm, self._send, self._bounds, vector, received, parts)
 
     def leave(self, begun: Parts, number: int) -> None:
         begun.leave(number)
@@ -164,41 +169,30 @@ class Team:
     def see_out(self, begun: Parts) -> None:
         self._wait_for_all(begun.leaving)
 
-    def open_shares(self, vector: np.ndarray, parts: Sequence[Part]) -> Shares:
+    def open_shares(self, vector: np.ndarray, parts: Sequence[Part]) -> OpenShares:
         self._printed.say("all", Tag.WEIGHTS, vector)
-        return Shares(self._comm, self._bounds, vector, parts, synchronous=self._synchronous)
+        return OpenShares(self._comm, self._send, self._bounds, vector, parts)
 
-    def share_up_to(self, shared: Shares, own: np.ndarray, stop: int) -> None:
+    def share_up_to(self, shared: OpenShares, own: np.ndarray, stop: int) -> None:
         shared.up_to(own, stop)
 
-    def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
+    def share(self, own: np.ndarray, vector: np.ndarray) -> Shares:
         self._printed.say("all", Tag.WEIGHTS, own)
         kind = _kind_of(vector)
-        return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
+        return Shares([[(slice(None), [self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))])]])
 
     def arrive(self, shared: Shares, number: int, arrived: Callable[[slice], None] | None = None) -> None:
         coming, shared.coming[number] = shared.coming[number], []
-        self._take(coming, arrived)
-
-    def finish(
-        self,
-        shared: MPI.Request | Shares,
-        meanwhile: Callable[[], None],
-        arrived: Callable[[slice], None] | None = None,
-    ) -> None:
-        meanwhile()
-        if not isinstance(shared, Shares):
-            self._take([(slice(None), [shared])], arrived)
-            return
-        for number in range(len(shared.coming)):
-            self.arrive(shared, number, arrived)
-        self._wait_for_all(shared.leaving)
-
-    def _take(self, coming: list[tuple[slice, list[MPI.Request]]], arrived: Callable[[slice], None] | None) -> None:
         for part, requests in coming:
             self._wait_for_all(requests)
             if arrived is not None:
                 arrived(part)
+
+    def finish(self, shared: Shares, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
+        meanwhile()
+        for number in range(len(shared.coming)):
+            self.arrive(shared, number, arrived)
+        self._wait_for_all(shared.leaving)
 
     def _wait_for_all(self, requests: list[MPI.Request]) -> None:
         """Wait in turn: a polite wait then hardly sleeps, as each look moves but a few pieces."""

@@ -25,18 +25,18 @@ class Parts:
 
 
 class Shares:
-    """An all-gather of slices still being made.
+    """An all-gather.
 
     Attributes:
         own: own parts still to be made.
-        coming: parts not yet asked for, with their receive; None: own.
+        coming: parts not yet asked for, with their receives; none: own.
     """
 
     def __init__(self, mine: Any, start: int) -> None:
         self.mine = mine
         self.start = start
         self.own: list[Part] = []
-        self.coming: dict[int, tuple[Any, slice]] = {}
+        self.coming: dict[int, tuple[list[Any], slice]] = {}
         self.sent: list[Any] = []
 
 
@@ -115,23 +115,34 @@ class VirtualTeam(Team):
     def see_out(self, begun: Parts) -> None:
         self._wait([], begun.sent)
 
-    def share(self, own: Any, vector: Any) -> tuple[list[Any], list[Any]]:
-        wire = self._wire
-        copy_into(self._slice(vector, self._place), own)
-        posted = self._posted(vector)
-        return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
+    def share(self, own: Any, vector: Any) -> Shares:
+        shared = self._shares(vector)
+        copy_into(shared.mine, own)
+        posted = [self._posted(place, vector[slice(*self._bounds[place])]) for place in reversed(self._others)]
+        shared.coming[0] = posted, slice(None)
+        self._send(shared, own)
+        return shared
 
     def open_shares(self, vector: Any, parts: Sequence[Part]) -> Shares:
-        start, _ = self._bounds[self._place]
-        shared = Shares(self._slice(vector, self._place), start)
+        shared = self._shares(vector)
         for number, part in enumerate(parts):
-            room, posted = slice(part.start, part.end), None
+            room, posted = slice(part.start, part.end), []
             if part.owner == self._place:
                 shared.own.append(part)
             else:
-                posted = self._post(self._ranks[part.owner], Tag.WEIGHTS, (vector[room],))
+                posted = [self._posted(part.owner, vector[room])]
             shared.coming[number] = posted, room
         return shared
+
+    def _shares(self, vector: Any) -> Shares:
+        start, end = self._bounds[self._place]
+        return Shares(vector[start:end], start)
+
+    def _posted(self, place: int, room: Any) -> Any:
+        return self._post(self._ranks[place], Tag.WEIGHTS, (room,))
+
+    def _send(self, shared: Shares, own: Any) -> None:
+        shared.sent += [self._wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
 
     def share_up_to(self, shared: Shares, own: Any, stop: int) -> None:
         """Let a part leave once all of it is made."""
@@ -140,36 +151,22 @@ class VirtualTeam(Team):
             part = shared.own.pop(0)
             mine = slice(part.start - start, part.end - start)
             copy_into(shared.mine[mine], own[mine])
-            shared.sent.extend(self._wire.start(self._ranks[place], Tag.WEIGHTS, (), own[mine]) for place in self._others)
+            self._send(shared, own[mine])
 
     def arrive(self, shared: Shares, number: int, arrived: Callable[[slice], None] | None = None) -> None:
         if number not in shared.coming:
             return
         posted, part = shared.coming.pop(number)
-        if posted is not None:
-            self._wait([posted], [])
+        self._wait(posted, [])
         if arrived is not None:
             arrived(part)
 
-    def _posted(self, vector: Any) -> list[Any]:
-        return [self._post(self._ranks[place], Tag.WEIGHTS, (self._slice(vector, place),)) for place in reversed(self._others)]
-
-    def finish(
-        self,
-        shared: tuple[list[Any], list[Any]] | Shares,
-        meanwhile: Callable[[], None],
-        arrived: Callable[[slice], None] | None = None,
-    ) -> None:
+    def finish(self, shared: Shares, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
         """Wait for all: using a part takes no virtual time."""
         meanwhile()
-        if isinstance(shared, Shares):
-            for number in list(shared.coming):
-                self.arrive(shared, number, arrived)
-            self._wait([], shared.sent)
-            return
-        self._wait(*shared)
-        if arrived is not None:
-            arrived(slice(None))
+        for number in list(shared.coming):
+            self.arrive(shared, number, arrived)
+        self._wait([], shared.sent)
 
     def _wait(self, posted: list[Any], sent: list[Any]) -> None:
         for each in posted:  # bodies follow headers, empty here
@@ -179,10 +176,6 @@ class VirtualTeam(Team):
 
     def disband(self) -> None:
         """Do nothing."""
-
-    def _slice(self, vector: Any, place: int) -> Any:
-        start, end = self._bounds[place]
-        return vector[start:end]
 
 
 class Memory:
