@@ -64,8 +64,12 @@ class Lock:
                 if self._make(self._path, self._text):
                     return
                 continue
-            _check(run, *chain[-1])
-            place = _after(run, chain[-1][1])
+            last, text = chain[-1]
+            if who := _held_by(text):
+                raise ConfigError(
+                    f"{run} is being written by another job, {who}; if the other job has ended, remove {last} and try again"
+                )
+            place = _after(run, text)
             if self._make(place, self._text) and self._settle(run, place):
                 return
 
@@ -109,18 +113,6 @@ class Lock:
         with contextlib.suppress(OSError):  # the next job sees that this process has ended
             if self._path.read_text() == self._text:
                 self._path.unlink()
-
-
-def check(run: Path) -> None:
-    """Raise ConfigError if the holder may be alive."""
-    for end in _chain(run)[-1:]:
-        _check(run, *end)
-
-
-def _check(run: Path, path: Path, text: str) -> None:
-    who = _held_by(text)
-    if who:
-        raise ConfigError(f"{run} is being written by another job, {who}; if the other job has ended, remove {path} and try again")
 
 
 def _chain(run: Path) -> list[tuple[Path, str]]:

@@ -214,7 +214,7 @@ def digest_of_log(path: Path) -> str:
 def digest_of_lock(path: Path) -> str:
     """Whether another job is kept out; of a lock that is damaged, too, whoever held it."""
     try:
-        lock.check(path.parent)
+        lock.Lock(path.parent)
     except ConfigError as error:
         return "kept out" if str(path) in str(error) else f"{path.name} is not named: {error}"
     return "let in"

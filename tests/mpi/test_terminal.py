@@ -10,7 +10,7 @@ import pytest
 from mpisgd.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from mpisgd.comm.mpi.launch import environment, mpirun, version, words
 from mpisgd.records.checkpoint.checkpoint import newest
-from mpisgd.records.lock import check
+from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from tests.terminal import at_a_terminal
 
@@ -29,7 +29,6 @@ def test_ctrl_c_ends_real_ranks_with_the_way_on(tmp_path: Path) -> None:
 
     status, screen = at_a_terminal(command, ready, ENVIRONMENT, tmp_path)
     clock = newest(run).clock
-    check(run)  # nobody holds the lock
     assert not (run / schema.DONE).exists()
     assert "Traceback" not in screen
     assert f"{words(2)} mpisgd train --resume run" in screen
@@ -42,6 +41,7 @@ def test_ctrl_c_ends_real_ranks_with_the_way_on(tmp_path: Path) -> None:
         assert f"interrupted by SIGINT at clock {clock:,}, checkpoint at clock {clock:,} (nothing is lost)" in screen
     if "interrupted by" in screen:
         assert f"checkpoint at clock {clock:,} (nothing is lost)" in screen
+    Lock(run).release()  # nobody holds the lock
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ class Job(Ranks):
                 end.hangs = str(hangs)
                 machine.end("it hangs")
             with contextlib.suppress(ConfigError):
-                lock.check(self.path)
+                lock.Lock(self.path).release()
                 end.let_in = True
             if not machine.over_why:  # rank 0 has come to its end, well or not
                 self.lock.release()
