@@ -158,7 +158,7 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     if about.layerwise(run):
         raise DataError(f"{run.path}: no timeline: layers were pulled and pushed in the middle of computing")
     groups = len(about.groups_of(run)) > 0
-    if groups and "neighbour_s" not in schema.extra(run.pushes.dtype):
+    if groups and "neighbour_s" not in schema.extra("pushes", run.pushes.dtype):
         raise DataError(f"{run.path}: no timeline: this log of groups lacks the waits for neighbours")
     if to_s is not None and not (from_s or 0.0) <= to_s:
         raise ConfigError(f"--from-s {from_s or 0.0:g} --to-s {to_s:g}: expected an end no earlier than the start")

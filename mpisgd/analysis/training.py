@@ -14,7 +14,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Part
 from mpisgd.records.log.progress import in_words, loss_of
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Why, metrics_of
+from mpisgd.records.log.schema import Why, extra
 
 _AXES = ("epochs", "taken_s", "loss", "error", "clock_min")
 
@@ -120,7 +120,7 @@ def curves(run: Run) -> list[Curve]:
             rows = run.evaluations[(run.evaluations["averaged"] == averaged) & (run.evaluations["train"] == part)]
             rows = rows[np.argsort(rows["snapshot"], kind="stable")]
             if len(rows):
-                metrics = {name: rows[name] for name in metrics_of(rows.dtype)}
+                metrics = {name: rows[name] for name in extra("evaluations", rows.dtype)}
                 epochs, seconds, loss, error, updates = (rows[name] for name in _AXES)
                 result.append(Curve(averaged, part, epochs, seconds, loss, error, updates, metrics))
     return result
@@ -146,7 +146,7 @@ def final_text(run: Run) -> str:
 
 
 def metric_names(run: Run) -> tuple[str, ...]:
-    return metrics_of(run.evaluations.dtype)
+    return extra("evaluations", run.evaluations.dtype)
 
 
 def summary_table(run: Run) -> Table:

@@ -247,5 +247,5 @@ def farewell(outcome: Outcome, log: Run | None, *, batch: bool = False) -> str:
         text += ", stopped early"
     last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
     if len(last) and not math.isnan(last["loss"][-1]):
-        text += f", test {in_words(last[-1], loss_of(log.config), schema.metrics_of(last.dtype))}"
+        text += f", test {in_words(last[-1], loss_of(log.config), schema.extra('evaluations', last.dtype))}"
     return f"{text}; see: mpisgd report {outcome.path}"

@@ -16,7 +16,7 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
-from mpisgd.records.log.layouts import Layout
+from mpisgd.records.log.continuing import Layout
 from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows
@@ -118,22 +118,16 @@ class Joined(NamedTuple):
 
 
 def joined(run: Run) -> Iterator[Joined]:
-    for table in schema.TABLES:
-        dtype = run.evaluations.dtype if table == "evaluations" else _dtype_of(table, run.parts)
-        yield Joined(table, table, run.parts, dtype)
-    for table, dtype in schema.COORDINATOR.items() if run.is_batch else ():
-        yield Joined(table, table, run.parts_of_coordinator, dtype)
+    found = [(table, table, run.parts) for table in schema.TABLES]
+    found += [(table, table, run.parts_of_coordinator) for table in schema.COORDINATOR if run.is_batch]
     for number, layout in enumerate(run.earlier):  # their shard numbers mean other slices
-        for table in ("pushes", "updates", "events"):
-            yield Joined(f"layouts/{number}/{table}", table, layout.parts(), _dtype_of(table, layout.parts()))
+        found += [(f"layouts/{number}/{table}", table, layout.parts()) for table in ("pushes", "updates", "events")]
+    for place, table, parts in found:
+        yield Joined(place, table, parts, schema.common(table, [part.dtype(table) for part in parts]))
 
 
 def attributes_of(layout: Layout) -> dict[str, int]:
     return {name: getattr(layout, name) for name in ("learners", "shards", "first_clock", "last_clock")}
-
-
-def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
-    return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
 
 
 def _is_linked(table: Joined) -> bool:

@@ -101,9 +101,9 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
                     refuse(f"{column} {recorded[column]}, simulated again {summary[column]}", log.shard, "summary")
     ours, theirs = Run(again).evaluations, record.run.evaluations
     if ours.dtype != theirs.dtype:
-        metrics = [", ".join(schema.metrics_of(rows.dtype)) or "none" for rows in (theirs, ours)]
+        metrics = [", ".join(schema.extra("evaluations", rows.dtype)) or "none" for rows in (theirs, ours)]
         refuse(f"metrics {metrics[0]}, simulated again {metrics[1]}", -1, "evaluations")
-    skipped = () if evaluated else (*_COMPUTED["evaluations"], *schema.metrics_of(ours.dtype))
+    skipped = () if evaluated else (*_COMPUTED["evaluations"], *schema.extra("evaluations", ours.dtype))
     _compare(ours, theirs, -1, "evaluations", skipped, whole=record.done is not None)
 
 

@@ -17,7 +17,7 @@ from mpisgd.job.finish import headline
 from mpisgd.job.parts import NO_OBJECTS, UserObjects, load_data
 from mpisgd.job.tensors import Tensors
 from mpisgd.records.log import schema
-from mpisgd.records.log.schema import Event, metrics_of
+from mpisgd.records.log.schema import Event, extra
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.checks.batch import Batch
 from mpisgd.replay.checks.claimed import Claimed
@@ -191,7 +191,7 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None
-    proof.metrics = metrics_of(record.run.evaluations.dtype)
+    proof.metrics = extra("evaluations", record.run.evaluations.dtype)
     proof.columns = record.run.pushes.dtype.names or ()
     if record.older:
         proof.seams.append("written by an earlier mpisgd: divergence, batch_norm_policy and goodbyes are also on trust")

@@ -155,7 +155,7 @@ def test_metrics_are_means_over_all_samples_wherever_they_are_shown(tmp_path: Pa
     accuracy = float(np.mean([float(found["accuracy"]) for found in each]))
     loss = float(np.mean([float(found["loss"]) for found in each]))
     last = run.evaluations[-2]
-    assert schema.metrics_of(run.evaluations.dtype) == ("accuracy", "perplexity")
+    assert schema.extra("evaluations", run.evaluations.dtype) == ("accuracy", "perplexity")
     assert last["accuracy"] == pytest.approx(accuracy, rel=1e-5)
     assert last["loss"] == pytest.approx(loss, rel=1e-5)
     assert math.isnan(last["error"])

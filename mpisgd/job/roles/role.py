@@ -160,6 +160,5 @@ class RankRole:
             flush_s=log.flush_s,
             attributes=attributes | ({"appointed": appointed} if appointed else {}),
             instead=shard < 0 and self.setup.roles.tolerant,
-            metrics=metrics,
-            tables=tables if shard >= 0 else schema.TABLES,
+            tables=tables if shard >= 0 else schema.TABLES | {"evaluations": schema.wider("evaluations", metrics)},
         )

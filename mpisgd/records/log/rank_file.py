@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 import zlib
@@ -100,26 +99,6 @@ def _read_head(path: Path, file: h5py.File, open_: bool) -> _Head:
                 short[name] = _Table(path, file, name, open_, whole, data).rows()
                 short[name].flags.writeable = False
     return _Head(dtypes, committed, short)
-
-
-def continued(path: Path) -> list[Rows]:
-    """Return one rank's rows: of earlier attempts that this file continues, then its own. Raises DataError."""
-    name = path.name.partition(".")[0]
-    return [*(Rows(path.with_name(f"{name}.attempt-{attempt}.h5"), first) for attempt, first in read_continues(path)), Rows(path)]
-
-
-def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
-    """Read the attempts that a file continues, with rows of each table."""
-    tables = schema.tables_of(path)
-    none = np.empty((0, 1 + len(tables)), np.int64)
-    found = read_file(path, "what it continues", lambda file, _: safe_read.attribute(file, "continues"))
-    parts = none if found is None else np.asarray(found)
-    if parts.ndim != 2 or parts.shape[1] != 1 + len(tables):
-        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(tables)})")
-    attempts = [-1, *parts[:, 0].tolist(), attempt_of(path)]
-    if any(one >= other for one, other in itertools.pairwise(attempts)):
-        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier attempts, in order")
-    return [(attempt, dict(zip(tables, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
 def appointed_of(path: Path) -> int:

@@ -16,9 +16,9 @@ from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.base.terminal import check_visible
 from mpisgd.records.log import schema, sums
+from mpisgd.records.log.continuing import Begins, Layout, begins, continued
 from mpisgd.records.log.counts import Counts
-from mpisgd.records.log.layouts import Begins, Layout, begins
-from mpisgd.records.log.rank_file import FILE, Rows, continued, read_summary, read_sums
+from mpisgd.records.log.rank_file import FILE, Rows, attempt_of, read_summary, read_sums
 from mpisgd.records.log.schema import LogRows
 
 _COUNTED = 4096
@@ -155,10 +155,10 @@ class Tables(Directory):
         found: list[Layout] = []
         here = self.begins
         while here.before:
-            last = max(attempt for _, attempt, _ in here.before)
+            last = max(attempt_of(rows.path) for shard in here.before for rows in shard)
             before = begins(self.path / schema.shard_file(0, last))
             learners = int(self.entries_of(last).get("learners", self.lambda_))
-            found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
+            found.append(Layout(learners, before.clock, here.clock, here.before))
             here = before
         return found[::-1]
 
@@ -206,8 +206,7 @@ class Tables(Directory):
 
     def of_coordinator(self, name: str) -> LogRows:
         """Return a table of the coordinator's; empty without a coordinator."""
-        parts = [rows.rows(name) for rows in self.parts_of_coordinator]
-        return np.concatenate([np.empty(0, schema.COORDINATOR[name]), *parts])
+        return schema.joined(name, [rows.rows(name) for rows in self.parts_of_coordinator])
 
     @property
     def parts_of_coordinator(self) -> list[Rows]:

@@ -42,7 +42,7 @@ Files of earlier versions have none.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -183,12 +183,6 @@ COLUMNS["pushes"] += (
 _EXTRAS = ((), ("portion",), ("neighbour_s",), ("scale",), ("portion", "scale"))
 
 
-def pushes(*extra: str) -> np.dtype:
-    """Return the dtype of pushes with these columns more."""
-    more = [(each.name, each.type) for each in COLUMNS["pushes"] if each.name in extra]
-    return np.dtype([*((name, PUSHES[name]) for name in PUSHES.names or ()), *more])
-
-
 UPDATES = _table(
     "updates",
     "One row per weight update of a shard.",
@@ -278,20 +272,25 @@ COMMANDS = _table(
 )
 COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS, "commands": COMMANDS}  # of the coordinator's file, if there is one
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
+_PLAIN = {**TABLES, **COORDINATOR}
 
 
-def with_metrics(names: Sequence[str]) -> np.dtype:
-    return np.dtype([*((name, EVALUATIONS[name]) for name in EVALUATIONS.names or ()), *((name, np.float64) for name in names)])
+def wider(table: str, names: Sequence[str]) -> np.dtype:
+    """Return a table's dtype with these columns more: some of `_EXTRAS`, or metrics of an own step."""
+    plain, types = _PLAIN[table], {each.name: each.type for each in COLUMNS[table]}
+    more = [(name, types.get(name, np.float64)) for name in names]
+    return np.dtype([*((name, plain[name]) for name in plain.names or ()), *more])
 
 
-def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
-    return (dtype.names or ())[len(EVALUATIONS.names or ()) :]
+def extra(table: str, dtype: np.dtype) -> tuple[str, ...]:
+    """Return the columns that only some runs have."""
+    return (dtype.names or ())[len(_PLAIN[table].names or ()) :]
 
 
 def fits(table: str, dtype: np.dtype) -> bool:
-    if table == "pushes":
-        return extra(dtype) in _EXTRAS and dtype == pushes(*extra(dtype))
-    return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
+    names = extra(table, dtype)
+    known = table == "evaluations" or names in (_EXTRAS if table == "pushes" else ((),))
+    return known and dtype == wider(table, names)
 
 
 def tables_of(path: Path) -> dict[str, np.dtype]:
@@ -300,23 +299,23 @@ def tables_of(path: Path) -> dict[str, np.dtype]:
 
 def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
     there = {"portion": sampling == "dealt", "neighbour_s": in_groups, "scale": scaled}
-    return {**TABLES, "pushes": pushes(*(name for name in there if there[name]))}
+    return {**TABLES, "pushes": wider("pushes", [name for name in there if there[name]])}
 
 
 def place(table: str) -> int:
     return list(COORDINATOR if table in COORDINATOR else TABLES).index(table)
 
 
+def common(table: str, dtypes: Iterable[np.dtype]) -> np.dtype:
+    """Return the dtype with the columns of all files."""
+    return wider(table, list(dict.fromkeys(name for dtype in dtypes for name in extra(table, dtype))))
+
+
 def joined(table: str, parts: Sequence[LogRows]) -> LogRows:
     """Join rows of several files; a missing column (a metric, `neighbour_s`, `scale`) is NaN."""
-    if table == "pushes":
-        parts = [part for part in parts if len(part)] or parts[:1]  # an evaluator's file has none, in the plain layout
-        if len({part.dtype for part in parts}) > 1:
-            return rows_as(max((part.dtype for part in parts), key=lambda dtype: len(dtype.names or ())), parts)
-    names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
-    if not names:
-        return np.concatenate(parts) if parts else np.empty(0, TABLES[table])
-    return rows_as(with_metrics(names), parts)
+    dtype = common(table, [part.dtype for part in parts])
+    rows = [part for part in parts if len(part)]  # an evaluator's file has no pushes, in the plain layout
+    return np.concatenate([np.empty(0, dtype), *rows]) if all(part.dtype == dtype for part in rows) else rows_as(dtype, rows)
 
 
 def rows_as(dtype: np.dtype, parts: Sequence[LogRows]) -> LogRows:
@@ -325,10 +324,6 @@ def rows_as(dtype: np.dtype, parts: Sequence[LogRows]) -> LogRows:
         columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
         rows[name] = np.concatenate(columns)
     return rows
-
-
-def extra(pushes: np.dtype) -> tuple[str, ...]:
-    return (pushes.names or ())[len(PUSHES.names or ()) :]
 
 
 SUMMARY = _table(

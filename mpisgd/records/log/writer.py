@@ -90,10 +90,9 @@ class TableFile:
         flush_s: float,
         attributes: Mapping[str, Any] | None = None,
         instead: bool = False,
-        metrics: Sequence[str] = (),
         tables: Mapping[str, np.dtype] = schema.TABLES,
     ) -> None:
-        self.tables = {**tables, "evaluations": schema.with_metrics(metrics)} if "evaluations" in tables else dict(tables)
+        self.tables = dict(tables)
         self.kept = path is not None
         self._path = path or Path()
         self._file: h5py.File | None = None
@@ -256,7 +255,7 @@ class ShardLog:
         self._file = file
         self._shard = shard
         self._unanswered: dict[int, int] = {}
-        self._extra = [_EXTRA[name] for name in schema.extra(file.tables["pushes"])]
+        self._extra = [_EXTRA[name] for name in schema.extra("pushes", file.tables["pushes"])]
         self._answered: dict[int, list[float]] | None = {} if duplex else None
         """Per learner, times of answers whose previous push is to come."""
         self._begun = set[int]()

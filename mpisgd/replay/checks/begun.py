@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpisgd.records.log import schema
-from mpisgd.records.log.layouts import begins
-from mpisgd.records.log.rank_file import continued
+from mpisgd.records.log.continuing import begins, continued
 from mpisgd.records.log.schema import Event, LogRows, Verdict
 
 

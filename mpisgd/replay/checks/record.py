@@ -14,8 +14,8 @@ from mpisgd.base.errors import DataError
 from mpisgd.config import Config, config_file
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
-from mpisgd.records.log.layouts import begins
-from mpisgd.records.log.rank_file import read_continues, read_summary, read_tables
+from mpisgd.records.log.continuing import begins, continued
+from mpisgd.records.log.rank_file import attempt_of, read_summary, read_tables
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, LogRows
 from mpisgd.replay.checks.begun import Start, begun
@@ -224,8 +224,8 @@ def read(path: str | Path) -> Record:
 def _chain(run: Run, attempt: int) -> list[int]:
     """Return continued attempts, also of other layouts, oldest first."""
     path = run.path / schema.shard_file(0, attempt)
-    own = [before for before, _ in read_continues(path)]
-    older = [before for shard, before, _ in begins(path).before if shard == 0]
+    own = [attempt_of(each.path) for each in continued(path)[:-1]]
+    older = [attempt_of(each.path) for shard in begins(path).before[:1] for each in shard]
     return [*_chain(run, older[-1]), older[-1], *own] if older else own
 
 
@@ -244,7 +244,7 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     found = [_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)]
     shards = [_completed(shard, found) for shard in found]
     path = run.path / schema.shard_file(0, attempt)
-    recut = bool(begins(path).before) and not read_continues(path)
+    recut = bool(begins(path).before) and len(continued(path)) == 1
     return Record(run, config, shards, done, attempt, learners=learners, recut=recut)
 
 

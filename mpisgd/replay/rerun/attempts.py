@@ -171,7 +171,7 @@ def _compare_evaluations(record: Record, path: Path, unmade: set[int], told_anew
         rows[~np.isin(rows["snapshot"], list(unmade))].copy() for rows in (Run(path).evaluations, record.run.evaluations)
     )
     if ours.dtype != theirs.dtype:
-        metrics = [", ".join(schema.metrics_of(rows.dtype)) or "none" for rows in (theirs, ours)]
+        metrics = [", ".join(schema.extra("evaluations", rows.dtype)) or "none" for rows in (theirs, ours)]
         refuse(f"metrics {metrics[0]}, run again {metrics[1]}", -1, "evaluations")
     for rows in (ours, theirs):
         rows["clock_min"][rows["snapshot"] < told_anew] = rows["clock_max"][rows["snapshot"] < told_anew] = -1

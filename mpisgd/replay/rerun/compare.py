@@ -111,6 +111,6 @@ def as_before(pushes: LogRows, dtype: np.dtype) -> LogRows:
     found = np.empty(len(pushes), dtype)
     for name in dtype.names or ():
         found[name] = pushes[name]
-    if "neighbour_s" in schema.extra(pushes.dtype):
+    if "neighbour_s" in schema.extra("pushes", pushes.dtype):
         found["compute_s"] = (np.rint(1e9 * pushes["compute_s"]) + np.rint(1e9 * pushes["neighbour_s"])) * 1e-9
     return found

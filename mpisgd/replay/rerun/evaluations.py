@@ -36,7 +36,7 @@ class Told:
         mine = [at for at, writer in enumerate(writers) if writer == attempt.attempt]
         self._rows = {tuple(rows[["snapshot", "averaged", "train"]][at].item()): (at, rows[at]) for at in mine}
         self._last = int(rows["snapshot"][-1]) if len(rows) else -1
-        self._metrics = schema.metrics_of(rows.dtype)
+        self._metrics = schema.extra("evaluations", rows.dtype)
         self._proof = proof
         self._findings: list[Finding] = []
         self._unmade = unmade

@@ -16,14 +16,14 @@ from tests.unit.logs_by_rows import run_of
 
 def test_evaluations_may_have_columns_of_metrics_and_other_tables_may_not() -> None:
     """And attempts with other metrics make one table: what one lacks is NaN there."""
-    one, other = (np.zeros(2, schema.with_metrics(names)) for names in (("accuracy",), ("accuracy", "bleu")))
+    one, other = (np.zeros(2, schema.wider("evaluations", names)) for names in (("accuracy",), ("accuracy", "bleu")))
     one["accuracy"], other["bleu"] = 0.5, 3.0
     assert schema.fits("evaluations", one.dtype)
     assert schema.fits("evaluations", schema.EVALUATIONS)
     assert not schema.fits("evaluations", np.dtype([*schema.EVALUATIONS.descr, ("n", np.int64)]))
     assert not schema.fits("updates", np.dtype([*schema.UPDATES.descr, ("n", np.float64)]))
     rows = schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS), one, other])
-    assert schema.metrics_of(rows.dtype) == ("accuracy", "bleu")
+    assert schema.extra("evaluations", rows.dtype) == ("accuracy", "bleu")
     assert rows["accuracy"].tolist() == [0.5, 0.5, 0.0, 0.0]
     assert np.isnan(rows["bleu"][:2]).all()
     assert rows["bleu"][2:].tolist() == [3.0, 3.0]
@@ -38,8 +38,9 @@ def described(data: h5py.Dataset) -> dict[str, tuple[str, str]]:
 
 def test_each_column_says_its_unit_and_meaning_in_every_file(tmp_path: Path) -> None:
     run_of(tmp_path / "run")
+    bleu = schema.TABLES | {"evaluations": schema.wider("evaluations", ["bleu"])}
     evaluator, coordinator = tmp_path / "evaluator.h5", tmp_path / "coordinator.h5"
-    TableFile(evaluator, shard=-1, flush_rows=1, flush_s=1e9, metrics=("bleu",)).close()
+    TableFile(evaluator, shard=-1, flush_rows=1, flush_s=1e9, tables=bleu).close()
     TableFile(coordinator, shard=-1, flush_rows=1, flush_s=1e9, tables=schema.COORDINATOR).close()
     directory.join(Run(tmp_path / "run"))
     for path in (*(tmp_path / "run").glob("*.h5"), evaluator, coordinator):
@@ -65,9 +66,9 @@ def test_meanings_are_ascii() -> None:
 
 def test_pushes_of_groups_and_others_are_joined() -> None:
     """A run of groups that an earlier mpisgd has begun has rows without `neighbour_s`."""
-    one, other = np.zeros(2, schema.PUSHES), np.ones(1, schema.pushes("neighbour_s"))
+    one, other = np.zeros(2, schema.PUSHES), np.ones(1, schema.wider("pushes", ["neighbour_s"]))
     assert schema.fits("pushes", one.dtype) and schema.fits("pushes", other.dtype)
     rows = schema.joined("pushes", [one, other])
-    assert rows.dtype == schema.pushes("neighbour_s")
+    assert rows.dtype == schema.wider("pushes", ["neighbour_s"])
     assert np.isnan(rows["neighbour_s"]).tolist() == [True, True, False] and rows["seq"].tolist() == [0, 0, 1]
     assert schema.joined("pushes", [one, one]).dtype == schema.joined("pushes", []).dtype == schema.PUSHES
