@@ -30,10 +30,10 @@ from mpisgd.gradient.gradient import pair
 from mpisgd.gradient.measure import Measure, Measured, Unmeasured, batches_of, drawn_for, is_summed, mean_of, sums_of
 from mpisgd.gradient.objective import Loss
 from mpisgd.models.in_pieces import InPieces
+from mpisgd.records.best import Patience
 from mpisgd.records.checkpoint.buffers import Given
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
-from mpisgd.records.patience import Patience
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import host_vector, host_view

@@ -87,7 +87,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
     from mpisgd.replay.user_objects import renamed_in
 
     run = options.run
-    there = sorted(int(each.name.removeprefix("clock-")) for each in disk.directories(run) if (each / disk.MANIFEST).is_file())
+    there = sorted(disk.clock_of(each) for each in disk.directories(run) if (each / disk.MANIFEST).is_file())
     if clock not in there:
         listed = f"found clocks {', '.join(map(str, there))}" if there else "there are none"
         raise CheckpointError(f"{run} has no checkpoint of clock {clock}: {listed}")

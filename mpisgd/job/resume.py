@@ -152,7 +152,7 @@ def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:
 def forget_newer(run: Path, clock: int) -> None:
     """Remove checkpoints after `clock`: they are written again."""
     for path in disk.directories(run):
-        if int(path.name.removeprefix("clock-")) > clock:
+        if disk.clock_of(path) > clock:
             remove(path)
     for name in (schema.ASIDE, f".{schema.LOG}.*"):  # left by a rank killed in the making
         for path in run.glob(name):

@@ -1,12 +1,14 @@
-"""Best weights of a run by an evaluation, kept by the evaluating rank: training never waits (law 7).
+"""Best evaluation of a run, by rows of `evaluations` alone: the best weights are kept, and patience may end.
 
-The file is always the whole result of an evaluation. After an interruption it still counts, even if later than the checkpoint.
+The evaluating rank does both: training never waits (law 7). The file of weights is always the whole result of an evaluation. After
+an interruption it still counts, even if later than the checkpoint.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,39 @@ class Best:
 def _plain(value: Any) -> int | float:
     """Return a plain number, for torch's `weights_only` reader."""
     return float(value) if isinstance(value, float) else int(value)
+
+
+class Patience:
+    """Count of evaluations in a row not better than the best by more than `min_delta`.
+
+    A snapshot is one evaluation: the better of weights and average, on test or set-aside data.
+
+    Attributes:
+        over_at: snapshot at which patience ended; -1 = not yet.
+    """
+
+    def __init__(self, options: EvaluationOptions) -> None:
+        self._options = options
+        self._best = math.nan
+        self._waited = 0
+        self.over_at = -1
+
+    def note(self, rows: Iterable[Row]) -> bool:
+        """Note the rows of one snapshot; return whether patience ends here."""
+        options = self._options
+        rows = list(rows)
+        row = best_row(options, rows)
+        value = math.nan if row is None else float(row[options.judged[1]])
+        if is_better(options, value, self._best, options.min_delta):
+            self._best, self._waited = value, 0
+            return False
+        self._waited += 1
+        if self._waited < options.patience or self.over_at >= 0:
+            return False
+        self.over_at = int(rows[0]["snapshot"])
+        return True
+
+    def note_all(self, rows: Iterable[Row]) -> Patience:
+        for _, each in groupby(rows, key=lambda row: int(row["snapshot"])):
+            self.note(each)
+        return self

@@ -17,9 +17,9 @@ from mpisgd.analysis.books import imbalances
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import EvaluationOptions, compatibility
 from mpisgd.protocols import HardsyncOptions
+from mpisgd.records.best import Patience
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event
-from mpisgd.records.patience import Patience
 from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Do, Rules
 from mpisgd.rules.verdict import LATE

@@ -11,6 +11,7 @@ is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import mmap
@@ -18,7 +19,7 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,12 @@ class Checkpoint:
         return self.parts[shard].tensors(path)
 
 
+def name_of(clock: int) -> str:
+    return f"clock-{clock:06d}"
+
+
 def directory_of(run: Path, clock: int) -> Path:
-    return run / schema.CHECKPOINTS / f"clock-{clock:06d}"
+    return run / schema.CHECKPOINTS / name_of(clock)
 
 
 def part_file(shard: int) -> str:
@@ -141,8 +146,16 @@ def account_file(shard: int) -> str:
 
 def directories(run: Path) -> list[Path]:
     """List the directories of checkpoints, complete or not, newest first."""
-    found = [path for path in (run / schema.CHECKPOINTS).glob("clock-*") if _DIRECTORY.match(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
+    return by_clock((run / schema.CHECKPOINTS).glob("clock-*"))
+
+
+def by_clock(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths with the name of a clock, newest first."""
+    return sorted((path for path in paths if _DIRECTORY.match(path.name)), key=clock_of, reverse=True)
+
+
+def clock_of(directory: Path) -> int:
+    return int(directory.name.removeprefix("clock-"))
 
 
 def newest(run: Path, complain: Callable[[str], None] = lambda why: None, whole: Collection[int] = ()) -> Checkpoint:
@@ -173,7 +186,7 @@ def read(path: Path) -> Checkpoint:
     try:
         if table["schema_version"] != schema.SCHEMA_VERSION:
             raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
-        if path.name != directory_of(path, table["clock"]).name:
+        if path.name != name_of(table["clock"]):
             raise CheckpointError(f"{path / MANIFEST} is of clock {table['clock']}: somebody has moved the checkpoint")
         parts = tuple(map(_part_of, table["parts"]))
         told = table.get("coordinator", {})
@@ -260,6 +273,14 @@ def way_on(run: Path, clock: int | None = None, command: str = "", *, near: bool
         return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
     except (OSError, CheckpointError):  # `--resume` reports and passes over torn ones
         return f"to go on from the newest whole checkpoint: {command}"
+
+
+def write_part(directory: Path, account: Account, tensors: Mapping[str, np.ndarray], told: Mapping[str, Any]) -> None:
+    """Write a shard's tensors and account; `told`: of the run (`TOLD`). Raises OSError."""
+    about = {"clock": account.clock, "shard": account.shard, "attempt": told["attempt"]}
+    nbytes, crc32 = write_tensors(directory / part_file(account.shard), tensors, about)
+    part = {"account": dataclasses.asdict(account), "nbytes": nbytes, CRC: crc32}
+    write_json(directory / account_file(account.shard), {**told, "part": part})
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:

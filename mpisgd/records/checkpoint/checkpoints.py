@@ -7,7 +7,6 @@ quota) is reported and logged; training goes on.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import shutil
 import threading
@@ -216,10 +215,7 @@ class Checkpoints:
         directory.parent.mkdir(exist_ok=True)  # never the run's own directory: once removed, it stays so
         directory.mkdir(exist_ok=True)
         durable.sync_directory(self._share.run)  # holds these names
-        told = {"clock": account.clock, "shard": self._share.shard, "attempt": self._share.attempt}
-        nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._share.shard), self._copies, told)
-        part = {"account": dataclasses.asdict(account), "nbytes": nbytes, disk.CRC: crc32}
-        disk.write_json(directory / disk.account_file(self._share.shard), {**self._told, "part": part})
+        disk.write_part(directory, account, self._copies, self._told)
         durable.sync_directory(directory)
         # Parts missing: the last shard will find all.
         if disk.seal(directory, account.clock, self._share.shards, self._share.attempt, self._share.coordinated):
@@ -229,7 +225,7 @@ class Checkpoints:
         """Remove checkpoints older than the newest `keep`: no shard writes there."""
         complete = 0
         for path in disk.directories(self._share.run):
-            clock = int(path.name.removeprefix("clock-"))
+            clock = disk.clock_of(path)
             if clock > newest or clock in self._share.pinned:
                 continue
             if complete >= self._keep:

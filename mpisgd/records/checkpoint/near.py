@@ -8,7 +8,6 @@ Without /dev/shm, files lie in TMPDIR.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import os
 import re
@@ -30,7 +29,7 @@ from mpisgd.records.checkpoint.checkpoint import Account
 
 KEEP = 2
 """Clocks kept: some shards may not have written at the newest."""
-_CLOCK, _SHARD = re.compile(r"clock-(\d{6,})$"), re.compile(r"shard-(\d{3})\.json$")
+_SHARD = re.compile(r"shard-(\d{3})\.json$")
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,9 @@ class Near:
         self.path = (root or usual) / f"{self._of_run}{time}-{self._node}"
 
     def write(self, account: Account, shards: int, told: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
-        directory = self._directory(account.clock)
-        part = directory / disk.part_file(account.shard)
-        about = {"clock": account.clock, "shard": account.shard, "attempt": told["attempt"]}
-        nbytes, crc32 = disk.write_tensors(part, tensors, about)
-        entry = {"account": dataclasses.asdict(account), "nbytes": nbytes, disk.CRC: crc32}
-        disk.write_json(directory / disk.account_file(account.shard), {**told, "shards": shards, "part": entry})
+        disk.write_part(self._directory(account.clock), account, tensors, {**told, "shards": shards})
         self._prune(account.shard)
-        return part, directory / disk.account_file(account.shard)
+        return self.files(account.clock, account.shard)
 
     def take(self, clock: int, shard: int, part: Iterable[np.ndarray], account: Iterable[np.ndarray]) -> None:
         """Keep another node's files, given as uint8 pieces in order. Raises OSError."""
@@ -83,12 +77,12 @@ class Near:
                         whole = zlib.crc32(part.read_bytes()) == table["part"][disk.CRC]
                         account = table["part"]["account"]
                         here = Held(account["clock"], account["shard"], table["shards"], table["attempt"])
-                        if whole and here.attempt == attempt and directory.name == f"clock-{here.clock:06d}":
+                        if whole and here.attempt == attempt and directory.name == disk.name_of(here.clock):
                             found.append(here)
         return found
 
     def files(self, clock: int, shard: int) -> tuple[Path, Path]:
-        directory = self.path / f"clock-{clock:06d}"
+        directory = self.path / disk.name_of(clock)
         return directory / disk.part_file(shard), directory / disk.account_file(shard)
 
     def copy_to(self, run: Path, clock: int, shard: int) -> None:
@@ -121,7 +115,7 @@ class Near:
             self.path.mkdir(mode=0o700)
         if not self._is_own():
             raise PermissionError(f"{self.path} belongs to another user, or is open to others")
-        directory = self.path / f"clock-{clock:06d}"
+        directory = self.path / disk.name_of(clock)
         directory.mkdir(exist_ok=True)
         return directory
 
@@ -136,8 +130,7 @@ class Near:
     def _clocks(self) -> list[Path]:
         if not self._is_own():
             return []
-        found = [path for path in _listed(self.path) if _CLOCK.match(path.name) and path.is_dir() and not path.is_symlink()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
+        return [path for path in disk.by_clock(_listed(self.path)) if path.is_dir() and not path.is_symlink()]
 
     def _prune(self, shard: int) -> None:
         mine = [path for path in self._clocks() if (path / disk.account_file(shard)).is_file()]

@@ -194,6 +194,12 @@ def _committed(whole: Callable[[str], np.ndarray], name: str, data: h5py.Dataset
 
 
 class _Table:
+    """A table of an open file, checked while its rows are read.
+
+    Attributes:
+        committed: rows written, by the file's own word.
+    """
+
     def __init__(
         self,
         path: Path,
@@ -203,17 +209,24 @@ class _Table:
         whole: Callable[[str], np.ndarray],
         data: h5py.Dataset | None = None,
     ) -> None:
-        self._what = f"{path}: table {name}"
+        self._what, self._name, self._whole = f"{path}: table {name}", name, whole
         try:
             self._data = safe_read.data_set(file, name) if data is None else data
             self.dtype = self._data.dtype
             if not schema.fits(name, self.dtype):
                 raise DataError(f"{self._what} has another layout than this mpisgd writes")
-            self.committed = _committed(whole, name, self._data)
-            summed = sums.has_sums(file)
-            self._summing = sums.Summing(self._what, whole, summed, name, len(self._data), self.committed, open_)
+            self.committed, there = _committed(whole, name, self._data), len(self._data)
+            self._summed = sums.has_sums(file)  # an earlier mpisgd kept none
+            summed, self._crc32 = (int(each) for each in whole("sums")[schema.place(name)]) if self._summed else (self.committed, 0)
         except _BROKEN as error:
             raise DataError(f"{self._what} cannot be read: {error}") from error
+        self._count = summed
+        if not 0 <= self.committed <= there:
+            raise DataError(f"{self._what} has {there} rows, but {self.committed} were committed")
+        if not (self.committed <= summed <= there if open_ else self.committed == summed):
+            raise DataError(
+                f"{self._what}: {self.committed} rows were committed, but the checksum is of {summed}: the file is damaged"
+            )
 
     def rows(self) -> LogRows:
         table = np.empty(self.committed, self.dtype)
@@ -225,13 +238,17 @@ class _Table:
 
     def chunks(self) -> Iterator[LogRows]:
         """Yield rows in pieces, as far as checksums go. Raises DataError if changed, at the latest after the last."""
-        summing = self._summing
+        crc32 = amended = 0
         try:
-            for start in range(0, safe_read.rows(self._data, summing.count), schema.STEP):
-                rows = np.asarray(self._data[start : min(start + schema.STEP, summing.count)])
-                summing.add(rows)
+            for start in range(0, safe_read.rows(self._data, self._count), schema.STEP):
+                rows = np.asarray(self._data[start : min(start + schema.STEP, self._count)])
+                if self._summed:
+                    crc32, amended = sums.add(crc32, self._name, rows), sums.add_amended(amended, self._name, rows)
                 yield rows
-            summing.check()
+            if self._summed:
+                if crc32 != self._crc32:
+                    raise DataError(f"{self._what}: the checksum of the rows does not match: the file is damaged")
+                sums.check_amended(self._what, self._name, self._whole("closing"), amended)
         except _BROKEN as error:
             raise DataError(f"{self._what} cannot be read: {error}") from error
 

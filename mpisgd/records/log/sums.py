@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
-from mpisgd.records.log import schema
 from mpisgd.records.log.schema import LogRows
 
 #: Field of a table set after its row was flushed.
@@ -37,47 +36,6 @@ def add(crc32: int, table: str, rows: LogRows) -> int:
     return zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data, crc32)
 
 
-class Summing:
-    """Check of a file's table, while its rows are read in pieces. Raises DataError.
-
-    Args:
-        whole: reads a data set by name (`safe_read.whole`).
-        summed: the writer kept checksums; an earlier mpisgd did not.
-        committed: rows written, by the file's own word.
-
-    Attributes:
-        count: rows to read; at least `committed`.
-    """
-
-    def __init__(
-        self, what: str, whole: Callable[[str], np.ndarray], summed: bool, table: str, there: int, committed: int, left_open: bool
-    ) -> None:
-        self._what, self._whole, self._table = what, whole, table
-        self._crc32 = self._answers = 0
-        self.count, self._told = committed, -1
-        if summed:
-            self.count, self._told = (int(each) for each in whole("sums")[schema.place(table)])
-        if not 0 <= committed <= there:
-            raise DataError(f"{what} has {there} rows, but {committed} were committed")
-        if not (committed <= self.count <= there if left_open else committed == self.count):
-            raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
-
-    def add(self, rows: LogRows) -> None:
-        if self._told >= 0:
-            self._crc32 = add(self._crc32, self._table, rows)
-            self._answers = add_amended(self._answers, self._table, rows)
-
-    def check(self) -> None:
-        """Raise DataError unless the rows added are the rows written; call after the last."""
-        if self._told < 0:
-            return
-        if self._crc32 != self._told:
-            raise DataError(f"{self._what}: the checksum of the rows does not match: the file is damaged")
-        closed, answers, _ = _closing(self._what, self._whole("closing"))
-        if closed and self._table in AMENDED and answers != self._answers:
-            raise DataError(f"{self._what}: the checksum of {AMENDED[self._table]} does not match: the file is damaged")
-
-
 def add_amended(crc32: int, table: str, rows: LogRows) -> int:
     """Return the same sum of the amended field alone."""
     return zlib.crc32(np.ascontiguousarray(rows[AMENDED[table]]).data, crc32) if table in AMENDED else crc32
@@ -86,6 +44,13 @@ def add_amended(crc32: int, table: str, rows: LogRows) -> int:
 def closing(answers: int, summary: np.ndarray) -> list[int]:
     """Return the closing entry: 1, the sums of the amended field and of the summary."""
     return [1, answers, zlib.crc32(np.ascontiguousarray(summary).tobytes())]
+
+
+def check_amended(what: str, table: str, entry: np.ndarray, crc32: int) -> None:
+    """Raise DataError unless the closing entry of a closed file has this sum of the amended field."""
+    closed, told, _ = _closing(what, entry)
+    if closed and table in AMENDED and told != crc32:
+        raise DataError(f"{what}: the checksum of {AMENDED[table]} does not match: the file is damaged")
 
 
 def check_summary(what: str, file: Any) -> None:
