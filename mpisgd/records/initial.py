@@ -27,17 +27,11 @@ def described(config: Config) -> dict[str, dict[str, str]]:
     return {NAME: {"file": str(file), "sha256": _sha256(file)}}
 
 
-def described_in(run: Directory) -> dict[str, str]:
-    """Return a run's entry on its initial file. Raises DataError if missing."""
+def same(run: Directory, where: str = "") -> Path:
+    """Return a run's initial file; `where`: its new place. Raises DataError if gone, changed, or not named."""
     entry = run.environment.get("brought", {}).get(NAME)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("file", "sha256")):
         raise DataError(f"{run.path / schema.CONFIG}: {NAME} is given, but the name or sha256 of the file is missing")
-    return dict(entry)
-
-
-def same(run: Directory, where: str = "") -> Path:
-    """Return a run's initial file; `where`: its new place. Raises DataError if gone or changed."""
-    entry = described_in(run)
     path = weights.file_of(Path(where or entry["file"]))
     if not path.is_file():
         raise DataError(f"{path} is not there: {run.path} began with the weights of this file (sha256 {entry['sha256']})")

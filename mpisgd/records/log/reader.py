@@ -219,14 +219,11 @@ class Tables(Directory):
         return bool((self.summaries["final_clock"] >= 0).all())
 
     def _check_files(self) -> None:
+        """Raise DataError if a log file is missing, or not as DONE says."""
         present = {path.name for path in self._files}
         expected = {schema.shard_file(shard, self.attempt) for shard in range(self.shards)}
         if expected - present:
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
-        self._check_sums()
-
-    def _check_sums(self) -> None:
-        """Raise DataError if a log file is not as DONE says."""
         if not self._checked:
             for name, told in dict((self.done or {}).get("files", {})).items():
                 path = self.path / Path(name).name
