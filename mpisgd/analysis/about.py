@@ -73,13 +73,9 @@ def label(run: Run) -> str:
     return f"{run.name}\n{protocol_label(run)} · {sizes}"
 
 
-def samples_applied(run: Run) -> int:
-    return max(run.begins.samples, run.counts[0].updates.samples)
-
-
 def epochs_reached(run: Run) -> float | None:
     size = run.environment.get("train_samples")
-    return samples_applied(run) / size if size else None
+    return max(run.begins.samples, run.counts[0].updates.samples) / size if size else None
 
 
 def status(run: Run) -> Status:

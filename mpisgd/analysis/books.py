@@ -16,7 +16,9 @@ import numpy as np
 
 from mpisgd.analysis.tables import Table, columns_of
 from mpisgd.records.log.reader import Books, Run
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Event, Reason, Verdict
+
+_FAULTS = (Event.LOST, Event.MISSED, Event.RETURNED)
 
 
 @dataclass(frozen=True)
@@ -135,17 +137,17 @@ def shard_table(run: Run) -> Table:
 
 def learner_table(run: Run) -> Table:
     rows = []
-    shards, books = run.shards, learner_books(run)
-    for covered in coverage(run):
+    shards, books, followed = run.shards, learner_books(run), coverage(run)
+    for covered in followed:
         mine = books[covered.learner_id * shards : (covered.learner_id + 1) * shards]
         sums = [sum(getattr(book, name) for book in mine) for name in ("pushed", "applied", "dropped", "rejected", "in_flight")]
         account = (*sums, all(book.balanced for book in mine))
         share = None if covered.share is None else 100 * covered.share
-        followed = (covered.sampled, covered.given_up, covered.computed, covered.applied)
-        rows.append((covered.learner_id, *account, *followed, share))
+        counts = (covered.sampled, covered.given_up, covered.computed, covered.applied)
+        rows.append((covered.learner_id, *account, *counts, share))
     columns = columns_of(f"learner | {_ACCOUNT} | mini-batches | given up | computed | applied everywhere | coverage [%] :.1f")
     note = "Computed: gradients of the learner's mini-batches, repeats too. Coverage: share of mini-batches applied on every shard."
-    total = [sum(getattr(covered, name) for covered in coverage(run)) for name in ("applied", "sampled")]
+    total = [sum(getattr(covered, name) for covered in followed) for name in ("applied", "sampled")]
     if total[1] and total[0] < total[1]:
         note = f"{note} All learners: {100 * total[0] / total[1]:.1f} %."
     if never := never_counted(run):
@@ -157,6 +159,51 @@ def learner_table(run: Run) -> Table:
 
 _ACCOUNT = "pushed | applied | dropped | rejected | in flight | balanced"
 _EQUATION = "Balanced: pushed = applied + dropped + rejected + in flight."
+
+
+def has_faults(run: Run) -> bool:
+    return bool(np.isin(run.events["kind"], _FAULTS).any())
+
+
+def fault_table(run: Run) -> Table:
+    """Tabulate when shards noticed, waits, and mini-batches under way (`serving/fault_tolerant.py`)."""
+    events, pushes = run.events, run.pushes
+    concerned = np.unique(events["learner_id"][np.isin(events["kind"], _FAULTS)]).tolist()
+    rows = []
+    for learner_id in concerned:
+        reached = _reached(run, learner_id)
+        for shard in range(run.shards):
+            mine = events[(events["learner_id"] == learner_id) & (events["shard"] == shard)]
+            missed, lost = mine[mine["kind"] == Event.MISSED], mine[mine["kind"] == Event.LOST]
+            theirs = pushes[(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
+            rows.append(
+                (
+                    learner_id,
+                    shard,
+                    len(missed),
+                    float(missed["value"].max()) if len(missed) else None,
+                    int(np.count_nonzero(mine["kind"] == Event.RETURNED)),
+                    int(lost["clock"][0]) if len(lost) else None,
+                    float(lost["time_s"][0]) if len(lost) else None,
+                    int(np.count_nonzero(theirs["reason"] == Reason.TORN)),
+                    int(theirs["seq"].max(initial=-1)) + 1,
+                    reached,
+                )
+            )
+    columns = columns_of(
+        "learner | shard | missed [times] | longest silence [s] :.2f | back [times] | lost at clock | lost at [s] :.2f"
+        " | torn [gradients] | mini-batches here | on all shards"
+    )
+    note = (
+        "Missed: the learner was silent for longer than faults.patience_s, and the others went on. Torn: only a part arrived;"
+        " dropped. Where a shard has one mini-batch more than all shards have, the learner died between two shards."
+    )
+    return Table("faults", "Learners that died or hung", columns, tuple(rows), note)
+
+
+def _reached(run: Run, learner_id: int) -> int:
+    mine = run.pushes[run.pushes["learner_id"] == learner_id]
+    return min((int(mine["seq"][mine["shard"] == shard].max(initial=-1)) + 1 for shard in range(run.shards)), default=0)
 
 
 def _sampled(run: Run, learners: int) -> np.ndarray:
@@ -211,17 +258,14 @@ def _of_mini_batches(run: Run) -> tuple[np.ndarray, np.ndarray]:
     np.add.at(before, (place, rows["shard"]), attempt < last[place])
     np.add.at(newest, (place, rows["shard"]), attempt == last[place])
     pushed = np.repeat(newest.max(axis=1, keepdims=True, initial=0), shards, axis=1)
-    for cut_off in range(_times_continued(run)):
+    continued = np.count_nonzero((run.events["kind"] == Event.RESUMED) & (run.events["shard"] == 0))
+    for cut_off in range(continued):
         its_rows, its_batches = rows[attempt == cut_off], np.flatnonzero(last == cut_off)
         newest_seq = np.full((learners_of(run), shards), -1, np.int64)
         np.maximum.at(newest_seq, (its_rows["learner_id"], its_rows["shard"]), its_rows["seq"])
         may_lack = (batches % most)[its_batches, np.newaxis] >= newest_seq[whose[its_batches]]
         pushed[its_batches] = np.where(may_lack, newest[its_batches], pushed[its_batches])
     return whose, before + pushed
-
-
-def _times_continued(run: Run) -> int:
-    return int(np.count_nonzero((run.events["kind"] == Event.RESUMED) & (run.events["shard"] == 0)))
 
 
 def _attempts(run: Run) -> np.ndarray:

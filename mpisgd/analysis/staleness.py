@@ -6,6 +6,7 @@ Applied gradients are part of a finished update (`books.applied_rows`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,9 +56,14 @@ def by_learner(run: Run) -> list[Staleness]:
 
 def histogram(run: Run) -> np.ndarray:
     """Count applied gradients of staleness 0, 1, 2 ...: int64."""
-    found = [tally.staleness for tally in _tallies(run)]
-    longest = max(map(len, found))
-    return np.asarray(sum(np.pad(each, (0, longest - len(each))) for each in found))
+    return summed([tally.staleness for tally in _tallies(run)])
+
+
+def summed(histograms: Sequence[np.ndarray]) -> np.ndarray:
+    total = np.zeros(max(map(len, histograms)), np.int64)
+    for counts in histograms:
+        total[: len(counts)] += counts
+    return total
 
 
 def _tallies(run: Run) -> list[Tally]:

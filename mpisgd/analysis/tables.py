@@ -66,7 +66,8 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"table {self.key}: a row has {len(row)} cells, expected {len(self.columns)}")
-        numeric = [not cells or any(not isinstance(cell, str | None) for cell in cells) for cells in self._by_column()]
+        columns = [[row[at] for row in self.rows] for at in range(len(self.columns))]
+        numeric = [not cells or any(not isinstance(cell, str | None) for cell in cells) for cells in columns]
         object.__setattr__(self, "_numeric", tuple(numeric))
 
     def cells(self, column: str) -> list[Cell]:
@@ -112,9 +113,6 @@ class Table:
         path = folder / f"{self.key}.csv"
         path.write_text(self.csv(), encoding="utf-8")
         return path
-
-    def _by_column(self) -> list[list[Cell]]:
-        return [[row[at] for row in self.rows] for at in range(len(self.columns))]
 
     def _shortened(self, limit: int) -> list[list[str]]:
         if len(self.rows) <= limit:

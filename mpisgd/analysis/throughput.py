@@ -95,17 +95,14 @@ class LearnerTime:
 def learner_time(run: Run) -> LearnerTime:
     rows, learners = run.pushes[run.pushes["shard"] == 0], books.learners_of(run)
     learner_id = rows["learner_id"]
+    activities = (*ACTIVITIES, NEIGHBOURS) if tells_neighbours(run) else ACTIVITIES
     elapsed = np.full(learners, run.begins.time_s)
     np.maximum.at(elapsed, learner_id, rows["arrival_s"])
     return LearnerTime(
         mini_batches=np.bincount(learner_id, minlength=learners),
-        activities={name: np.bincount(learner_id, weights=rows[name], minlength=learners) for name in _activities(rows)},
+        activities={name: np.bincount(learner_id, weights=rows[name], minlength=learners) for name in activities},
         elapsed=elapsed - run.begins.time_s,
     )
-
-
-def _activities(rows: LogRows) -> tuple[str, ...]:
-    return (*ACTIVITIES, NEIGHBOURS) if NEIGHBOURS in (rows.dtype.names or ()) else ACTIVITIES
 
 
 def tells_neighbours(run: Run) -> bool:

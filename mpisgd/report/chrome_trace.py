@@ -78,62 +78,56 @@ class _Trace:
             yield _event("M", "thread_sort_index", self._where[rank], args={"sort_index": at})
 
     def _cycles(self) -> Iterator[_Json]:
-        cycles = self._of.cycles
-        for at in self._shown(cycles.edges[:, 0], cycles.edges[:, -1]):
-            told = _told(self._of.pushes[cycles.row[at]], "seq", "timestamp", "samples", "loss")
-            columns = _lists(cycles.learner_id[at], cycles.edges[at], cycles.known[at])
-            for mini_batch, learner_id, edges, known in zip(told, *columns, strict=True):
-                for activity, name in enumerate(_NAMES):
-                    start, end = edges[activity], edges[activity + 1]
-                    args = {"seq": mini_batch["seq"]}
-                    if activity in (COMPUTE, PUSH):
-                        args = mini_batch | ({} if known or activity == COMPUTE else {"length": "not logged: at least"})
-                    elif start == end:
-                        continue
-                    yield _event("X", name, self._learner[learner_id], start, end, args)
+        cycles, names = self._of.cycles, ("seq", "timestamp", "samples", "loss")
+        spans = cycles.edges[:, 0], cycles.edges[:, -1]
+        columns = (cycles.learner_id, cycles.edges, cycles.known)
+        for mini_batch, learner_id, edges, known in self._shown(spans, self._of.pushes, names, *columns, row=cycles.row):
+            for activity, name in enumerate(_NAMES):
+                start, end = edges[activity], edges[activity + 1]
+                args = {"seq": mini_batch["seq"]}
+                if activity in (COMPUTE, PUSH):
+                    args = mini_batch | ({} if known or activity == COMPUTE else {"length": "not logged: at least"})
+                elif start == end:
+                    continue
+                yield _event("X", name, self._learner[learner_id], start, end, args)
 
     def _updates(self) -> Iterator[_Json]:
-        updates = self._of.updates
-        for at in self._shown(updates.start, updates.end):
-            told = _told(updates.rows[at], "shard", "clock", "gradients", "samples", "learning_rate", "mean_loss")
-            columns = _lists(updates.start[at], updates.end[at], updates.staleness[at])
-            for args, start, end, staleness in zip(told, *columns, strict=True):
-                shard = args.pop("shard")
-                where = self._shard[shard]
-                yield _event("X", "update", where, start, end, args | {"mean_staleness": _number(staleness)})
-                yield _event("C", f"shard {shard} clock", where, end, args={"updates": args["clock"]})
-                if math.isfinite(staleness):
-                    yield _event("C", f"shard {shard} staleness", where, end, args={"mean": staleness})
+        updates, names = self._of.updates, ("shard", "clock", "gradients", "samples", "learning_rate", "mean_loss")
+        spans = updates.start, updates.end
+        for args, start, end, staleness in self._shown(spans, updates.rows, names, *spans, updates.staleness):
+            shard = args.pop("shard")
+            where = self._shard[shard]
+            yield _event("X", "update", where, start, end, args | {"mean_staleness": _number(staleness)})
+            yield _event("C", f"shard {shard} clock", where, end, args={"updates": args["clock"]})
+            if math.isfinite(staleness):
+                yield _event("C", f"shard {shard} staleness", where, end, args={"mean": staleness})
 
     def _evaluations(self) -> Iterator[_Json]:
-        evaluations = self._of.evaluations
-        for at in self._shown(evaluations.start, evaluations.end):
-            told = _told(evaluations.rows[at], "snapshot", "epochs", "averaged", "train", "loss", "error")
-            for args, start, end in zip(told, *_lists(evaluations.start[at], evaluations.end[at]), strict=True):
-                args["weights"] = "thetabar" if args.pop("averaged") else "theta"
-                args["data"] = str(Part(args.pop("train")))
-                yield _event("X", "evaluate", self._evaluator, start, end, args)
+        evaluations, names = self._of.evaluations, ("snapshot", "epochs", "averaged", "train", "loss", "error")
+        spans = evaluations.start, evaluations.end
+        for args, start, end in self._shown(spans, evaluations.rows, names, *spans):
+            args["weights"] = "thetabar" if args.pop("averaged") else "theta"
+            args["data"] = str(Part(args.pop("train")))
+            yield _event("X", "evaluate", self._evaluator, start, end, args)
 
     def _arrivals(self) -> Iterator[_Json]:
         names = ("shard", "learner_id", "seq", "timestamp", "clock", "staleness", "verdict", "reason", "weight", "loss")
-        for at in self._shown(self._of.arrival, self._of.arrival):
-            for args, arrival in zip(_told(self._of.pushes[at], *names), *_lists(self._of.arrival[at]), strict=True):
-                shard, verdict = args.pop("shard"), word_of(Verdict, args["verdict"])
-                args |= {"verdict": verdict, "reason": word_of(Reason, args["reason"])}
-                yield _event("i", f"{verdict} τ={args['staleness']}", self._shard[shard], arrival, args=args)
+        arrival = self._of.arrival
+        for args, moment in self._shown((arrival, arrival), self._of.pushes, names, arrival):
+            shard, verdict = args.pop("shard"), word_of(Verdict, args["verdict"])
+            args |= {"verdict": verdict, "reason": word_of(Reason, args["reason"])}
+            yield _event("i", f"{verdict} τ={args['staleness']}", self._shard[shard], moment, args=args)
 
     def _answers(self) -> Iterator[_Json]:
         answer = self._of.answer
-        for at in self._shown(answer, answer):
-            for args, moment in zip(_told(self._of.pushes[at], "shard", "learner_id"), *_lists(answer[at]), strict=True):
-                yield _event("i", "answer", self._shard[args.pop("shard")], moment, args=args)
+        for args, moment in self._shown((answer, answer), self._of.pushes, ("shard", "learner_id"), answer):
+            yield _event("i", "answer", self._shard[args.pop("shard")], moment, args=args)
 
     def _happened(self) -> Iterator[_Json]:
-        for at in self._shown(self._of.moment, self._of.moment):
-            told = _told(self._of.events[at], "shard", "clock", "kind", "learner_id", "value")
-            for args, moment in zip(told, *_lists(self._of.moment[at]), strict=True):
-                shard, kind = args.pop("shard"), args.pop("kind")
-                yield _event("i", word_of(Event, kind), self._shard[shard] if shard >= 0 else self._evaluator, moment, args=args)
+        moments, names = self._of.moment, ("shard", "clock", "kind", "learner_id", "value")
+        for args, moment in self._shown((moments, moments), self._of.events, names, moments):
+            shard, kind = args.pop("shard"), args.pop("kind")
+            yield _event("i", word_of(Event, kind), self._shard[shard] if shard >= 0 else self._evaluator, moment, args=args)
 
     def _arrows(self) -> Iterator[_Json]:
         """Yield arrows from pushes to updates that both begin in the window."""
@@ -143,13 +137,25 @@ class _Trace:
         shown = (begin >= window.start) & (end <= window.end) & (begin <= end)
         for block in _blocks(np.flatnonzero(shown)):
             row = self._of.pushes[applied[block]]
-            columns = _lists(applied[block] + 1, begin[block], end[block], row["shard"], row["learner_id"])
-            for number, start, stop, shard, learner_id in zip(*columns, strict=True):
+            columns = (applied[block] + 1, begin[block], end[block], row["shard"], row["learner_id"])
+            for number, start, stop, shard, learner_id in zip(*(column.tolist() for column in columns), strict=True):
                 yield _event("s", "gradient", self._learner[learner_id], start, id=number)
                 yield _event("f", "gradient", self._shard[shard], stop, id=number, bp="e")
 
-    def _shown(self, start: np.ndarray, end: np.ndarray) -> Iterator[np.ndarray]:
-        return _blocks(self._of.window.of(start, end))
+    def _shown(
+        self,
+        spans: tuple[np.ndarray, np.ndarray],
+        rows: LogRows,
+        names: tuple[str, ...],
+        *columns: np.ndarray,
+        row: np.ndarray | None = None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the named fields and the columns of spans in the window; `row`: of each span, by default its own."""
+        for at in _blocks(self._of.window.of(*spans)):
+            told = rows[at if row is None else row[at]]
+            fields = zip(*(told[name].tolist() for name in names), strict=True)
+            for values, *more in zip(fields, *(column[at].tolist() for column in columns), strict=True):
+                yield dict(zip(names, map(_number, values), strict=True)), *more
 
 
 def _event(
@@ -167,15 +173,6 @@ def _event(
 def _blocks(indices: np.ndarray) -> Iterator[np.ndarray]:
     for start in range(0, len(indices), _BLOCK):
         yield indices[start : start + _BLOCK]
-
-
-def _lists(*columns: np.ndarray) -> list[list[Any]]:
-    return [column.tolist() for column in columns]
-
-
-def _told(rows: LogRows, *names: str) -> Iterator[_Json]:
-    for values in zip(*_lists(*(rows[name] for name in names)), strict=True):
-        yield dict(zip(names, map(_number, values), strict=True))
 
 
 def _number(value: float) -> float | None:

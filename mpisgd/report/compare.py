@@ -157,7 +157,7 @@ def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequen
     some = [(_legend(alike, own), alike) for alike, own in named]
     means = [(name, seeds.curves([training.curves(run) for run in alike])) for name, alike in some]
     curves = [(name, [curve for curve in found if curve.part is Part.TEST]) for name, found in means]
-    taus = [(name, seeds.histogram([staleness.histogram(run) for run in alike])) for name, alike in some]
+    taus = [(name, staleness.summed([staleness.histogram(run) for run in alike])) for name, alike in some]
     collected = [(name, seeds.collected([arrivals.collected(run) for run in alike])) for name, alike in some]
     synchronous = _title([name for alike, own in named for name in own if arrivals.synchronous(alike[0])])
     return (

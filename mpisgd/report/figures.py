@@ -95,8 +95,8 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
         every = style.sparse(len(places))
         drawn = 100 * curve.error if errors else curve.loss
         if curve.seeds:
-            least, largest = _range([100 * each.error if errors else each.loss for each in curve.seeds])
-            axes.fill_between(places, least, largest, color=look["color"], alpha=0.2, linewidth=0)
+            values = [100 * each.error if errors else each.loss for each in curve.seeds]
+            axes.fill_between(places, np.min(values, axis=0), np.max(values, axis=0), color=look["color"], alpha=0.2, linewidth=0)
         axes.plot(places, drawn, label=label, markevery=every, clip_on=False, **{"zorder": 3, **look})
     if len(runs) > 1 and any(curve.averaged for _, curve in shown):
         style.explain(axes, "theta", "thetabar")
@@ -107,10 +107,6 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
         axes.set_ylim(0, min(100.0, max(1.0, 105 * top)))
     style.legend(figure, axes)
     return figure
-
-
-def _range(values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    return np.min(values, axis=0), np.max(values, axis=0)
 
 
 def errors(what: str, title: str, runs: Sequence[tuple[str, Sequence[Curve]]], missing: str) -> list[Drawing]:

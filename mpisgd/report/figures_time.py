@@ -14,15 +14,6 @@ from mpisgd.analysis.arrivals import Collected
 from mpisgd.analysis.throughput import LearnerTime
 from mpisgd.report import style
 
-#: Activities of `LearnerTime`, from the bottom of a bar upwards: label and colour.
-_ACTIVITIES = {
-    "compute_s": ("compute", style.COLOURS[0]),
-    "neighbour_s": ("wait for neighbours", style.NEIGHBOUR),
-    "delay_s": ("injected delay", style.COLOURS[4]),
-    "push_s": ("push", style.COLOURS[2]),
-    "wait_s": ("wait", style.COLOURS[1]),
-    "pull_s": ("pull", style.COLOURS[5]),
-}
 #: Most learners drawn as bars; more are an area, for hatched bars would be too thin.
 _BARS = 64
 
@@ -79,7 +70,7 @@ def time_spent(title: str, spent: LearnerTime) -> Figure | None:
     pushing = spent.mini_batches > 0
     if not pushing.any():
         return None
-    parts = [(*_ACTIVITIES[name], seconds) for name, seconds in spent.activities.items()]
+    parts = [(*style.ACTIVITIES[name.removesuffix("_s")], seconds) for name, seconds in spent.activities.items()]
     parts.append(("other", "#BBBBBB", np.maximum(spent.other, 0.0)))
     factor, unit = style.time_unit(max(float(np.max(sum(part[2] for part in parts))), float(spent.elapsed.max())))
     figure, axes = style.new(title, "learner_id", f"time up to the learner's last push [{unit}]")

@@ -26,16 +26,17 @@ MOST_PUSHES = 100
 #: Pushes of a learner that are easy to see.
 GOOD_PUSHES = 25
 
-#: Name, colour as in the figure of the learners' time, and lower and upper edge in a row of height 1.
-_BARS = {
-    "wait": ("wait", style.COLOURS[1], 0.44, 0.56),
-    "pull": ("pull", style.COLOURS[5], 0.22, 0.78),
-    "compute": ("compute", style.COLOURS[0], 0.1, 0.9),
-    "neighbour": ("wait for neighbours", style.NEIGHBOUR, 0.34, 0.66),
-    "delay": ("injected delay", style.COLOURS[4], 0.1, 0.9),
-    "push": ("push", style.COLOURS[2], 0.22, 0.78),
-    "update": ("update", style.COLOURS[3], 0.1, 0.9),
-    "evaluate": ("evaluate", style.GREY, 0.22, 0.78),
+_BARS = {**style.ACTIVITIES, "update": ("update", style.COLOURS[3]), "evaluate": ("evaluate", style.GREY)}
+#: Upper and lower edge in a row of height 1.
+_EDGES = {
+    "wait": (0.44, 0.56),
+    "pull": (0.22, 0.78),
+    "compute": (0.1, 0.9),
+    "neighbour": (0.34, 0.66),
+    "delay": (0.1, 0.9),
+    "push": (0.22, 0.78),
+    "update": (0.1, 0.9),
+    "evaluate": (0.22, 0.78),
 }
 _MARKS: dict[Verdict, tuple[str, dict[str, Any]]] = {
     Verdict.APPLY: ("push arrives, applied", {"marker": "|", "markersize": 7}),
@@ -122,7 +123,7 @@ def _bars(axes: Axes, name: str, row: LogRows, start: np.ndarray, end: np.ndarra
     """Draw bars as a collection, much faster than rectangles."""
     if not np.any(end > start):
         return
-    label, colour, low, high = _BARS[name]
+    (label, colour), (low, high) = _BARS[name], _EDGES[name]
     top, bottom = row + low, row + high
     corners = np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
     look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.0}

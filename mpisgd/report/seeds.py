@@ -78,13 +78,6 @@ def _mean(alike: Sequence[Curve]) -> Curve:
     return replace(cut[0], **means, metrics={}, seeds=tuple(cut))
 
 
-def histogram(found: Sequence[np.ndarray]) -> np.ndarray:
-    total = np.zeros(max(map(len, found)), np.int64)
-    for counts in found:
-        total[: len(counts)] += counts
-    return total
-
-
 def collected(found: Sequence[Collected]) -> Collected:
     if len(found) == 1:
         return found[0]

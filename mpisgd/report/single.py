@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from mpisgd.analysis import about, arrivals, books, faults, noise_scale, staleness, throughput, training
+from mpisgd.analysis import about, arrivals, books, noise_scale, staleness, throughput, training
 from mpisgd.analysis.tables import Table
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.records.log.reader import Run
@@ -61,14 +61,21 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 
 
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
-    if run.is_batch:
-        return _tables_of_batch(run, state)
-    nodes = link_speed.links(run)
     return (
         about.header(run, state, training.final_text(run)),
         training.summary_table(run),
+        *([training.iteration_table(run)] if run.is_batch else []),
         training.evaluation_table(run),
         throughput.rate_table(run),
+        *([throughput.portion_table(run)] if run.is_batch else _tables_of_gradients(run)),
+        books.shard_table(run),
+        books.learner_table(run),
+    )
+
+
+def _tables_of_gradients(run: Run) -> tuple[Table, ...]:
+    nodes = link_speed.links(run)
+    return (
         throughput.time_table(run),
         *([link_speed.table(run, nodes)] if nodes else []),
         *([throughput.bubble_table(run)] if throughput.tells_neighbours(run) else []),
@@ -79,22 +86,7 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
         arrivals.arrival_table(run),
         arrivals.collect_table(run),
         noise_scale.table(run),
-        *([faults.table(run)] if faults.happened(run) else []),
-        books.shard_table(run),
-        books.learner_table(run),
-    )
-
-
-def _tables_of_batch(run: Run, state: about.Status) -> tuple[Table, ...]:
-    return (
-        about.header(run, state, training.final_text(run)),
-        training.summary_table(run),
-        training.iteration_table(run),
-        training.evaluation_table(run),
-        throughput.rate_table(run),
-        throughput.portion_table(run),
-        books.shard_table(run),
-        books.learner_table(run),
+        *([books.fault_table(run)] if books.has_faults(run) else []),
     )
 
 

@@ -22,8 +22,15 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (7, 2, 1, 2)), (0, (1, 1.5)), (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++", "oo")
 GREY = "#767676"
-NEIGHBOUR = "#F0E442"
-"""Waiting for a group's other ranks."""
+ACTIVITIES = {
+    "compute": ("compute", COLOURS[0]),
+    "neighbour": ("wait for neighbours", "#F0E442"),
+    "delay": ("injected delay", COLOURS[4]),
+    "push": ("push", COLOURS[2]),
+    "wait": ("wait", COLOURS[1]),
+    "pull": ("pull", COLOURS[5]),
+}
+"""Name and colour of a learner's activities."""
 
 _HEIGHT_IN = 4.6
 """At the default width."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpisgd import replay
-from mpisgd.analysis import faults, timeline
+from mpisgd.analysis import books, timeline
 from mpisgd.job import interruption
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -113,7 +113,7 @@ def test_learners_are_killed_and_shard_0_evaluates(started: list[Job], tmp_path:
         assert told(run, Event.LOST, shard) == [0, 2]
     last = run.updates[run.updates["shard"] == 0][-1]
     assert last["gradients"] == 1, "the divisor is counted"
-    table = faults.table(run)
+    table = books.fault_table(run)
     assert table.cells("learner") == [0, 0, 2, 2]
     assert all(isinstance(clock, int) and clock > 0 for clock in table.cells("lost at clock"))
     counts = np.array([table.cells("mini-batches here"), table.cells("on all shards")])

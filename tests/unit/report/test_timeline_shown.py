@@ -13,7 +13,7 @@ from mpisgd.analysis.timeline import look
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli.reading import timeline as command
 from mpisgd.records.log.schema import Event, Reason, Verdict
-from mpisgd.report import figures_time, figures_timeline
+from mpisgd.report import figures_timeline
 from mpisgd.report import single as report
 from mpisgd.report.look import WIDTH_IN
 from tests.unit import fabricate, logs_by_hand
@@ -63,11 +63,6 @@ def test_nothing_of_the_figure_is_cut(tmp_path: Path) -> None:
         assert box.y0 >= whole.y0 - 1
         assert box.x1 <= whole.x1 + 1
         assert box.y1 <= whole.y1 + 1
-
-
-def test_colours_are_those_of_the_learners_time() -> None:
-    for name, (label, colour) in figures_time._ACTIVITIES.items():
-        assert figures_timeline._BARS[name.removesuffix("_s")][:2] == (label, colour)
 
 
 def test_no_figure_of_what_could_not_be_read(tmp_path: Path) -> None:
