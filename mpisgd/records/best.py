@@ -12,10 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mpisgd.base import durable
-from mpisgd.base.storage import writing
 from mpisgd.config import EvaluationOptions
 from mpisgd.records import weights
 from mpisgd.records.weights import EVALUATION, THETA, THETABAR, WEIGHTS, State
@@ -63,10 +59,7 @@ class Best:
         value = float(row[name])
         told = {"by": options.best, "value": value, **{name: _plain(each) for name, each in row.items()}}
         state = states[THETABAR if row["averaged"] else THETA]
-        with writing(self._path):
-            with durable.made_aside(self._path) as aside:
-                torch.save({WEIGHTS: state, EVALUATION: told}, aside)
-            durable.sync_directory(self._path.parent)
+        weights.write(self._path, {WEIGHTS: state, EVALUATION: told})
         self._value = value
 
 

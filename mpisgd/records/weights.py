@@ -29,11 +29,7 @@ def of_run(run: Directory, *, averaged: bool = False) -> State:
 
     Raises CheckpointError if there are none, DataError if the file is not as DONE says.
     """
-    path, told = run.path / schema.WEIGHTS, (run.done or {}).get("weights")
-    if not path.is_file():
-        raise CheckpointError(f"{run.path} has no {schema.WEIGHTS}: a run writes weights at the end")
-    if told is not None:
-        sums.check_file(path, told)
+    path = _whole(run, "weights", "a run writes weights at the end")
     states = _torch(path)
     name = THETABAR if averaged else THETA
     if name not in states:
@@ -51,12 +47,17 @@ def read_best(path: Path) -> Mapping[str, Any]:
 
 def best_of_run(run: Directory) -> State:
     """Return a run's best weights (`evaluation.best`) so far. Raises as `of_run`."""
-    path, told = run.path / schema.BEST, (run.done or {}).get("best")
+    path = _whole(run, "best", "a run keeps the best weights with --evaluation.best error")
+    return _state(read_best(path)[WEIGHTS], path)
+
+
+def _whole(run: Directory, entry: str, why: str) -> Path:
+    path, told = run.path / schema.SUMMED[entry], (run.done or {}).get(entry)
     if not path.is_file():
-        raise CheckpointError(f"{run.path} has no {schema.BEST}: a run keeps the best weights with --evaluation.best error")
+        raise CheckpointError(f"{run.path} has no {path.name}: {why}")
     if told is not None:
         sums.check_file(path, told)
-    return _state(read_best(path)[WEIGHTS], path)
+    return path
 
 
 def file_of(path: Path) -> Path:
@@ -91,8 +92,8 @@ def check_new(path: Path) -> None:
         raise ConfigError(f"{path} {why}")
 
 
-def write(path: Path, state: State) -> None:
-    """Write a state dict, whole or not at all. Raises StorageError."""
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state dict, or best weights, whole or not at all. Raises StorageError."""
     with writing(path):
         with durable.made_aside(path) as aside:
             if path.suffix == SAFETENSORS:

@@ -71,6 +71,56 @@ def explain(data: h5py.Dataset, table: str, dtype: np.dtype) -> None:
         data.attrs[name] = texts
 
 
+class _Table:
+    """A table of a file: rows of the next flush in memory, after `committed` rows on disk.
+
+    Attributes:
+        crc32: of the rows on disk (`sums`).
+    """
+
+    def __init__(self, name: str, dtype: np.dtype, flush_rows: int) -> None:
+        self._name = name
+        self.rows = np.zeros(flush_rows, dtype)
+        self.filled = self.committed = self.crc32 = 0
+        self._amendments: list[tuple[int, str, float]] = []
+
+    def amend(self, number: int, field: str, value: float) -> None:
+        if number >= self.committed:
+            self.rows[field][number - self.committed] = value
+        else:
+            self._amendments.append((number, field, value))
+
+    def write(self, data: Rows) -> None:
+        self._write_amendments(data)
+        if self.filled:
+            rows = self.rows[: self.filled]
+            data.extend(self.committed, rows)
+            data.flush()
+            self.crc32 = sums.add(self.crc32, self._name, rows)
+            self.committed += self.filled
+            self.filled = 0
+
+    def _write_amendments(self, data: Rows) -> None:
+        """Amend flushed rows chunk by chunk: row by row would take 200 us for each."""
+        chunks: dict[int, list[tuple[int, str, float]]] = {}
+        for number, field, value in self._amendments:
+            chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
+        self._amendments.clear()
+        for chunk, amendments in chunks.items():
+            start = chunk * CHUNK_ROWS
+            rows = data.read(start, min(start + CHUNK_ROWS, self.committed))
+            for number, field, value in amendments:
+                rows[field][number] = value
+            data.write(start, rows)
+
+    def sum_of_amended(self, data: Rows) -> int:
+        """Return the sum, read in pieces: a table may exceed memory."""
+        crc32 = 0
+        for start in range(0, self.committed if self._name in sums.AMENDED else 0, schema.STEP):
+            crc32 = sums.add_amended(crc32, self._name, data.read(start, min(start + schema.STEP, self.committed)))
+        return crc32
+
+
 class TableFile:
     """HDF5 file of a rank, with tables to append to.
 
@@ -100,11 +150,7 @@ class TableFile:
         self._flush_rows = flush_rows
         self._flush_s = flush_s
         self._flushed_at_s = time.monotonic()
-        self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in self.tables.items()}
-        self._filled = dict.fromkeys(self.tables, 0)
-        self._committed = dict.fromkeys(self.tables, 0)
-        self._crc32 = dict.fromkeys(self.tables, 0)
-        self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in self.tables}
+        self._tables = {name: _Table(name, dtype, flush_rows) for name, dtype in self.tables.items()}
         if path is not None:
             with self._writing():
                 if path.exists() and not instead:
@@ -150,24 +196,20 @@ class TableFile:
     def append(self, name: str, row: tuple[float, ...]) -> int:
         if self._file is None:
             return 0
-        filled = self._filled[name]
-        self._rows[name][filled] = row
-        self._filled[name] = filled + 1
-        number = self._committed[name] + filled
-        if filled + 1 == self._flush_rows or time.monotonic() - self._flushed_at_s > self._flush_s:
+        table = self._tables[name]
+        table.rows[table.filled] = row
+        number = table.committed + table.filled
+        table.filled += 1
+        if table.filled == self._flush_rows or time.monotonic() - self._flushed_at_s > self._flush_s:
             self.flush()
         return number
 
     def amend(self, name: str, number: int, field: str, value: float) -> None:
         """Set a field of an earlier row; of a flushed row, at the next flush."""
-        in_memory = number - self._committed[name]
-        if in_memory >= 0:
-            self._rows[name][field][in_memory] = value
-        else:
-            self._amendments[name].append((number, field, value))
+        self._tables[name].amend(number, field, value)
 
     def rows(self) -> list[int]:
-        return [self._committed[name] + self._filled[name] for name in self._committed]
+        return [table.committed + table.filled for table in self._tables.values()]
 
     def flush(self) -> list[int]:
         """Write the rows, then the committed counts; return these. Raises StorageError, also if the file was removed."""
@@ -178,39 +220,17 @@ class TableFile:
             if self._path.stat().st_ino != self._inode:
                 raise OSError(errno.ENOENT, "another file has the name of the log")
         self._flushed_at_s = time.monotonic()
-        return list(self._committed.values())
+        return [table.committed for table in self._tables.values()]
 
     def _write(self) -> None:
-        for name in self.tables:
-            self._amend_file(name)
-            filled = self._filled[name]
-            if filled:
-                rows = self._rows[name][:filled]
-                self._data[name].extend(self._committed[name], rows)
-                self._data[name].flush()
-                self._crc32[name] = sums.add(self._crc32[name], name, rows)
-                self._committed[name] += filled
-                self._filled[name] = 0
-        committed = list(self._committed.values())
-        self._replace("sums", list(zip(committed, self._crc32.values(), strict=True)))
-        self._replace("committed", committed)
+        for name, table in self._tables.items():
+            table.write(self._data[name])
+        self._replace("sums", [(table.committed, table.crc32) for table in self._tables.values()])
+        self._replace("committed", [table.committed for table in self._tables.values()])
 
     def _replace(self, name: str, numbers: Sequence[int | tuple[int, int]]) -> None:
         self._data[name].write(0, np.array(numbers, np.int64))
         self._data[name].flush()
-
-    def _amend_file(self, name: str) -> None:
-        """Amend flushed rows chunk by chunk: row by row would take 200 us for each."""
-        chunks: dict[int, list[tuple[int, str, float]]] = {}
-        for number, field, value in self._amendments[name]:
-            chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
-        self._amendments[name].clear()
-        for chunk, amendments in chunks.items():
-            start = chunk * CHUNK_ROWS
-            rows = self._data[name].read(start, min(start + CHUNK_ROWS, self._committed[name]))
-            for number, field, value in amendments:
-                rows[field][number] = value
-            self._data[name].write(start, rows)
 
     def close(self, summary: tuple[float, ...] | None = None) -> None:
         """Flush, write a shard's summary, close, sync."""
@@ -220,22 +240,14 @@ class TableFile:
         with self._writing():
             if summary is not None:
                 self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
-            self._file["closing"][:] = sums.closing(self._sum_of_amended(), self._file["summary"][:])
+            amended = sum(table.sum_of_amended(self._data[name]) for name, table in self._tables.items())
+            self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
             self._file.flush()  # may fail before closing begins
             self._data.clear()
             self._file.close()
             self._file = None
             durable.sync(self._path)  # DONE, or an attempt that goes on, refers to the file
             durable.sync_directory(self._path.parent)
-
-    def _sum_of_amended(self) -> int:
-        """Return the sum, read in pieces: a table may exceed memory."""
-        crc32 = 0
-        for name in sums.AMENDED.keys() & self.tables:
-            for start in range(0, self._committed[name], schema.STEP):
-                rows = self._data[name].read(start, min(start + schema.STEP, self._committed[name]))
-                crc32 = sums.add_amended(crc32, name, rows)
-        return crc32
 
 
 _EXTRA: Mapping[str, Callable[[Push], float]] = {

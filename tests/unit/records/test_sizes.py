@@ -38,8 +38,8 @@ def measured(most: int) -> Iterator[None]:
 
 def append(file: TableFile, table: str, rows: np.ndarray) -> None:
     """Many at once, as `TableFile.append` puts them one by one."""
-    file._rows[table][: len(rows)] = rows
-    file._filled[table] = len(rows)
+    file._tables[table].rows[: len(rows)] = rows
+    file._tables[table].filled = len(rows)
     file.flush()
 
 
