@@ -20,9 +20,8 @@ from mpisgd.records.log.continuing import Layout
 from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows
-from mpisgd.records.log.writer import explain
+from mpisgd.records.log.writer import CHUNK_ROWS, explain
 
-_CHUNK_ROWS = 1024
 LINKED_NBYTES = 1 << 30
 """Bytes above which `log.h5` links to a table's rows: copying 1 GiB takes seconds."""
 
@@ -159,7 +158,7 @@ def _link(log: h5py.File, into: Joined) -> None:
 
 def _copy(log: h5py.File, into: Joined) -> None:
     count = count_of(into)
-    how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
+    how = {"chunks": (min(count, CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = log.create_dataset(into.place, (count,), into.dtype, **how)
     data.attrs["rows"] = count
     explain(data, into.table, into.dtype)

@@ -150,7 +150,7 @@ def _row(run: Run, name: str, more: Sequence[str]) -> tuple[Cell, ...]:
 
 
 def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequence[int]]) -> tuple[Drawing, ...]:
-    from mpisgd.report import figures, figures_time
+    from mpisgd.report import figures
 
     title = _title(names)
     named = [([runs[at] for at in places], [names[at] for at in places]) for places in groups]
@@ -171,7 +171,7 @@ def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequen
         Drawing(
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
-            figures_time.collect(synchronous, collected, int(np.max([run.lambda_ for run in runs])), None),
+            figures.collect(synchronous, collected, int(np.max([run.lambda_ for run in runs])), None),
             "no run with a synchronous protocol",
         ),
     )

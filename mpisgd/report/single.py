@@ -92,7 +92,7 @@ def _tables_of_gradients(run: Run) -> tuple[Table, ...]:
 
 def draw(run: Run) -> tuple[Drawing, ...]:
     """Draw figures but the timeline; imports matplotlib late."""
-    from mpisgd.report import figures, figures_time
+    from mpisgd.report import figures
 
     title, synchronous = about.label(run), arrivals.synchronous(run)
     curves = training.curves(run)
@@ -120,19 +120,19 @@ def draw(run: Run) -> tuple[Drawing, ...]:
         Drawing(
             "arrivals",
             "Cumulative distribution of arrival times of gradients on shard 0 [Chen16 Fig. 3]",
-            figures_time.arrival_cdf(title, _arrival_series(run), axis),
+            figures.arrival_cdf(title, _arrival_series(run), axis),
             "no gradient has an arrival time",
         ),
         Drawing(
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
-            figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
+            figures.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
             "no gradient arrived" if synchronous else f"gradients of {about.protocol_name(run)} have no common start",
         ),
         Drawing(
             "learner_time",
             "Where the learners' time went",
-            figures_time.time_spent(title, throughput.learner_time(run)),
+            figures.time_spent(title, throughput.learner_time(run)),
             "no gradient was pushed",
         ),
     )

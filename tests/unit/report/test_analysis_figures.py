@@ -16,7 +16,7 @@ from mpisgd.analysis.arrivals import Collected
 from mpisgd.analysis.training import Curve
 from mpisgd.config import Part
 from mpisgd.records.log.reader import Run
-from mpisgd.report import figures, figures_time, style
+from mpisgd.report import figures, style
 from mpisgd.report.look import WIDTH_IN, Look, applied
 from mpisgd.report.single import draw
 from tests.effort import spread
@@ -127,7 +127,7 @@ def test_a_long_tail_is_cut_and_said() -> None:
     assert figure.axes[0].get_xlabel() == "staleness τ [updates]; largest, not shown: 900"
     assert figure.axes[0].get_xlim()[1] < 20
     times = np.concatenate([np.linspace(0.1, 0.2, 500), [310.0]])
-    figure = figures_time.arrival_cdf("run", [("all", times)], "time")
+    figure = figures.arrival_cdf("run", [("all", times)], "time")
     assert figure is not None
     assert figure.axes[0].get_xlabel() == "time [ms]; longest, not shown: 3.1e+05 ms"
 
@@ -173,14 +173,14 @@ def test_several_runs_share_a_legend_of_theta_and_thetabar() -> None:
 
 
 def test_cdf_rises_from_0_to_1() -> None:
-    figure = figures_time.arrival_cdf("run", [("all", np.array([1.0, 2.0, 4.0, 5.0])), ("none", np.array([]))], "time")
+    figure = figures.arrival_cdf("run", [("all", np.array([1.0, 2.0, 4.0, 5.0])), ("none", np.array([]))], "time")
     assert figure is not None
     (line,) = figure.axes[0].lines
     assert xs(line).tolist() == [1, 1, 2, 4, 5]
     assert ys(line).tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert figure.axes[0].get_xlabel() == "time [s]"
     long = np.sort(np.random.default_rng(1).random(50_000))
-    figure = figures_time.arrival_cdf("run", [("all", long)], "time")
+    figure = figures.arrival_cdf("run", [("all", long)], "time")
     assert figure is not None
     assert len(xs(figure.axes[0].lines[0])) == style.POINTS + 1
     assert ys(figure.axes[0].lines[0])[-1] == 1
@@ -188,7 +188,7 @@ def test_cdf_rises_from_0_to_1() -> None:
 
 def test_collect_shows_mean_median_and_what_is_wanted(run: Run) -> None:
     found = arrivals.collected(run)
-    figure = figures_time.collect("run", [("run", found)], 6, 5)
+    figure = figures.collect("run", [("run", found)], 6, 5)
     assert figure is not None
     mean, median, wanted = figure.axes[0].lines
     assert ys(mean) == pytest.approx(1e3 * found.mean)
@@ -199,7 +199,7 @@ def test_collect_shows_mean_median_and_what_is_wanted(run: Run) -> None:
 
 def test_stacks_reach_what_the_table_says(run: Run) -> None:
     spent = throughput.learner_time(run)
-    figure = figures_time.time_spent("run", spent)
+    figure = figures.time_spent("run", spent)
     assert figure is not None
     tops: dict[float, float] = {}
     for bar in bars(figure):
@@ -213,7 +213,7 @@ def test_stacks_reach_what_the_table_says(run: Run) -> None:
 def test_many_learners_become_an_area(tmp_path: Path) -> None:
     log = fabricate.simulated("softsync", learners=100, wanted=100, updates=5)
     run = Run(fabricate.write_run(tmp_path / "run", log, {"name": "softsync", "n": 1}, 100))
-    figure = figures_time.time_spent("run", throughput.learner_time(run))
+    figure = figures.time_spent("run", throughput.learner_time(run))
     assert figure is not None
     assert len(figure.axes[0].patches) < 10
 
@@ -223,10 +223,10 @@ def test_nothing_to_draw() -> None:
     assert figures.staleness_distribution("", [("a", np.zeros(0, np.int64))], 1) is None
     assert figures.staleness_over_clock("", staleness.OverClock(none, none, none, none)) is None
     assert figures.error("", [("a", []), ("b", [curve([np.nan])])], "epochs") is None
-    assert figures_time.arrival_cdf("", [("a", none)], "time") is None
-    assert figures_time.collect("", [("a", Collected(none, none, none, none, none))], 3, None) is None
+    assert figures.arrival_cdf("", [("a", none)], "time") is None
+    assert figures.collect("", [("a", Collected(none, none, none, none, none))], 3, None) is None
     idle = throughput.LearnerTime(np.zeros(2, np.int64), {}, np.zeros(2))
-    assert figures_time.time_spent("", idle) is None
+    assert figures.time_spent("", idle) is None
 
 
 def test_series_differ_in_more_than_colour() -> None:
