@@ -289,7 +289,10 @@ def extra(table: str, dtype: np.dtype) -> tuple[str, ...]:
 
 def fits(table: str, dtype: np.dtype) -> bool:
     names = extra(table, dtype)
-    known = table == "evaluations" or names in (_EXTRAS if table == "pushes" else ((),))
+    if table == "evaluations":  # any metrics
+        known = not {*names} & {*(EVALUATIONS.names or ())}
+    else:
+        known = names in (_EXTRAS if table == "pushes" else ((),))
     return known and dtype == wider(table, names)
 
 
@@ -307,8 +310,8 @@ def place(table: str) -> int:
 
 
 def common(table: str, dtypes: Iterable[np.dtype]) -> np.dtype:
-    """Return the dtype with the columns of all files."""
-    return wider(table, list(dict.fromkeys(name for dtype in dtypes for name in extra(table, dtype))))
+    """Return the dtype with the columns of all files; a foreign one is refused where its rows are read."""
+    return wider(table, list(dict.fromkeys(name for dtype in dtypes if fits(table, dtype) for name in extra(table, dtype))))
 
 
 def joined(table: str, parts: Sequence[LogRows]) -> LogRows:

@@ -97,6 +97,15 @@ def test_a_bit_of_a_closed_log(name: str, row: int, field: str | None, tmp_path:
         read_summary(path)
 
 
+def test_a_sum_below_0_is_no_sum(tmp_path: Path) -> None:
+    path = tmp_path / "shard-000.attempt-0.h5"
+    log(path).close((0, 3, 12, 40, 40, 0))
+    with h5py.File(path, "r+") as file:
+        file["sums"][0, 1] = -1
+    with pytest.raises(DataError, match="table pushes: the checksum of the rows does not match"):
+        read_table(path, "pushes")
+
+
 @pytest.mark.parametrize("field", ["loss", "timestamp", "arrival_s"])
 def test_a_bit_of_an_open_log(field: str, tmp_path: Path) -> None:
     path, copy = tmp_path / "shard-000.attempt-0.h5", tmp_path / "copy.h5"

@@ -21,6 +21,7 @@ def test_evaluations_may_have_columns_of_metrics_and_other_tables_may_not() -> N
     assert schema.fits("evaluations", one.dtype)
     assert schema.fits("evaluations", schema.EVALUATIONS)
     assert not schema.fits("evaluations", np.dtype([*schema.EVALUATIONS.descr, ("n", np.int64)]))
+    assert not schema.fits("evaluations", np.dtype([("n", np.float64), *schema.EVALUATIONS.descr]))
     assert not schema.fits("updates", np.dtype([*schema.UPDATES.descr, ("n", np.float64)]))
     rows = schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS), one, other])
     assert schema.extra("evaluations", rows.dtype) == ("accuracy", "bleu")
@@ -72,3 +73,6 @@ def test_pushes_of_groups_and_others_are_joined() -> None:
     assert rows.dtype == schema.wider("pushes", ["neighbour_s"])
     assert np.isnan(rows["neighbour_s"]).tolist() == [True, True, False] and rows["seq"].tolist() == [0, 0, 1]
     assert schema.joined("pushes", [one, one]).dtype == schema.joined("pushes", []).dtype == schema.PUSHES
+    assert schema.joined("pushes", [one, other[:0]]).dtype == rows.dtype, "the newest attempt has no row yet"
+    foreign = np.dtype([("n", np.float64), *other.dtype.descr])
+    assert schema.common("pushes", [one.dtype, foreign, other.dtype]) == rows.dtype
