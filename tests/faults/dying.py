@@ -32,10 +32,10 @@ TORCH = "torch"
 #: Point -> (module, function, which call of it, after it): where agreement is under way, and where it is over.
 START = {
     "look-around": ("mpisgd.job.run.start", "look_around", 1, False),
-    "data": ("mpisgd.job.run.start", "_load_data", 1, False),
+    "data": ("mpisgd.job.run.start", "Start._load_data", 1, False),
     "meta": ("mpisgd.job.parts", "load_loss", 1, False),
     "model": ("mpisgd.job.parts", "build_model", 1, False),
-    "check": ("mpisgd.job.run.start", "_check", 1, True),
+    "check": ("mpisgd.job.run.start", "Start._check", 1, True),
     "claim": ("mpisgd.job.run.start", "Claim._claim", 1, False),
     "load": ("mpisgd.job.run.start", "Claim._load", 1, True),
 }

@@ -39,15 +39,15 @@ from mpisgd.job.roles import RankRole, build
 from mpisgd.job.run import partners
 from mpisgd.job.run.mpi_world import MpiWorld
 from mpisgd.job.run.partners import Partners
-from mpisgd.job.run.start import Claim, agree_on, name
+from mpisgd.job.run.start import Claim, Start, name
 from mpisgd.liveness import tolerance
 from mpisgd.liveness.failure_watch import FailureWatch
-from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
+from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
 from mpisgd.liveness.heartbeat import Heartbeat
 from mpisgd.liveness.muster import muster
 from mpisgd.liveness.watch import Watch
 from mpisgd.liveness.watchdog import Watchdog
-from mpisgd.records.callbacks import End, call, given
+from mpisgd.records.callbacks import End, call
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -101,16 +101,15 @@ class Rank:
         self.role: RankRole | None = None
 
     def agree(self, config: Config, user_objects: UserObjects, resumed: bool) -> None:
-        own = agree(self.comm, lambda: given(config.callbacks, user_objects.callbacks))
-        agreed = agree_on(config, self.comm, user_objects, self.heartbeat, resumed=resumed)
-        self.claim = Claim(self.comm, agreed, user_objects, resumed)
+        start = Start(config, self.comm, user_objects, self.heartbeat, resumed=resumed)
+        self.claim = Claim(start)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
         self.setup = self.claim.setup
         self.roles = self.setup.roles
         self.path = self.setup.path
         self.loggers = Loggers(self.setup.config.loggers, self.path)
-        self.callbacks = self.loggers.with_own(own)
+        self.callbacks = self.loggers.with_own(start.callbacks)
         self._ready = True
         if self.setup.roles.tolerant:
             self.watch.end(self.failure_watch)

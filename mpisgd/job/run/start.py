@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.node_processes import NodeProcesses
 from mpisgd.config import Config, config_file, replace
-from mpisgd.data import DataSet, check_workers
+from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
@@ -42,92 +43,225 @@ from mpisgd.pipeline import balance
 from mpisgd.pipeline.rounds import Rounds
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory, loggers
+from mpisgd.records.callbacks import given
 from mpisgd.records.checkpoint.near import Near
 from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
-from mpisgd.vectors.flat import FlatModel
+
+T = TypeVar("T")
 
 
-def agree_on(
-    config: Config, comm: MPI.Intracomm, user_objects: UserObjects, heartbeat: Heartbeat, *, resumed: bool
-) -> tuple[Ranks, Setup, Tensors]:
-    """Agree on the job; each rank makes its own parts. Raises AgreedError."""
-    ranks = look_around(comm)
-    config = user_code.with_user_objects(config, user_objects)
-    roles, protocol = agree(comm, lambda: place(config, ranks))
-    ranks = _bind(config, comm, ranks, roles)
-    _make_room(comm, ranks, roles)
-    config = replace(config, shards=len(roles.shard_ranks))
-    told = ranks.rank in (roles.shard_ranks[0], roles.evaluator_rank)
-    agree(comm, lambda: loggers.check(config.loggers, used=told))
-    heartbeat.know(ranks, lambda rank: name(roles, ranks, rank))
-    torch.set_num_threads(config.threads or ranks.threads)
-    learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
-    computes = learns or roles.may_evaluate(ranks.rank)
-    data: DataSet | None = agree(comm, lambda: _load_data(config, user_objects, computes))
-    meta: Meta = comm.bcast(parts.meta_of(data, config) if data is not None and ranks.rank == first else None, root=first)
-    if data is not None and ranks.rank == first and data.train.advice:
-        terminal.warn(data.train.advice)
-    require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
-    loss = agree(comm, lambda: parts.load_loss(config, user_objects))
-    if balance.measures_stages(config):  # a single rank measures for all
-        own = agree(
-            comm,
-            lambda: stages_begin_at(config, meta, user_objects, data, loss) if data is not None and ranks.rank == first else (),
+class Start:
+    """Agreement of the ranks before the first message; each rank makes its own parts.
+
+    Raises AgreedError, on all ranks: the first agreement that a rank refuses.
+    """
+
+    def __init__(
+        self, config: Config, comm: MPI.Intracomm, user_objects: UserObjects, heartbeat: Heartbeat, *, resumed: bool
+    ) -> None:
+        self.config = config
+        self.comm = comm
+        self.user_objects = user_objects
+        self.resumed = resumed
+        self._heartbeat = heartbeat
+
+        self._take_callbacks()
+        self._find_ranks()
+        self._give_roles()
+        self._bind()
+        self._make_room()
+        self._find_loggers()
+        self._load_data()
+        self._load_loss()
+        self._measure_stages()
+        self._choose_devices()
+        self._build_model()
+        self._cut_slices()
+        self._compare_models()
+        self._group_parameters()
+        self._try_first_batch()
+        self._check_schedule()
+
+    def _take_callbacks(self) -> None:
+        """Refuse callbacks given twice, or under an unknown name."""
+        self.callbacks = self._agree(lambda: given(self.config.callbacks, self.user_objects.callbacks))
+
+    def _find_ranks(self) -> None:
+        """Tell each other hosts, cores and processes."""
+        self.ranks = look_around(self.comm)
+
+    def _give_roles(self) -> None:
+        """Refuse options that exclude each other, and too few ranks."""
+        self.config = user_code.with_user_objects(self.config, self.user_objects)
+        self.roles, self.protocol = self._agree(lambda: place(self.config, self.ranks))
+        self.config = replace(self.config, shards=len(self.roles.shard_ranks))
+
+    def _bind(self) -> None:
+        """Bind ranks to cores by role, if asked; warn of ranks on too few cores."""
+        told = f"{self.ranks.badly_bound}: {MEND}" if self.ranks.badly_bound else ""
+        if self.config.binding == "roles":
+            self.ranks, told = cores.bind(self.comm, self.ranks, self.roles)
+        if told and self._rank == 0:
+            terminal.warn(told)
+
+    def _make_room(self) -> None:
+        """Make room for files and connections; warn of low limits: a fast network needs few."""
+        lacks = self.comm.allgather(make_room(connections(self._rank, self.ranks.hosts, self.roles.shard_ranks)))
+        short = [rank for rank, lack in enumerate(lacks) if lack]
+        if short and self._rank == 0:
+            text = f"rank {ranges(short)} {lacks[short[0]]}: over TCP, connections would fail"
+            terminal.warn(f"{text}; raise the hard limit, `ulimit -Hn`, on all nodes, before the ranks are started")
+
+    def _find_loggers(self) -> None:
+        """Refuse loggers that are not installed."""
+        told = self._rank in (self.roles.shard_ranks[0], self.roles.evaluator_rank)
+        self._agree(lambda: loggers.check(self.config.loggers, used=told))
+
+    def _load_data(self) -> None:
+        """Load data on computing ranks; refuse other data than learner 0's."""
+        config, comm = self.config, self.comm
+        self._heartbeat.know(self.ranks, partial(name, self.roles, self.ranks))
+        torch.set_num_threads(config.threads or self.ranks.threads)
+        computes = self._learns or self._evaluates
+        self.data = data = self._agree(lambda: parts.load_data(config, self.user_objects) if computes else None)
+        own = data if self._rank == self._first else None
+        self.meta: Meta = comm.bcast(None if own is None else parts.meta_of(own, config), root=self._first)
+        if own is not None and own.train.advice:
+            terminal.warn(own.train.advice)
+        require_alike(comm, "data", self._agree(lambda: None if data is None else of_data(data, config.seed)), root=self._first)
+
+    def _load_loss(self) -> None:
+        """Refuse a loss, or step, that cannot be called."""
+        self.loss = self._agree(lambda: parts.load_loss(self.config, self.user_objects))
+
+    def _measure_stages(self) -> None:
+        """Make stages even in seconds, if asked; learner 0 measures for all."""
+        if not balance.measures_stages(self.config):
+            return
+
+        def measure() -> tuple[str, ...]:
+            if self.data is None or self._rank != self._first:
+                return ()
+            return stages_begin_at(self.config, self.meta, self.user_objects, self.data, self.loss)
+
+        self.config = balance.with_stages_at(self.config, self.comm.bcast(self._agree(measure), root=self._first))
+
+    def _choose_devices(self) -> None:
+        """Take GPUs, if asked; refuse a rank without."""
+        computes, serves = self.data is not None, self._rank in self.roles.shard_ranks
+        self.device, self.shard_device = self._agree(
+            lambda: (self._device("device", used=computes), self._device("shard_device", used=serves))
         )
-        config = balance.with_stages_at(config, comm.bcast(own, root=first))
-    device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
-    needed = pieces_needed_by(config, roles, ranks.rank)
-    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, user_objects, device, resumed=resumed, needed=needed))
-    agree(comm, lambda: check_pieces(config, model.module))
-    bounds = agree(comm, lambda: parts.bounds(config, model))
-    sampling = agree(comm, lambda: parts.make_sampling(config, meta, roles.streams))
-    tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
-    _require_models_alike(comm, roles, ranks.rank, tensors)
-    agree(comm, lambda: tensors.segments)  # before a shard gives up its model
-    number = roles.stream(ranks.rank) if learns else None
-    group = _group(comm, roles, ranks.rank) if config.partitioned and not config.init_from else None
-    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, number, group)), root=first)
-    if group is not None:
-        group.Free()
-    agree(comm, lambda: tensors.check_pieces_fit() if roles.may_evaluate(ranks.rank) else None)
-    tensors.metrics = comm.bcast(tensors.metrics, root=first)  # a dedicated evaluator has not checked
-    # A rank that may evaluate alone, or keeps the best weights, needs all.
-    jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
-    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, stages=tensors.stages, jointly=jointly)
-    agree(comm, setup.check_schedule)
-    return ranks, setup, tensors
 
+    def _build_model(self) -> None:
+        """Build the model, or this rank's pieces; refuse a misfit of model and options."""
+        own = self.config, self.meta, self.user_objects, self.device
+        needed = pieces_needed_by(self.config, self.roles, self._rank)
+        self.model = self._agree(lambda: parts.build_model(*own, resumed=self.resumed, needed=needed))
+        self._agree(lambda: check_pieces(self.config, self.model.module))
 
-def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ranks:
-    told = f"{ranks.badly_bound}: {MEND}" if ranks.badly_bound else ""
-    if config.binding == "roles":
-        ranks, told = cores.bind(comm, ranks, roles)
-    if told and ranks.rank == 0:
-        terminal.warn(told)
-    return ranks
+    def _cut_slices(self) -> None:
+        """Cut the model for shards, and deal the data; refuse too many shards, and too few samples."""
+        config = self.config
+        self.bounds = self._agree(lambda: parts.bounds(config, self.model))
+        sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
+        self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
+    def _compare_models(self) -> None:
+        """Refuse other models than rank 0's; of a model in pieces, between ranks of the same piece."""
+        comm, facts, stages = self.comm, of_model(self.model), self.tensors.stages
+        if stages is None or not (isinstance(self.model.module, InPieces) or self._pieces_of_layers):
+            require_alike(comm, "model", facts, root=0)
+            return
+        require_alike(comm, "model", {name: fact for name, fact in facts.items() if not name.startswith(INITIAL)}, root=0)
+        own = stage_of(self.roles, stages, self._rank)
+        for stage, shards in enumerate(stages.shards):
+            require_alike(comm, "model", facts if stage == own else None, root=self.roles.shard_ranks[shards.start])
 
-def _make_room(comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> None:
-    """Make room for files and connections; warn of low limits: a fast network needs few."""
-    lacks = comm.allgather(make_room(connections(ranks.rank, ranks.hosts, roles.shard_ranks)))
-    short = [rank for rank, lack in enumerate(lacks) if lack]
-    if short and ranks.rank == 0:
-        text = f"rank {ranges(short)} {lacks[short[0]]}: over TCP, connections would fail"
-        terminal.warn(f"{text}; raise the hard limit, `ulimit -Hn`, on all nodes, before the ranks are started")
+    def _group_parameters(self) -> None:
+        """Refuse a parameter group that matches nothing, before a shard gives up its model."""
+        self._agree(lambda: self.tensors.segments)
 
+    def _try_first_batch(self) -> None:
+        """Compute a first mini-batch on learners; refuse a misfit, and another loss than learner 0's."""
+        comm, tensors = self.comm, self.tensors
+        group = self._group() if self._pieces_of_layers else None
+        require_alike(comm, "loss", self._agree(lambda: self._check(group)), root=self._first)
+        if group is not None:
+            group.Free()
+        self._agree(lambda: tensors.check_pieces_fit() if self._evaluates else None)
+        tensors.metrics = comm.bcast(tensors.metrics, root=self._first)  # a dedicated evaluator has not checked
 
-def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:
-    """Compare models; of a model in pieces, between ranks of the same piece. Raises AgreedError."""
-    facts, stages, config = of_model(tensors.model), tensors.stages, tensors.config
-    if stages is None or not (isinstance(tensors.model.module, InPieces) or (config.partitioned and not config.init_from)):
-        require_alike(comm, "model", facts, root=0)
-        return
-    require_alike(comm, "model", {name: fact for name, fact in facts.items() if not name.startswith(INITIAL)}, root=0)
-    own = stage_of(roles, stages, rank)
-    for stage, shards in enumerate(stages.shards):
-        require_alike(comm, "model", facts if stage == own else None, root=roles.shard_ranks[shards.start])
+    def _check_schedule(self) -> None:
+        """Refuse an impossible schedule."""
+        config, roles = self.config, self.roles
+        # A rank that may evaluate alone, or keeps the best weights, needs all.
+        jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
+        own = self.protocol, self.ranks.hosts, self.meta, self.bounds
+        self.setup = Setup(config, roles, *own, stages=self.tensors.stages, jointly=jointly)
+        self._agree(self.setup.check_schedule)
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+
+    def _agree(self, action: Callable[[], T]) -> T:
+        return agree(self.comm, action)
+
+    @property
+    def _rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def _first(self) -> int:
+        """Rank of learner 0."""
+        return self.roles.learner_ranks[0]
+
+    @property
+    def _learns(self) -> bool:
+        return self._rank in self.roles.computing_ranks
+
+    @property
+    def _evaluates(self) -> bool:
+        return self.roles.may_evaluate(self._rank)
+
+    @property
+    def _pieces_of_layers(self) -> bool:
+        """Ranks of a group have pieces of layers, with initial weights of their own."""
+        return self.config.partitioned and not self.config.init_from
+
+    def _device(self, field: str, *, used: bool) -> str:
+        """Return this rank's GPU, made current: pinned memory and MPI's buffers belong there; or "cpu"."""
+        config, ranks = self.config, self.ranks
+        if not used or getattr(config, field) == "cpu":
+            return "cpu"
+        if not torch.cuda.is_available():
+            raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
+        learners, shards = config.device == "cuda", config.shard_device == "cuda"
+        gpu = self.roles.turn_at_gpus(ranks.rank, ranks.hosts, learners=learners, shards=shards) % torch.cuda.device_count()
+        torch.cuda.set_device(gpu)
+        return f"cuda:{gpu}"
+
+    def _group(self) -> MPI.Intracomm | None:
+        """Return the ranks that have a model together, by piece; collective over all ranks."""
+        if not self._learns:
+            self.comm.Split(MPI.UNDEFINED)
+            return None
+        return cast("MPI.Intracomm", self.comm.Split(self.roles.index(self._rank), self.roles.stage(self._rank)))
+
+    def _check(self, group: MPI.Intracomm | None) -> Facts | None:
+        """Check the first mini-batch, the same on all learners; `group` has the model together."""
+        tensors = self.tensors
+        if not self._learns or tensors.data is None:
+            return None
+        number = self.roles.stream(self._rank)
+        check_workers(tensors.data.train)
+        if group is None:
+            loss = tensors.check(number)
+            return None if tensors.in_pieces is not None else of_loss(loss)
+        rounds = Rounds(group)
+        found = rounds.run(lambda: check_piece(tensors, group.rank, rounds, number))
+        return None if found is None else of_loss(found)
 
 
 def name(roles: Roles, ranks: Ranks, rank: int) -> str:
@@ -138,50 +272,6 @@ def place(config: Config, ranks: Ranks) -> tuple[Roles, Protocol]:
     refuse_singletons(ranks)
     roles, protocol = placement.on_ranks(config, ranks.hosts)
     return roles.made_tolerant() if tolerance.of(config) else roles, protocol
-
-
-def _load_data(config: Config, user_objects: UserObjects, computes: bool) -> DataSet | None:
-    return parts.load_data(config, user_objects) if computes else None
-
-
-def _group(comm: MPI.Intracomm, roles: Roles, rank: int) -> MPI.Intracomm | None:
-    """Return the ranks that have a model together, by piece; collective over all ranks."""
-    if rank not in roles.computing_ranks:
-        comm.Split(MPI.UNDEFINED)
-        return None
-    return cast("MPI.Intracomm", comm.Split(roles.index(rank), roles.stage(rank)))
-
-
-def _check(tensors: Tensors, number: int | None, group: MPI.Intracomm | None) -> Facts | None:
-    """Check the first mini-batch, the same on all learners.
-
-    `number`: of this rank's stream, None = no learner; `group`: has the model together.
-    """
-    if number is None or tensors.data is None:
-        return None
-    check_workers(tensors.data.train)
-    if group is None:
-        loss = tensors.check(number)
-        return None if tensors.in_pieces is not None else of_loss(loss)
-    rounds = Rounds(group)
-    found = rounds.run(lambda: check_piece(tensors, group.rank, rounds, number))
-    return None if found is None else of_loss(found)
-
-
-def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:
-    serves = ranks.rank in roles.shard_ranks and config.shard_device == "cuda"
-    device = _gpu(config, roles, ranks, "device") if computes and config.device == "cuda" else "cpu"
-    return device, _gpu(config, roles, ranks, "shard_device") if serves else "cpu"
-
-
-def _gpu(config: Config, roles: Roles, ranks: Ranks, field: str) -> str:
-    """Return this rank's GPU, made current: pinned memory and MPI's buffers belong there."""
-    if not torch.cuda.is_available():
-        raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
-    learners, shards = config.device == "cuda", config.shard_device == "cuda"
-    gpu = roles.turn_at_gpus(ranks.rank, ranks.hosts, learners=learners, shards=shards) % torch.cuda.device_count()
-    torch.cuda.set_device(gpu)
-    return f"cuda:{gpu}"
 
 
 def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
@@ -199,10 +289,11 @@ class Claim:
         saved: this shard's tensors from the checkpoint.
     """
 
-    def __init__(self, comm: MPI.Intracomm, agreed: tuple[Ranks, Setup, Tensors], user_objects: UserObjects, resumed: bool) -> None:
-        self.ranks, self.setup, self.tensors = agreed
+    def __init__(self, start: Start) -> None:
+        comm, resumed = start.comm, start.resumed
+        self.ranks, self.setup, self.tensors = start.ranks, start.setup, start.tensors
         self._comm = comm
-        self._brought = user_objects
+        self._user_objects = start.user_objects
         self._lock: Lock | None = None
         self._ushered = self.setup.roles.tolerant or len(set(self.ranks.hosts)) > 1
         """The end of the job must be brought to ranks and launchers that cannot hear of it."""
@@ -269,7 +360,7 @@ class Claim:
         setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
         version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         told = environment(
-            setup, self._brought, mpi=version, cores_per_node=self.ranks.cores, **_bound(setup, self.ranks), **tensors.facts
+            setup, self._user_objects, mpi=version, cores_per_node=self.ranks.cores, **_bound(setup, self.ranks), **tensors.facts
         )
         found: Resumption | None = None
         if resumed:

@@ -180,8 +180,12 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(soft: int, hard: 
 def test_who_has_too_few_is_told_by_rank_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     comm = Threads(4)
     monkeypatch.setattr(start, "make_room", lambda count: f"may need {count}" if comm.Get_rank() != 2 else "")
-    roles = SimpleNamespace(shard_ranks=(0, 2))
-    comm.everywhere(lambda rank: start._make_room(comm, _four(rank), roles))  # type: ignore[arg-type]
+
+    def make_room(rank: int) -> None:
+        begun = SimpleNamespace(comm=comm, _rank=rank, ranks=_four(rank), roles=SimpleNamespace(shard_ranks=(0, 2)))
+        start.Start._make_room(begun)  # type: ignore[arg-type]
+
+    comm.everywhere(make_room)
     assert "rank 0-1, 3 may need 3: over TCP, connections would fail; raise the hard limit" in capsys.readouterr().err
 
 
