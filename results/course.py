@@ -37,7 +37,6 @@ from mpisgd.records.log.reader import Run
 from mpisgd.rules.verdict import Kind
 from mpisgd.simulate import simulate
 from mpisgd.update.schedule import of_run
-from mpisgd.update.slice_update import SliceUpdate
 
 TRAINING = 10_000
 """So many of the training samples, the first ones, are evaluated beside the test data."""
@@ -95,7 +94,7 @@ class Course:
         self.gradients = [self.tensors.gradient(learner_id) for learner_id in learners]
         self.model, protocol = self.tensors.model, config.protocol.make(config.virtual.learners)
         per_update = parts.gradients_per_update(protocol, config.virtual.learners, config.virtual.learners)
-        self.update = self.tensors.update((0, self.model.size), per_update, kind=SliceUpdate)
+        self.update = self.tensors.update((0, self.model.size), per_update)
         self.measures = [parts.make_measure(config, self.model, self.tensors.loss, each) for each in (data, _on_training(data))]
         self.uses = np.bincount(self.order["timestamp"])
         self.columns = {name: self.order[name].tolist() for name in COLUMNS}

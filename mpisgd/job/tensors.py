@@ -46,7 +46,8 @@ from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.computing import Copied
+from mpisgd.update.streamed_update import StreamedUpdate
+from mpisgd.vectors.computing import Charges, Copied
 from mpisgd.vectors.cut import Stages, cut_between_pieces, cut_into_stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.kept_state import Turns, check_saving, state_kept
@@ -182,13 +183,23 @@ class Tensors:
             assert self.data is not None and self.stages is not None and not isinstance(self.loss, OwnStep)  # a step has no stages
             _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
 
-    def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
-        weights, samples, device = self.model.weights[slice(*bounds)], self.meta.train_samples, self.shard_device
-        fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
-        fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # segments are of own steps
-        if self.rules < 6:
-            how["kind"] = partial(how.get("kind", SliceUpdate), fused=True)
-        return make_update(self.config, weights, **fields, **how)
+    def update(
+        self, bounds: tuple[int, int], gradients_per_update: float, *, direct: bool = False, charges: Charges | None = None
+    ) -> SliceUpdate:
+        """Return a slice's update; `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
+        kind: Callable[..., SliceUpdate] | None = StreamedUpdate if self.config.exchange == "streamed" else None
+        if charges is not None:  # all ranks are in this process: no copies for MPI
+            kind = partial(kind or SliceUpdate, charges=charges, fused=self.rules < 6)
+        return make_update(
+            self.config,
+            self.model.weights[slice(*bounds)],
+            gradients_per_update=gradients_per_update,
+            train_samples=self.meta.train_samples,
+            device=self.shard_device,
+            direct=direct,
+            segments=[] if self.config.local_steps else list(within(self.segments, *bounds)),  # segments are of own steps
+            kind=kind,
+        )
 
     def snapshots(self, path: Path, update: Copied, resumed: Sequence[Sequence[float]]) -> Snapshots:
         every, vectors = self.config.evaluation.every_epochs, 1 if update.averaged is None else 2

@@ -14,12 +14,13 @@ from torch import Tensor
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator, Group, Node
 from mpisgd.config import Config
-from mpisgd.exchange.roles import Role, Roles
+from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
 from mpisgd.job.parts import Meta
 from mpisgd.job.resume import Resumption
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.tensors import Tensors, stage_of
+from mpisgd.pipeline.stage import Stage
 from mpisgd.protocols import Protocol
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.checkpoint.checkpoint import Account
@@ -70,7 +71,7 @@ class Setup:
         stages, roles = self.stages, self.roles
         if stages is None:
             return View(roles, self.bounds, (0, self.bounds[-1][1]))
-        stage = stages.of_shard(roles.index(rank)) if roles.of(rank) is Role.SHARD else roles.stage(rank)
+        stage = stage_of(roles, stages, rank)
         return View(roles.seen_by(stage, stages.shards[stage], jointly=self.jointly), stages.slices_of(stage), stages.bounds[stage])
 
     @property
@@ -102,6 +103,8 @@ class Setup:
 class World(ABC):
     """Communicators, computing, and its cost in virtual seconds; `tensors`: None if only sizes travel."""
 
+    config: Config
+    roles: Roles
     tensors: Tensors | None
     may_leave = False
     saves = False
@@ -130,6 +133,12 @@ class World(ABC):
     def group(self, rank: int, ranks: Sequence[int]) -> Group:
         """Return the ranks that are one learner; collective. Waiting raises Broken if any is lost."""
         return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
+
+    def _staged(self, rank: int, passes: Any, team: Group) -> Stage:
+        """Return the gradient of a rank's stage, by its `passes`."""
+        config, group = self.config, self.roles.groups[self.roles.index(rank)]
+        clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
+        return Stage(self.wire(rank), group, passes, config.micro_batches, alternating=alternating, clips=clips)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         """Return a copy of a slice's weights, (slice,) float32, in host memory; the model may go."""

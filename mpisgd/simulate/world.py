@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from mpisgd.job.roles import RankRole
 from mpisgd.job.tensors import Tensors, crossing_nbytes, dealt_between
 from mpisgd.job.world import World
 from mpisgd.models.interleaved import Dealt
-from mpisgd.pipeline.stage import Stage
 from mpisgd.records.log import schema
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import TOGETHER, Batch
@@ -38,7 +36,6 @@ from mpisgd.simulate.stage_seconds import StageSeconds
 from mpisgd.simulate.timed import BatchedGradient, Service, Timed
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors import buckets
 from mpisgd.vectors.buckets import Bucket
@@ -165,8 +162,7 @@ class VirtualWorld(World):
             crossing=(0, *self.crossing, 0)[stage : stage + 2],
             whole=whole() if rank == group[-1] else None,
         )
-        clips, alternating = team if self.config.clip_norm > 0 else None, self.config.pipeline == "1f1b"
-        return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating, clips=clips)
+        return self._staged(rank, passes, team)
 
     def part_with(self, role: RankRole, failure: LearnerFailed) -> None:
         """Let a failed learner leave after `notice_s`, with a goodbye on its behalf; or end the job."""
@@ -228,9 +224,7 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        kind = StreamedUpdate if self.config.exchange == "streamed" else SliceUpdate
-        charged = functools.partial(kind, charges=self.charges(rank))
-        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=charged)
+        return self.tensors.update(self.bounds[shard], gradients_per_update, charges=self.charges(rank))
 
 
 def _device(config: Config) -> str:
@@ -266,13 +260,14 @@ class SizedWorld(VirtualWorld):
         options = config.virtual
         self.meta = Meta(options.train_samples, 0, (), 0)
         measured = [Layer(name, size) for name, size in options.layers.items()]
-        model = None if options.parameters or measured else _model(config, user_objects)
+        data, model = (None, None) if options.parameters or measured else _model(config, user_objects)
         self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
         if measured and config.by_layers:
             self.bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
         if config.in_groups and model is not None:
-            self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, user_objects, roles)
+            self.stages = parts.stages_of(config, model)
+            self.crossing, self.dealt = _crossing(config, user_objects, roles, data, model)
         # where only the model's size is known, each slice is one layer
         self.layers = measured or [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
         if model is not None:
@@ -307,17 +302,22 @@ class SizedWorld(VirtualWorld):
         )
 
 
-def _crossing(config: Config, user_objects: UserObjects, roles: Roles) -> tuple[list[int], Sequence[Sequence[Dealt]]]:
+def _crossing(
+    config: Config, user_objects: UserObjects, roles: Roles, data: DataSet | None, model: FlatModel
+) -> tuple[list[int], Sequence[Sequence[Dealt]]]:
     """Return the bytes between stages, or pieces, from one micro-batch."""
-    tensors = Tensors.load(replace(config, init_from=""), user_objects, parts.load_data(config, user_objects), roles.streams)
-    model = tensors.model
+    assert data is not None
+    meta = parts.meta_of(data, config)
+    sampling = parts.make_sampling(config, meta, roles.streams)
+    tensors = Tensors(replace(config, init_from=""), meta, parts.load_loss(config, user_objects), model, sampling, data)
     return crossing_nbytes(model, tensors.gradient(0)), dealt_between(model, tensors.gradient(0))
 
 
-def _model(config: Config, user_objects: UserObjects) -> FlatModel:
-    """Build the model, to count its parameters."""
+def _model(config: Config, user_objects: UserObjects) -> tuple[DataSet, FlatModel]:
+    """Load the data and build the model, to count its parameters."""
     try:
         config = replace(config, init_from="")
-        return parts.build_model(config, parts.meta_of(parts.load_data(config, user_objects), config), user_objects)
+        data = parts.load_data(config, user_objects)
+        return data, parts.build_model(config, parts.meta_of(data, config), user_objects)
     except ConfigError as error:
         raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error

@@ -11,8 +11,9 @@ from torch import Tensor
 from mpisgd.base.terminal import warn
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi.library import takes_gpu_memory
+from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
-from mpisgd.exchange.roles import Role, Roles
+from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.by_layers.parts import GradientInParts
@@ -22,22 +23,21 @@ from mpisgd.job.run.start import Claim
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import World
 from mpisgd.pipeline import partitioned_gradient
-from mpisgd.pipeline.stage import Stage
+from mpisgd.records.callbacks import Callbacks
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Computes, Travels
 
 
 class MpiWorld(World):
     saves = True
-    join: Callable[[Sequence[int]], Group] | None = None
 
-    def __init__(self, claim: Claim, wire: Wire, partners: Partners | None = None) -> None:
+    def __init__(self, claim: Claim, wire: Wire, partners: Partners | None, callbacks: Callbacks) -> None:
         self._setup = claim.setup
-        self._config = config = claim.setup.config
+        self.config, self.roles = config, roles = claim.setup.config, claim.setup.roles
+        self.callbacks = callbacks
         self.tensors: Tensors = claim.tensors
         self._fingerprint = claim.tensors.model.fingerprint
         self._saved = claim.saved
@@ -46,52 +46,46 @@ class MpiWorld(World):
         self._gradient: Gradient | None = None
         self.progress = config.log.progress
         on_gpu = "cuda" in (config.device, config.shard_device)
-        self._direct = on_gpu and takes_gpu_memory() and not claim.setup.roles.tolerant
+        self._direct = on_gpu and takes_gpu_memory() and not roles.tolerant
         """MPI gets GPU memory; not if ranks may be lost: a transfer given up keeps its memory."""
 
     def wire(self, rank: int) -> Wire:
         return self._wire
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
-        roles = self._setup.roles
         if group is not None:
-            return self._stage(rank, roles, group)
+            return self._stage(rank, group)
         own = None if shared is None else shared.own
-        memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
-        gradient = self.tensors.gradient(roles.number(rank), memory)
-        if not self._config.protocol.batch:  # portions of a batch have no order of their own
+        memory = stages.place(self.config, self.tensors.model, own, direct=self._direct)
+        gradient = self.tensors.gradient(self.roles.number(rank), memory)
+        if not self.config.protocol.batch:  # portions of a batch have no order of their own
             gradient.read_ahead()
         self._gradient = gradient
         return gradient
 
-    def _stage(self, rank: int, roles: Roles, team: Group) -> Travels:
-        """Return a stage, or piece; drop the rest of the model unless this rank may evaluate."""
+    def _stage(self, rank: int, team: Group) -> Travels:
+        """Return a stage, or piece; the rest of the model may go."""
+        roles, learner_id = self.roles, self.roles.index(rank)
         names = roles.stream(rank), roles.stage(rank)
-        evaluates = roles.may_evaluate(rank)
-        if self._config.partitioned:
-            links = partitioned_gradient.links_of(self._wire, roles.groups[roles.index(rank)])
+        if self.config.partitioned:
+            links = partitioned_gradient.links_of(self._wire, roles.groups[learner_id])
             self._gradient = gradient = self.tensors.of_piece(*names, links, team)
             gradient.read_ahead()
-            evaluates = evaluates or (self._setup.jointly and roles.index(rank) == 0)
-            if not evaluates:
-                del self.tensors.model
+            if not (self._setup.jointly and learner_id == 0):
+                self._drop_model()
             return gradient
         self._gradient = passes = self.tensors.passes(*names)
-        if not evaluates:
-            del self.tensors.model
-        elif self.tensors.in_pieces is not None:
+        if self._keeps_model and self.tensors.in_pieces is not None:
             self.tensors.model.forget()
-        config, group = self._config, roles.groups[roles.index(rank)]
-        clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
-        return Stage(self._wire, group, passes, config.micro_batches, alternating=alternating, clips=clips)
+        self._drop_model()
+        return self._staged(rank, passes, team)
 
     def group(self, rank: int, ranks: Sequence[int]) -> Group:
-        return super().group(rank, ranks) if self.join is None else self.join(ranks)
+        return self._wire.group(ranks) if isinstance(self._wire, TolerantWire) else super().group(rank, ranks)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)
-        if not self._setup.roles.may_evaluate(self._wire.rank):
-            del self.tensors.model
+        self._drop_model()
         return weights
 
     def close(self) -> None:
@@ -99,24 +93,23 @@ class MpiWorld(World):
             self._gradient.close()
 
     def buckets(self) -> list[Bucket]:
-        return stages.buckets_of(self._config, self.tensors.model.layers, self._setup.bounds)
+        return stages.buckets_of(self.config, self.tensors.model.layers, self._setup.bounds)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
         bounds, own = self._setup.bounds, list[int]()
         if buckets := self.buckets():
-            place = self._setup.roles.learner_ranks.index(rank)
+            place = self.roles.learner_ranks.index(rank)
             bounds = [(bucket.start, bucket.end) for bucket in buckets]
             own = [number for number, bucket in enumerate(buckets) if bucket.owner == place]
-        return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self._config), own=own)
+        return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self.config), own=own)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         """Make the update; a mere shard may drop the model."""
-        setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
+        setup, alone = self._setup, self.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
-        kind = StreamedUpdate if setup.config.exchange == "streamed" else None
-        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct, kind=kind)
-        if alone and not setup.roles.may_evaluate(rank):
-            del self.tensors.model
+        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct)
+        if alone:
+            self._drop_model()
         before = setup.account(shard)
         if before is not None:
             update.restore(self.saved(rank), before.samples)
@@ -129,7 +122,7 @@ class MpiWorld(World):
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints:
         """Return checkpoints, also if only a signal asks."""
-        setup, config, shard = self._setup, self._config, self._setup.roles.index(rank)
+        setup, config, shard = self._setup, self.config, self.roles.index(rank)
         share = Share(
             setup.path,
             shard,
@@ -149,4 +142,12 @@ class MpiWorld(World):
         return Checkpoints(share, config.checkpoint, update, beside=beside, complain=complain, near=near)
 
     def warn(self, rank: int, text: str) -> None:
-        warn(f"mpisgd: rank {rank} ({self._setup.roles.describe(rank)}) on {self._setup.hosts[rank]}: {text}")
+        warn(f"mpisgd: rank {rank} ({self.roles.describe(rank)}) on {self._setup.hosts[rank]}: {text}")
+
+    @property
+    def _keeps_model(self) -> bool:
+        return self.roles.may_evaluate(self._wire.rank)
+
+    def _drop_model(self) -> None:
+        if not self._keeps_model:
+            del self.tensors.model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
 from mpisgd.base.terminal import say, warn
 from mpisgd.base.version import __version__
-from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.tolerant import RankLost, TolerantWire
@@ -95,8 +94,6 @@ class Rank:
         self.failure_watch = FailureWatch(comm, self.who, self.way_on)
         self.heartbeat = Heartbeat(comm, patience_s, self.way_on)
         self._ready = False
-        self._join: Callable[[Sequence[int]], Group] | None = None
-        """How a group that may lose ranks meets; None = as the wire's team."""
         self._partners: Partners | None = None
         self.role: RankRole | None = None
 
@@ -147,8 +144,7 @@ class Rank:
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         self._partners = self._keeps_near()
-        world = MpiWorld(self.claim, wire, self._partners)
-        world.callbacks, world.join = self.callbacks, self._join
+        world = MpiWorld(self.claim, wire, self._partners, self.callbacks)
         self.role = role = build(self.setup, world, self.rank)
         try:
             wire.clock.begin(wire.meet, self.setup.begins_s)
@@ -172,7 +168,6 @@ class Rank:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core, hosts=ranks.hosts)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
-        self._join = wire.group
         self.heartbeat.tolerate(vital, wire.waiting, wire.presence)
         return wire
 
