@@ -13,20 +13,16 @@ from mpisgd.base.terminal import say, warn
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.exchange.learner_channel import Slices
 from mpisgd.exchange.roles import Role
-from mpisgd.exchange.survivors import Survivors
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
-from mpisgd.job.roles.role import RankRole
+from mpisgd.job.roles.role import RankRole, ServingRole
 from mpisgd.job.roles.sgd import EvaluatorRole
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
-from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.coordinator_records import Coordinated, CoordinatorLog
 from mpisgd.records.log import schema
-from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.writer import ShardLog
-from mpisgd.records.shard_records import ShardRecords
+from mpisgd.records.log.writer import TableFile
 from mpisgd.rules.rules import Rules
 from mpisgd.sandblaster.channels import (
     BatchLearnerChannel,
@@ -41,7 +37,6 @@ from mpisgd.sandblaster.membership import Membership
 from mpisgd.sandblaster.noted import Noted
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
-from mpisgd.serving.fail_fast import FAIL_FAST
 
 
 def options_of(setup: Setup) -> SandblasterOptions:
@@ -60,8 +55,15 @@ class CoordinatorRole(RankRole):
         config, options, sampling = setup.config, options_of(setup), cast(PortionSampling, tensors_of(world).sampling)
         begun = setup.resumption.checkpoint.coordinator if setup.resumption is not None else {}
         path = setup.path / schema.coordinator_file(setup.attempt) if config.log.enabled else None
-        log = CoordinatorLog(self._open_coordinators(), path)
-        self._log = log
+        file = TableFile(
+            path,
+            shard=-1,
+            flush_rows=config.log.flush_rows,
+            flush_s=config.log.flush_s,
+            attributes={} if setup.resumption is None else setup.resumption.of_coordinator,
+            tables=schema.COORDINATOR,
+        )
+        self._log = log = CoordinatorLog(file, path)
         saves = Coordinated(
             setup.path,
             log,
@@ -120,45 +122,22 @@ class CoordinatorRole(RankRole):
         return f"at clock {self._evaluations.clock} waits for learners"
 
 
-class BatchShardRole(RankRole):
+class BatchShardRole(ServingRole):
+    server: BatchShard
+
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
-        bounds = setup.bounds[self.index]
-        slots, before = Slots(world.weights(bounds)), setup.account(self.index)
-        taken, rows = ((), []) if before is None else (before.snapshots, before.rows)
-        self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, taken)
-        self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, rows)
-        progress = Progress("off", 0.0, 0.0)  # the coordinator tells people
-        if self.index == 0 and (told := world.callbacks.on_update) is not None:
-            progress.on_update = UpdateTeller(told)
-        checkpoints = world.checkpoints(rank, slots.kept, rows)
-        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
-        survivors = Survivors(self.wire, setup.roles, self.index) if setup.roles.tolerant else None
+        slots = Slots(world.weights(setup.bounds[self.index]))
+        records, survivors = self._make_records(slots, slots.kept), self._survivors()
         channel = BatchShardChannel(self.wire, setup.roles, self.index, survivors)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
-        presence, name = FAIL_FAST, f"shard {self.index} on {setup.hosts[rank]}"
-        if survivors is not None:
-            presence = Membership(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
+        presence = self._presence(Membership, channel, survivors)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.charges(rank), presence)
-        if setup.resumption is not None and before is not None:
+        if setup.resumption is not None and (before := setup.account(self.index)) is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
 
-    def train(self) -> None:
-        self.server.serve(lambda: self._evaluate(self.server))
-
     def end(self) -> np.ndarray:
-        server, rules, refused = self.server, self.server.rules, self.server.refusals
-        server.records.progress.close()
-        interrupted = rules.interrupted and not rules.finished
-        return account(rules.clock, server.slots.samples, False, server.updated_s, refused.total, refused.most, interrupted)
-
-    def close(self) -> None:
-        self._file.close()
-        goes_on = self.setup.resumption is not None or self.setup.config.checkpoint.regular or self.server.rules.interrupted
-        self._snapshots.close(keep=self.world.saves and goes_on)
-
-    def newest_clock(self) -> int:
-        return self.server.rules.clock
+        return self._account(self.server.slots.samples)
 
     def waits_for(self) -> str:
         rank = self.setup.roles.coordinator_rank

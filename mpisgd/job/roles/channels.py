@@ -10,6 +10,7 @@ from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
@@ -78,10 +79,13 @@ def learner_channel(
     return kind(*ends, consistent=consistent, way=way._replace(delays=delays))
 
 
-def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates) -> ShardChannel:
+def shard_channel(
+    config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates, survivors: Survivors | None
+) -> ShardChannel:
     rounded, gathered = config.pull_format == "bfloat16", config.receive == "gathered"
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)
     rooms, cut = update.rooms if gathered else None, config.both_ways and in_pieces(roles)
     answers = update.weights if cut and not rounded else None  # rounded weights, of unknown size, travel whole
-    return ShardChannel(wire, roles, shard, duplex=config.both_ways, rooms=rooms, in_pieces=cut, cut=answers)
+    ends = wire, roles, shard
+    return ShardChannel(*ends, duplex=config.both_ways, rooms=rooms, in_pieces=cut, cut=answers, survivors=survivors)

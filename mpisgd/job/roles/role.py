@@ -11,6 +11,8 @@ import numpy as np
 from mpisgd.comm.communicator import Group
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Here
+from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.survivors import Survivors
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
@@ -18,12 +20,20 @@ from mpisgd.job.finish import account
 from mpisgd.job.tensors import turn_of
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import KEEPS_NOTHING
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint import buffers
+from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.continuing import evaluated, rows_evaluated
+from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.rank_file import appointed_of
-from mpisgd.records.log.writer import EvaluatorLog, TableFile
-from mpisgd.vectors.computing import Keeps, Travels
+from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
+from mpisgd.records.shard_records import ShardRecords
+from mpisgd.sandblaster.shard import BatchShard
+from mpisgd.serving.fail_fast import FAIL_FAST, FailFast
+from mpisgd.serving.fault_tolerant import FaultTolerant
+from mpisgd.shard import Shard
+from mpisgd.vectors.computing import Copied, Keeps, Travels
 from mpisgd.vectors.kept_state import is_stateful
 
 
@@ -128,17 +138,6 @@ class RankRole:
             self.world.tensors.evaluate(channel, log, (first, rows), progress, on_evaluation, of_piece)
         log.close()
 
-    def _open_coordinators(self) -> TableFile:
-        log, resumption = self.setup.config.log, self.setup.resumption
-        return TableFile(
-            self.setup.path / schema.coordinator_file(self.setup.attempt) if log.enabled else None,
-            shard=-1,
-            flush_rows=log.flush_rows,
-            flush_s=log.flush_s,
-            attributes={} if resumption is None else resumption.of_coordinator,
-            tables=schema.COORDINATOR,
-        )
-
     def _open(
         self,
         name: str,
@@ -162,3 +161,54 @@ class RankRole:
             instead=shard < 0 and self.setup.roles.tolerant,
             tables=tables if shard >= 0 else schema.TABLES | {"evaluations": schema.wider("evaluations", metrics)},
         )
+
+
+class ServingRole(RankRole):
+    """A shard of either kind."""
+
+    server: Shard | BatchShard
+
+    def train(self) -> None:
+        self.server.serve(lambda: self._evaluate(self.server))
+
+    def close(self) -> None:
+        records, setup = self.server.records, self.setup
+        self._file.close()
+        records.progress.close()
+        goes_on = setup.resumption is not None or setup.config.checkpoint.regular  # possible until DONE
+        records.snapshots.close(keep=records.checkpoints is not None and (goes_on or self.server.rules.interrupted))
+
+    def newest_clock(self) -> int:
+        return self.server.rules.clock
+
+    def _account(self, samples: int, *, diverged: bool = False) -> np.ndarray:
+        server, rules, refused = self.server, self.server.rules, self.server.refusals
+        interrupted = rules.interrupted and not rules.finished
+        return account(rules.clock, samples, diverged, server.updated_s, refused.total, refused.most, interrupted)
+
+    def _survivors(self) -> Survivors | None:
+        """Return the other ranks of a fault-tolerant job."""
+        return Survivors(self.wire, self.setup.roles, self.index) if self.setup.roles.tolerant else None
+
+    def _presence(self, kind: Callable[..., FaultTolerant], channel: ShardChannel, survivors: Survivors | None) -> FailFast:
+        setup = self.setup
+        if survivors is None:
+            return FAIL_FAST
+        name = f"shard {self.index} on {setup.hosts[self.rank]}"
+        return kind(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
+
+    def _make_records(self, copied: Copied, kept: Any) -> ShardRecords:
+        """Open log and snapshots, of the vectors in `copied`, and checkpoints, of `kept`."""
+        setup, world, config, shard = self.setup, self.world, self.setup.config, self.index
+        before = setup.account(shard)
+        snapshots: Snapshots = Nowhere()
+        taken, rows = ((), []) if before is None else (before.snapshots, before.rows)
+        if world.tensors is not None:
+            snapshots = world.tensors.snapshots(setup.spool(shard), copied, taken)
+        self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows)
+        tells = shard == 0 and not config.protocol.batch  # a coordinator tells people
+        progress = Progress(world.progress if tells else "off", config.epochs, config.log.progress_s)
+        if shard == 0 and (told := world.callbacks.on_update) is not None:
+            progress.on_update = UpdateTeller(told)
+        log = ShardLog(self._file, shard, duplex=config.both_ways)
+        return ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, kept, rows))

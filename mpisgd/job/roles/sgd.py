@@ -13,7 +13,6 @@ from mpisgd.exchange.collectives.shared import team_channel
 from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.survivors import Survivors
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
 from mpisgd.job import parts
@@ -21,58 +20,31 @@ from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles import agreement, evaluating
 from mpisgd.job.roles.channels import learner_channel, shard_channel, slices_of
-from mpisgd.job.roles.role import RankRole
+from mpisgd.job.roles.role import RankRole, ServingRole
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
 from mpisgd.pipeline.group_channel import GroupChannel
-from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint import buffers
-from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
-from mpisgd.records.log import schema
-from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.writer import ShardLog
-from mpisgd.records.shard_records import ShardRecords
 from mpisgd.serving.fail_fast import FAIL_FAST, FailFast
 from mpisgd.shard import Shard
 from mpisgd.update.groups import within
 from mpisgd.vectors.computing import Computes, Updates
 
 
-class ShardRole(RankRole):
+class ShardRole(ServingRole):
+    server: Shard
+
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
-        if not setup.roles.tolerant:
-            channel = shard_channel(setup.config, self.wire, self._seen, self.index, update)
-            self.server = self._make_server(channel, update, FAIL_FAST)
-            return
-        survivors = Survivors(self.wire, setup.roles, self.index)
-        channel = ShardChannel(self.wire, self._seen, self.index, survivors=survivors)
-        name = f"shard {self.index} on {setup.hosts[rank]}"
-        presence = world.presence_of(rank)(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
-        self.server = self._make_server(channel, update, presence)
-
-    def train(self) -> None:
-        self.server.serve(lambda: self._evaluate(self.server))
+        survivors = self._survivors()
+        channel = shard_channel(setup.config, self.wire, self._seen, self.index, update, survivors)
+        self.server = self._make_server(channel, update, self._presence(world.presence_of(rank), channel, survivors))
 
     def end(self) -> np.ndarray:
-        server, rules, refused = self.server, self.server.rules, self.server.refusals
-        interrupted = rules.interrupted and not rules.finished
-        return account(
-            rules.clock, server.update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted
-        )
-
-    def close(self) -> None:
-        records, setup = self.server.records, self.setup
-        self._file.close()
-        records.progress.close()
-        goes_on = setup.resumption is not None or setup.config.checkpoint.regular  # possible until DONE
-        records.snapshots.close(keep=records.checkpoints is not None and (goes_on or self.server.rules.interrupted))
-
-    def newest_clock(self) -> int:
-        return self.server.rules.clock
+        return self._account(self.server.update.samples, diverged=blown_up(self.server))
 
     def waits_for(self) -> str:
         return watchdog.of_shard(self.server, self._seen, self.setup.hosts)
@@ -80,17 +52,8 @@ class ShardRole(RankRole):
     def _make_server(self, channel: ShardChannel, update: Updates, presence: FailFast) -> Shard:
         setup, world, shard = self.setup, self.world, self.index
         config, lambda_ = setup.config, setup.roles.lambda_
-        before = setup.account(shard)
-        snapshots: Snapshots = Nowhere()
-        if world.tensors is not None:
-            snapshots = world.tensors.snapshots(setup.spool(shard), update, () if before is None else before.snapshots)
-        rows = [] if before is None else before.rows
-        self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows)
-        progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
-        if shard == 0 and (told := world.callbacks.on_update) is not None:
-            progress.on_update = UpdateTeller(told)
+        records, samples = self._make_records(update, update), setup.meta.train_samples
         protocol = config.protocol.make(lambda_)  # its own: it keeps state of this shard
-        log, samples = ShardLog(self._file, shard, duplex=config.both_ways), setup.meta.train_samples
         portions = world.portions_of(self.rank, parts.portions_of(config, samples, lambda_, shard))
         rules_kind, kind = agreement.of_run(config)
         rules = rules_kind(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
@@ -100,7 +63,7 @@ class ShardRole(RankRole):
             channel,
             rules,
             update,
-            ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
+            records,
             nonfinite=config.nonfinite,
             timeout_s=config.protocol.deadline_s,
             deltas=deltas.of_run(config, protocol, update.weights),
@@ -108,8 +71,8 @@ class ShardRole(RankRole):
             presence=presence,
         )
         if shard == 0:
-            buffers.forget(setup.path, snapshots.count)
-        if setup.resumption is not None and before is not None:
+            buffers.forget(setup.path, records.snapshots.count)
+        if setup.resumption is not None and (before := setup.account(shard)) is not None:
             server.restore(before, setup.resumption.checkpoint.next_seq)
         return server
 

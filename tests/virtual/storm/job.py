@@ -67,6 +67,7 @@ class Job(Ranks):
             package.on(machine),
             package.dated(machine, self.begun),
             mock.patch.object(roles.role, "TableFile", self.open_file),
+            mock.patch.object(roles.batch, "TableFile", self.open_file),
             mock.patch.object(tensors, "Evaluations", Takes),
             contextlib.redirect_stderr(said),
             disk.watched() if disk else contextlib.nullcontext(),
