@@ -89,7 +89,8 @@ def train(  # noqa: PLR0913 - a user's objects, by name
         else:
             config = config_file.from_objects(config)
         if path is not None:
-            from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished
+            from mpisgd.job.finish import finished
+            from mpisgd.job.resume import as_many_shards_as_ranks, check_changes
             from mpisgd.job.user_code import PARTS
 
             config = config_file.cut_anew(replace(config, out=str(path), overwrite=False), config_file.of_run(path))

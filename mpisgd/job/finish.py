@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mpisgd.base.errors import PeerError, ProtocolError
+from mpisgd.base.errors import DataError, ProtocolError
 from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
 from mpisgd.protocols import SandblasterOptions
@@ -173,12 +173,15 @@ def finish(outcome: Outcome, log: Run | None) -> Outcome:
     return outcome
 
 
-def after_all(path: Path, lost: PeerError) -> Outcome:
-    """Return the outcome for a rank that hung until after the end. Raises `lost` if the run is not DONE."""
-    done = Run(path).done
+def finished(run: Path) -> Outcome | None:
+    """Return the run's outcome, if DONE. Raises DataError if damaged."""
+    done = Run(run).done
     if done is None:
-        raise lost
-    return Outcome(path, tuple(done["clock"]), tuple(done["samples"]), done["diverged"], done["seconds"])
+        return None
+    try:
+        return Outcome(run, tuple(done["clock"]), tuple(done["samples"]), bool(done["diverged"]), float(done["seconds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{run / schema.DONE} is damaged: {error}") from error
 
 
 def applied_losses(log: Run) -> np.ndarray:

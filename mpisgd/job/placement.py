@@ -23,21 +23,18 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
     return roles, protocol
 
 
-def on_virtual_ranks(config: Config, hosts: Sequence[str] | None = None) -> tuple[list[int], Roles, Protocol]:
-    """Place ranks on a virtual cluster, or on these hosts; return each rank's node, too. Raises ConfigError."""
+def on_virtual_ranks(config: Config, hosts: Sequence[str] | None = None) -> tuple[list[str], list[int], Roles, Protocol]:
+    """Place ranks on a virtual cluster, or on these hosts; return each rank's host and node, too. Raises ConfigError."""
     options = config.virtual
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     if hosts:
         nodes = [[*dict.fromkeys(hosts)].index(host) for host in hosts]
-    roles, protocol = on_ranks(config, hosts or virtual_hosts(nodes), virtual=True)
+    hosts = list(hosts or (f"node-{node}" for node in nodes))
+    roles, protocol = on_ranks(config, hosts, virtual=True)
     _check_named(config, [nodes[rank] for rank in roles.computing_ranks], roles.streams)
     for node, factor in config.network.slow_links.items():
         require(node in nodes, f"network.slow_links[{node}]", factor, f"a node, from 0 to {nodes[-1]}")
-    return nodes, roles, protocol
-
-
-def virtual_hosts(nodes: Sequence[int]) -> list[str]:
-    return [f"node-{node}" for node in nodes]
+    return hosts, nodes, roles, protocol
 
 
 def _check_named(config: Config, nodes: Sequence[int], learners: int) -> None:

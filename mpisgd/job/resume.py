@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.base.errors import CheckpointError, ConfigError, DataError
+from mpisgd.base.errors import CheckpointError, ConfigError
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data.sampling import dealt_on
-from mpisgd.job.finish import Outcome
 from mpisgd.records import initial
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Checkpoint
@@ -114,17 +113,6 @@ def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
     if config.protocol.collective and config.shards == config_file.of_run(run).shards:
         return replace(config, shards=1)
     return config
-
-
-def finished(run: Path) -> Outcome | None:
-    """Return the run's outcome, if DONE. Raises DataError if damaged."""
-    done = Run(run).done
-    if done is None:
-        return None
-    try:
-        return Outcome(run, tuple(done["clock"]), tuple(done["samples"]), bool(done["diverged"]), float(done["seconds"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{run / schema.DONE} is damaged: {error}") from error
 
 
 def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:

@@ -63,12 +63,12 @@ class Job:
         self.kept = kept
         config = user_code.with_user_objects(config, user_objects)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-        nodes, roles, protocol = placement.on_virtual_ranks(config, hosts)
+        hosts, nodes, roles, protocol = placement.on_virtual_ranks(config, hosts)
         self.roles = roles.made_tolerant() if tolerant else roles
         self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), user_objects)
         self.world = self._make_world(nodes, evaluated)
-        world, hosts = self.world, hosts or placement.virtual_hosts(nodes)
-        self.setup = Setup(config, self.roles, protocol, list(hosts), world.meta, world.bounds, stages=world.stages)
+        world = self.world
+        self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, stages=world.stages)
         self.setup.check_schedule()
         self.path = self.setup.path
 

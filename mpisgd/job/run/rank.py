@@ -23,12 +23,12 @@ from mpisgd.job import interruption
 from mpisgd.job.finish import (
     Outcome,
     accounts_of,
-    after_all,
     all_checked,
     check_books,
     end_of,
     farewell,
     finish,
+    finished,
     headline,
     outcome_of,
     refusals,
@@ -76,8 +76,10 @@ def run(config: Config, comm: MPI.Intracomm, user_objects: UserObjects = NO_OBJE
         rank.agree(config, user_objects, resumed)
         try:
             return rank.run()
-        except RankLost as error:
-            return after_all(rank.path, error)
+        except RankLost:  # this rank hung, perhaps until after the end
+            if (outcome := finished(rank.path)) is None:
+                raise
+            return outcome
         finally:
             if is_single(comm):  # after a failure the process goes on, and may begin the run anew
                 rank.claim.unlock()

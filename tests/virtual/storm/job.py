@@ -11,7 +11,7 @@ from unittest import mock
 from mpisgd.base.errors import ConfigError, MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
 from mpisgd.job import roles, tensors
-from mpisgd.job.finish import after_all
+from mpisgd.job.finish import finished
 from mpisgd.liveness.reaper import GRACE_S
 from mpisgd.records import lock
 from mpisgd.records.log import schema
@@ -97,8 +97,9 @@ class Job(Ranks):
         try:
             try:
                 self._rank(process.rank)
-            except VIRTUAL.tolerant.RankLost as error:
-                after_all(self.path, error)
+            except VIRTUAL.tolerant.RankLost:
+                if finished(self.path) is None:
+                    raise
             self._leave(process)
         except RunInterrupted as error:
             self.interrupted = str(error)
