@@ -5,6 +5,9 @@
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
                  <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending, without weights
                                                             (rounded weights travel whole: `deltas.py`)
+    agree        posts NORM_ANSWER; NORM_PULL         ->    keeps the request until its sum is whole (`job/roles/agreement.py`)
+                 <- NORM_ANSWER: the norm of its slice of the average
+                 NORM_TOLD: the norm of the whole     ->    makes the update
     interrupt    INTERRUPT header                      ->   ends the run, whichever rank heard the signal
     notice       may post NOTICE                      <-    tells a computing learner of an update
     goodbye      GOODBYE header                       ->    forgets the learner; drains after all goodbyes
@@ -15,6 +18,7 @@ answers, to receives posted before the question, and so always returns to its pr
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +38,7 @@ from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
 from mpisgd.vectors.computing import Exchanges
+from mpisgd.vectors.flat import norm_of_parts
 from mpisgd.vectors.memory import copy_into
 from mpisgd.vectors.skipped import NOTHING, Runs, within
 
@@ -61,6 +66,7 @@ class Slices:
         cuts: bounds in `gradients`, where different.
         held: h of `weights`, where pulls are rounded (`deltas.py`).
         computed_from: (parameters,) memory to copy pulled slices to, where `weights` is only memory of arrival.
+        computed_into: like `gradients`, memory to copy pushes from, where `gradients` is only memory of departure.
         in_pieces: whether both reach other nodes in pieces (`comm/pieces.py`); rounded weights do not.
     """
 
@@ -70,6 +76,7 @@ class Slices:
     cuts: Sequence[tuple[int, int]] = ()
     held: Held | None = None
     computed_from: np.ndarray | None = None
+    computed_into: np.ndarray | None = None
     in_pieces: bool = False
 
 
@@ -117,16 +124,21 @@ class Notices:
 
 
 class LearnerChannel(Exchanges):
-    """A learner's end; `interruptible` by notices of late gradients."""
+    """A learner's end.
+
+    Args:
+        interruptible: by notices of late gradients.
+        agrees: shards, all at the same clock, need the norm of the whole average for an update (`job/roles/agreement.py`).
+    """
 
     exchanging_ns = 0
     _portion = _offered = NO_PORTION
     _signal_told = False
-    _noted: Report | None = None
-    """Gradient to send during the next pull."""
     _min_clock = 0
-    """Least clock of weights needed in this mini-batch."""
+    """Least clock of weights needed in this mini-batch, or requested for the next."""
     _stopped: int = _GOES_ON
+    _agreed: float = math.inf
+    """Pushes with a norm told; inf: no norm is needed."""
 
     def __init__(
         self,
@@ -137,12 +149,12 @@ class LearnerChannel(Exchanges):
         *,
         consistent: bool,
         interruptible: bool = False,
+        agrees: bool = False,
         way: Way = WHOLE,
     ) -> None:
         weights, gradients, bounds = slices.weights, slices.gradients, slices.bounds
         self._wire = wire
         self.now_ns = wire.clock.now_ns
-        self.sleep = wire.clock.sleep
         self._ranks = list(roles.shard_ranks)
         self._notices = Notices(wire, self._ranks, expected=interruptible)
         self._learner_id = learner_id
@@ -170,19 +182,31 @@ class LearnerChannel(Exchanges):
         self.draw: Callable[[int], None] | None = None
         """Listener to the next portion."""
         self.duplex = way.send is At.PULL
-        self.pulls_within = way.ask is At.NEED
-        """Weights come during the computation, after `pull`."""
-        self._departures = None if way.send is not At.LEAVE else Departures(wire.clock, way, len(bounds), gradients.nbytes)
+        self._noted: list[tuple[PushFields, Runs]] = []
+        """Headers and skipped runs of a gradient to send during the next pull."""
+        self._departures = Departures(wire.clock, way, len(bounds), gradients.nbytes) if way.outlasts_calls else None
+        if agrees:
+            self._agreed = 0
         self._copied: list[tuple[Any, Any]] = []
         """Slices to compute from, and of arrival."""
         if slices.computed_from is not None:
             self._copied = [(slices.computed_from[start:end], weights[start:end]) for start, end in bounds]
+        self._left: tuple[Any, Any] = (gradients, gradients if slices.computed_into is None else slices.computed_into)
+        """Memory of departure, and computed gradient."""
 
     def _cut_for(self, shards: Iterable[int]) -> None:
         for shard in shards:
             self._pushed[shard] = pieces.bodies(self._pushed[shard])
             if self._held is None:
                 self._weights[shard] = pieces.bodies(self._weights[shard])
+
+    def sleep(self, seconds: float) -> None:
+        self._wire.clock.sleep(seconds)
+
+    @property
+    def pulls_within(self) -> bool:
+        """Weights come during the computation, after `pull`."""
+        return self._departures is not None and self._departures.within
 
     @property
     def pushed(self) -> list[int]:
@@ -194,20 +218,15 @@ class LearnerChannel(Exchanges):
         return max(self._clocks)
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Send each slice with the clock of its weights, or wait until all have left; duplex: note the gradient.
+        """Send each slice with the clock of its weights, or wait until all have left; duplex, prefetch: note the gradient.
 
-        The header reports the durations of the previous pull and push. A noted gradient must not change until the next pull
-        returns. Raises ProtocolError: a second push without a pull.
+        The header reports the durations of the previous pull and push. With duplex, a noted gradient must not change until the
+        next pull returns. Raises ProtocolError: a second push without a pull.
         """
-        if self.duplex:
-            if self._noted is not None or meanwhile is not None:
-                raise ProtocolError("exchange = 'duplex': two pushes, no pull in between")
-            self._noted = report
-            return
         if self._departures is not None:
             self._wire.clock.hold()
         start_ns = self.now_ns()
-        transfers = self._send(report)
+        transfers = self._note(report, meanwhile) if self.duplex else self._send(report)
         if meanwhile is not None:
             meanwhile()
         self.push_ns = self._see_out(transfers, start_ns)
@@ -230,6 +249,26 @@ class LearnerChannel(Exchanges):
             bodies = (*bodies_of(runs), *bodies)
         return self._wire.start(self._ranks[shard], _PUSH, self._told(shard, report, runs), *bodies)
 
+    def _note(self, report: Report, meanwhile: Callable[[], None] | None) -> list[Any]:
+        """Note a gradient for the next pull; prefetch: copy the gradient, once the previous has left. Return no transfers."""
+        if self._noted or meanwhile is not None:
+            exchange = "duplex" if self._departures is None else "prefetch"
+            raise ProtocolError(f"exchange = '{exchange}': two pushes, no pull in between")
+        if self._departures is not None:
+            for transfer in self._departures.take_sent():
+                self._wire.finish(transfer)
+            copy_into(*self._left)
+        runs = [within(report.skipped, *bounds) for bounds in self._bounds]
+        self._noted = [(self._told(shard, report, runs[shard]), runs[shard]) for shard in self._shards]
+        return []
+
+    def _send_noted(self) -> list[Any]:
+        """Begin to send the noted gradient; return the transfers."""
+        noted, self._noted = self._noted, []
+        self._pushes += 1
+        sent = zip(self._ranks, noted, self._pushed, strict=True)
+        return [self._wire.start(rank, _PUSH, told, *bodies_of(runs), *bodies) for rank, (told, runs), bodies in sent]
+
     def _see_out(self, transfers: list[Any], start_ns: int) -> int:
         """Wait for transfers; return nanoseconds of pushing."""
         for transfer in transfers:
@@ -243,7 +282,7 @@ class LearnerChannel(Exchanges):
     def need(self, shard: int) -> None:
         """Wait for a slice's weights, whatever other slices' clocks, unless all are in place. Raises Interrupted: stop."""
         departures = self._departures
-        if not self.pulls_within or departures is None:
+        if departures is None or not departures.within:
             return
         start_ns = self.now_ns()
         departures.note_need(shard, start_ns)
@@ -262,9 +301,9 @@ class LearnerChannel(Exchanges):
         compute_ns, delay_ns = departures.of_push(shard, seq)
         start_ns = self.now_ns()
         report = Report(seq, samples, loss, compute_ns, delay_ns, rounded=rounded, scale=scale, skipped=skipped)
-        departures.note_sent(self._send_slice(shard, report))
+        departures.sent.append(self._send_slice(shard, report))
         if departures.next_clock is not None:
-            departures.note_asked(shard, *self._ask([shard], departures.next_clock(self._clocks[shard])))
+            departures.asked[shard] = self._ask([shard], departures.next_clock(self._clocks[shard]))[0]
         departures.pushed_for(self.now_ns() - start_ns)
         if departures.moves:
             clock.let_move()
@@ -299,23 +338,70 @@ class LearnerChannel(Exchanges):
         """
         if self._wire.signal > 0:
             self._tell_of_signal()
-        if self.pulls_within:
-            answers = self._begin_within(min_clock, meanwhile)
-        elif self._noted is None:
-            answers = self._pull_all(min_clock, meanwhile)
-        else:
-            report, self._noted = self._noted, None
-            answers = self._pull_and_send(min_clock, report)
-            if meanwhile is not None:
-                meanwhile()
-        if self._departures is not None:
-            self._departures.begin()
+        if self._agreed < self._pushes:
+            return self._agree_and_pull(min_clock, meanwhile)
+        departures = self._departures
+        if departures is not None:
+            if departures.within:
+                answers = self._begin_within(min_clock, meanwhile)
+            elif self.duplex:
+                answers = self._prefetch(departures, min_clock, meanwhile)
+            else:
+                answers = self._pull_all(min_clock, meanwhile)
+            departures.begin()
+            return answers
+        if not self._noted:
+            return self._pull_all(min_clock, meanwhile)
+        transfers: list[Any] = []
+        answers = self._pull_all(min_clock, lambda: transfers.extend(self._send_noted()))
+        self.push_ns = self._see_out(transfers, self.now_ns())
+        if meanwhile is not None:
+            meanwhile()
         return answers
 
-    def _pull_and_send(self, min_clock: int, report: Report) -> Answers:
-        transfers: list[Any] = []
-        answers = self._pull_all(min_clock, lambda: transfers.extend(self._send(report)))
-        self.push_ns = self._see_out(transfers, self.now_ns())
+    def _agree_and_pull(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
+        """Pull, after the shards have agreed on the norm of the last update."""
+        self._agreed = self._pushes
+        start_ns = self.now_ns()
+        telling = self._agree(meanwhile)
+        agreed_ns = self.now_ns() - start_ns
+        answers = self.pull(min_clock)
+        for transfer in telling:
+            self._wire.finish(transfer)
+        self._wait_ns += agreed_ns
+        return answers
+
+    def _agree(self, meanwhile: Callable[[], None] | None) -> list[Any]:
+        """Ask all shards for norms, and begin to tell the whole norm, unless the run is over; return transfers to finish.
+
+        Raises PeerError for a wrong answer.
+        """
+        wire, ranks, clock, norms, goes_on = self._wire, self._ranks, self._clocks[0], list[float](), True
+        asked = [wire.ask(rank, Tag.NORM_PULL, (self._learner_id, clock), Tag.NORM_ANSWER) for rank in ranks]
+        if meanwhile is not None:
+            meanwhile()
+        for rank, number, answer in zip(ranks, self._numbers, asked, strict=True):
+            sender, ending, norm = wire.header(answer)
+            wire.finish(answer)
+            if sender != number or ending > Ending.INTERRUPTED:
+                raise PeerError(f"rank {rank} answers as shard {sender}, ending {ending}: expected {number}", rank)
+            goes_on = goes_on and ending == Ending.NONE
+            norms.append(norm)
+        told = (self._learner_id, clock, norm_of_parts(norms))
+        return [wire.start(rank, Tag.NORM_TOLD, told) for rank in ranks] if goes_on else []
+
+    def _prefetch(self, departures: Departures, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
+        """Take weights requested a mini-batch ago, request the next, begin to send the noted gradient."""
+        answers = self._pull_all(self._min_clock if departures.asked else min_clock, None)
+        if not answers.stop:
+            self._min_clock = min_clock
+            for shard, answer in zip(self._shards, self._ask(self._shards, min_clock), strict=True):
+                departures.asked[shard] = answer
+        if self._noted:
+            departures.sent = self._send_noted()
+        if meanwhile is not None:
+            meanwhile()
+        self._wire.clock.let_move()
         return answers
 
     def _begin_within(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
@@ -429,6 +515,12 @@ class LearnerChannel(Exchanges):
         self._notices.withdraw()
 
     def goodbye(self, *, ending: int) -> None:
+        if self.duplex and self._departures is not None:  # prefetch: weights of a mini-batch that will not be
+            self._wire.clock.hold()
+            if asked := self._departures.take_asked():
+                self._take_answers(self._shards, asked, self._min_clock)
+            for transfer in self._departures.take_sent():
+                self._wire.finish(transfer)
         wire, fields = self._wire, (self._learner_id, self._pushes, ending)
         self._notices.expected = False
         for rank in self._ranks:

@@ -114,12 +114,13 @@ class ShardChannel:
         self._coming: list[IncomingBodies] = [] if self._gathering is None else self._gathering.coming
         self._last_ending = Ending.INTERRUPTED if survivors is None else survivors.last_ending
         """Highest valid ending of a goodbye."""
-        self._said: dict[int, Callable[..., Message]] = {Tag.GAVE_UP: GaveUp}
+        self._said: dict[tuple[int | None, int], Callable[..., Message]] = {(None, Tag.GAVE_UP): GaveUp}
+        """Messages by sender, None = any learner, and tag."""
         self.numbers = Numbers()
 
-    def take_also(self, said: dict[int, Callable[..., Message]]) -> None:
-        """Take further messages of learners, by tag."""
-        self._said |= said
+    def take_also(self, said: dict[int, Callable[..., Message]], rank: int | None = None) -> None:
+        """Take further messages, by tag: of learners, or of another rank."""
+        self._said |= {(rank, tag): message for tag, message in said.items()}
 
     @property
     def _evaluator_rank(self) -> int:
@@ -222,6 +223,8 @@ class ShardChannel:
 
     def _news(self, source: int, tag: int, fields: Fields) -> Message:
         """Take a message without leading learner_id: the evaluator's, a signal, or the communicator's news. Raises PeerError."""
+        if (said := self._said.get((source, tag))) is not None:
+            return said(*fields)
         if tag in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
             return self._seldom(source, tag, fields)
         if tag == Tag.GIVEN_UP and self._survivors is not None and (given_up := self._survivors.given_up(source, fields)):
@@ -239,7 +242,7 @@ class ShardChannel:
             if not 0 <= ending <= self._last_ending:
                 raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {self._last_ending:d}", source)
             return Goodbye(sender, pushed, ending)
-        if (said := self._said.get(tag)) is not None:
+        if (said := self._said.get((None, tag))) is not None:
             return said(*fields)
         if tag == Tag.SNAPSHOT_PULL:
             lost = self._survivors is not None and self._survivors.has_lost(source)
@@ -345,22 +348,18 @@ class ShardChannel:
         fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0, 0
         wire.finish(wire.start(rank, Tag.ANSWER, fields, *[EMPTY] * (self._pieces_count if self._is_cut(rank) else chunks)))
 
-    def answer_norm(self, learner_ids: Iterable[int], ending: int, norm: float) -> None:
-        """Answer requests for the norm of this slice; `ending`: why there is none."""
-        wire, fields = self._wire, (self._shard, ending, norm)
-        under_way = [wire.start(self._learner_ranks[learner_id], Tag.NORM_ANSWER, fields) for learner_id in learner_ids]
-        for answer in under_way:
-            wire.finish(answer)
+    def tell(self, ranks: Iterable[int], tag: int, *words: float) -> None:
+        """Send ranks this shard's number and `words`: their receives are posted (law 1)."""
+        wire, fields = self._wire, (self._shard, *words)
+        under_way = [wire.start(rank, tag, fields) for rank in ranks]
+        for told in under_way:
+            wire.finish(told)
 
     def notify(self, learner_ids: list[int], clock: int) -> None:
-        """Tell learners of a reached clock, at most once per answer: their receives are posted (law 1)."""
-        wire = self._wire
-        under_way = []
+        """Tell learners of a reached clock, at most once per answer."""
         for learner_id in learner_ids:
             self._notices[learner_id] += 1
-            under_way.append(wire.start(self._learner_ranks[learner_id], Tag.NOTICE, (self._shard, clock)))
-        for notice in under_way:
-            wire.finish(notice)
+        self.tell(map(self.rank_of, learner_ids), Tag.NOTICE, clock)
 
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
         """Send a snapshot: theta, and thetabar where weights are averaged; empty vectors = no snapshot."""

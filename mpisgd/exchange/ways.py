@@ -4,6 +4,8 @@
     whole        PUSH   PULL    push the whole gradient, then pull all weights
     duplex       PULL   PULL    the push is only noted, and sent after the next pull's requests, to use both directions of a link. A
                                 shard changes its weights once its answers have left. Staleness is higher by 1
+    prefetch     PULL   BEFORE  push and pull go on during the next computation: the learner waits only for transfers longer than
+                                computing. Weights are requested before the gradient leaves; staleness is higher by 2
     pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it
                                 [Chen16 A.3]
     ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave. For hardsync, where any
@@ -12,7 +14,8 @@
                                 top layers are the least stale [Chen16 2, Table 1]
 
 If gradients may be rejected, weights are pulled whole. Weights requested ahead arrive in separate memory, as a backward pass may
-still read older weights.
+still read older weights; a prefetching learner sends from separate memory, too. MPI moves begun transfers during computing
+(`Communicator.let_move`), or at the latest afterwards.
 
 No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
 `no-deadlock.md`.
@@ -31,6 +34,8 @@ from mpisgd.gradient.straggler import NO_DELAYS, Delays
 class At(Enum):
     """Points of a learner's round."""
 
+    BEFORE = "before"
+    """The pull of the round before."""
     PULL = "pull"
     NEED = "need"
     """The forward pass reaches a slice's layers."""
@@ -47,18 +52,27 @@ class Way(NamedTuple):
     delays: Delays = NO_DELAYS
     next_clock: Callable[[int], int] | None = None
 
+    @property
+    def outlasts_calls(self) -> bool:
+        """Transfers go on while the learner computes."""
+        return self.send is At.LEAVE or self.ask is At.BEFORE
+
 
 WHOLE = Way(At.PUSH, At.PULL)
 DUPLEX = Way(At.PULL, At.PULL)
+PREFETCH = Way(At.PULL, At.BEFORE)
 PIPELINED = Way(At.LEAVE, At.PULL)
 AHEAD = Way(At.LEAVE, At.LEAVE)
 LAYERWISE = Way(At.LEAVE, At.NEED)
 
 
 class Departures:
-    """Slices that leave one by one: transfers, requests ahead, times.
+    """Transfers, requests ahead, and times of slices exchanged while the learner computes.
 
     Attributes:
+        sent: transfers begun, not waited for.
+        asked: awaited answers to requests ahead, by shard.
+        within: a slice's weights are pulled when needed.
         pushing_ns: without the time hidden behind computing.
         moves: MPI must move transfers during computing.
     """
@@ -68,27 +82,22 @@ class Departures:
         self._delays = way.delays
         self.next_clock = way.next_clock
         self.moves = nbytes > STILL_NBYTES
-        self._sent: list[Any] = []
-        self._asked: dict[int, Any] = {}
+        self.within = way.ask is At.NEED
+        self.sent: list[Any] = []
+        self.asked: dict[int, Any] = {}
         self._began_ns = self._idle_ns = 0
         self._needed_ns = [0] * slices
         """Computing in this mini-batch before each slice's weights were needed."""
         self._delay_s = 0.0
         self.pushing_ns = 0
 
-    def note_sent(self, transfer: Any) -> None:
-        self._sent.append(transfer)
-
     def take_sent(self) -> list[Any]:
-        sent, self._sent = self._sent, []
+        sent, self.sent = self.sent, []
         return sent
-
-    def note_asked(self, shard: int, answer: Any) -> None:
-        self._asked[shard] = answer
 
     def take_asked(self) -> list[Any]:
         """Return answers requested ahead, in the order of shards."""
-        asked, self._asked = self._asked, {}
+        asked, self.asked = self.asked, {}
         return [asked[shard] for shard in sorted(asked)]
 
     def begin(self) -> None:

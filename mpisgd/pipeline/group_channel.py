@@ -46,7 +46,6 @@ class GroupChannel(LearnerChannel):
         self._leaves = leaves or _never
         self._agrees_on_push = drops or interruptible or leaves is not None
         self._given_up = False
-        self.sleep = self._be_late
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Pull; `clocks` has the oldest of each stage."""
@@ -87,10 +86,10 @@ class GroupChannel(LearnerChannel):
             self._given_up = True
             raise
 
-    def _be_late(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Sleep until a notice; the group agrees on it before the push."""
         with contextlib.suppress(Interrupted):
-            self._wire.clock.sleep(seconds)
+            super().sleep(seconds)
 
     def withdraw(self) -> None:
         super().withdraw()

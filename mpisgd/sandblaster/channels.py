@@ -19,18 +19,15 @@ answered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
-from mpisgd.comm.messages import NOBODY, Command, Ending, Fields, Goodbye, Interrupt, Lost, Message, Next, Op, Tag
+from mpisgd.comm.messages import NOBODY, Ending, Fields, Goodbye, Interrupt, Lost, Next, Op, Tag
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.survivors import Survivors
-from mpisgd.vectors.chunks import chunks_of
 
 _UNDER_WAY = 64
 """Most unanswered commands to each shard."""
@@ -165,52 +162,22 @@ class PortionChannel:
         wire.finish(wire.start(self._rank, Tag.GOODBYE, (self._learner_id, pushed, int(Ending.NONE))))
 
 
-class BatchLearnerChannel(LearnerChannel):
-    """Learner's end towards shards.
+class Receipts:
+    """Shards' confirmations of a learner's pushes; `ranks`: those that confirm."""
 
-    Attributes:
-        acknowledged: shards confirm pushes; sends of a lost rank may not arrive.
-        whole: whether all shards have the last push.
-    """
+    def __init__(self, wire: Communicator, ranks: Sequence[int]) -> None:
+        self._wire = wire
+        self._ranks = ranks
 
-    acknowledged = False
-    whole = True
-
-    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        wire = self._wire
-        posted = [wire.post(rank, Tag.TAKEN) for rank in self._ranks] if self.acknowledged else []
-        super().push(report, meanwhile)
-        self.whole = True
+    def push(self, channel: LearnerChannel, report: Report) -> bool:
+        """Push; return whether all shards have the whole."""
+        wire, all_whole = self._wire, True
+        posted = [wire.post(rank, Tag.TAKEN) for rank in self._ranks]
+        channel.push(report)
         for each in posted:
             _, seq, whole = wire.header(each)
             wire.finish(each)
             if seq != report.seq:
                 raise PeerError(f"TAKEN says push {seq}, expected {report.seq}")
-            self.whole = self.whole and bool(whole)
-
-
-class BatchShardChannel(ShardChannel):
-    def __init__(self, wire: Communicator, roles: Roles, shard: int, survivors: Survivors | None = None) -> None:
-        super().__init__(wire, roles, shard, survivors=survivors)
-        self._coordinator = roles.coordinator_rank
-
-    def _news(self, source: int, tag: int, fields: Fields) -> Message:
-        if tag == Tag.COMMAND and source == self._coordinator:
-            return Command(*fields)
-        return super()._news(source, tag, fields)
-
-    def result(self, value: float, signal: int) -> None:
-        wire = self._wire
-        wire.finish(wire.start(self._coordinator, Tag.RESULT, (self._shard, signal, value)))
-
-    def taken(self, learner_id: int, seq: int, *, whole: bool) -> None:
-        wire = self._wire
-        wire.finish(wire.start(self.rank_of(learner_id), Tag.TAKEN, (self._shard, seq, int(whole))))
-
-    def give(self, learner_id: int, weights: Any, clock: int) -> bool:
-        """Answer a pull. Return False where given up: the weights must then never change."""
-        self.open_answers([learner_id], weights, clock, {})
-        for chunk in chunks_of(weights):
-            self.add_chunk(chunk)
-        self.close_answers()
-        return self.finish_answers()
+            all_whole = all_whole and bool(whole)
+        return all_whole

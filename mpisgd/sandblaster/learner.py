@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, Ending
 from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.gradient.straggler import Delays
-from mpisgd.sandblaster.channels import BatchLearnerChannel, PortionChannel
+from mpisgd.sandblaster.channels import PortionChannel, Receipts
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import host_vector, host_view
 
@@ -46,7 +47,8 @@ class Sum:
 
 def learn(
     coordinator: PortionChannel,
-    channel: BatchLearnerChannel,
+    channel: LearnerChannel,
+    receipts: Receipts,
     gradient: Travels,
     summed: Sum,
     delays: Delays,
@@ -59,9 +61,9 @@ def learn(
     clock, portion, counts = coordinator.next(here)
     while portion >= PUSH_NOW:
         if portion == PUSH_NOW:
-            channel.push(summed.report(pushes))
+            whole = receipts.push(channel, summed.report(pushes))
             summed.clear()
-            clock, portion, counts = coordinator.next(clock, pushed=pushes if channel.whole else -1)
+            clock, portion, counts = coordinator.next(clock, pushed=pushes if whole else -1)
             pushes += 1
             continue
         if counts == FORGET:

@@ -24,7 +24,9 @@ from mpisgd.comm.messages import (
     Push,
     Refused,
     SnapshotPull,
+    Tag,
 )
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.snapshots import Taken
 from mpisgd.records.log.schema import Event
@@ -32,13 +34,13 @@ from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
-from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.membership import Given
 from mpisgd.sandblaster.slots import Slots, name_of
 from mpisgd.serving.fail_fast import FailFast
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_server import SnapshotServer
 from mpisgd.update.slice_update import Step
+from mpisgd.vectors.chunks import chunks_of
 from mpisgd.vectors.computing import Charges
 from mpisgd.vectors.memory import host_view
 
@@ -49,13 +51,15 @@ class BatchShard:
     """Shard of a batch optimisation.
 
     Args:
+        coordinator: rank of the coordinator.
         rules: for clock and membership; they decide nothing.
         charges: pays each sum, and each end of an evaluation as an update.
     """
 
     def __init__(
         self,
-        channel: BatchShardChannel,
+        channel: ShardChannel,
+        coordinator: int,
         rules: Rules,
         slots: Slots,
         records: ShardRecords,
@@ -65,6 +69,8 @@ class BatchShard:
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
+        self._coordinator = coordinator
+        channel.take_also({Tag.COMMAND: Command}, coordinator)
         self.rules = rules
         self.slots = slots
         self.records = records
@@ -135,10 +141,7 @@ class BatchShard:
         elif isinstance(message, Command):
             self._obey(message)
         elif isinstance(message, Pull):
-            if not self.channel.give(message.learner_id, host_view(self.slots.served), self.rules.clock):
-                self.slots.lose_served()
-            self.answering.given[message.learner_id] = (self.rules.clock, self.channel.now_s())
-            self.records.log.answered(message.learner_id, self.channel.now_s())
+            self._give(message.learner_id)
         elif isinstance(message, Goodbye):
             self._part(message)
         elif isinstance(message, SnapshotPull):
@@ -149,6 +152,17 @@ class BatchShard:
             self.refuse(message)
         else:
             raise ProtocolError(f"{message}: a shard under a coordinator is not told")
+
+    def _give(self, learner_id: int) -> None:
+        channel, weights = self.channel, host_view(self.slots.served)
+        channel.open_answers([learner_id], weights, self.rules.clock, {})
+        for chunk in chunks_of(weights):
+            channel.add_chunk(chunk)
+        channel.close_answers()
+        if not channel.finish_answers():  # an answer was given up
+            self.slots.lose_served()
+        self.answering.given[learner_id] = (self.rules.clock, channel.now_s())
+        self.records.log.answered(learner_id, channel.now_s())
 
     def _tell(self, event: Event, learner_id: int = -1, value: float = float("nan")) -> None:
         self.records.log.event(event, self.rules.clock, self.channel.now_s(), learner_id, value)
@@ -187,7 +201,7 @@ class BatchShard:
 
     def _acknowledge(self, push: Push, *, whole: bool) -> None:
         if self._presence.tolerant:
-            self.channel.taken(push.learner_id, push.seq, whole=whole)
+            self.channel.tell([self.channel.rank_of(push.learner_id)], Tag.TAKEN, push.seq, int(whole))
 
     def _drop(self, push: Push, verdict: Verdict = DROP_MISSED) -> None:
         dropped = self.rules.dropped_seq
@@ -214,7 +228,7 @@ class BatchShard:
         else:
             value = slots.compute(op, command.out, command.a, command.b, command.alpha)
         if op in ANSWERED:
-            self.channel.result(value, self._signal)
+            self.channel.tell([self._coordinator], Tag.RESULT, self._signal, value)
 
     def _commit(self, command: Command) -> None:
         learner_id, seq, portions = command.a, command.b, command.out

@@ -15,11 +15,9 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import ProtocolError
-from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
-from mpisgd.exchange.ways import DUPLEX
-from mpisgd.vectors.memory import Memory
+from mpisgd.exchange.ways import DUPLEX, PREFETCH, Way
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import Scene, packed
@@ -118,12 +116,9 @@ def test_where_shards_gather_links_are_the_limit(tmp_path: Path) -> None:
     assert LIMIT_S <= prefetch < 1.05 * LIMIT_S
 
 
-@pytest.mark.parametrize("exchange", ["duplex", "prefetch"])
-def test_there_is_a_pull_after_each_push(exchange: str) -> None:
+@pytest.mark.parametrize(("exchange", "way"), [("duplex", DUPLEX), ("prefetch", PREFETCH)])
+def test_there_is_a_pull_after_each_push(exchange: str, way: Way) -> None:
     scene, roles, vector = Scene(2), packed(learners=1), np.zeros(3, np.float32)
-    channel = {
-        "duplex": LearnerChannel(scene.wires[1], roles, 0, Slices(vector, vector, [(0, 3)]), consistent=False, way=DUPLEX),
-        "prefetch": PrefetchChannel(scene.wires[1], roles, 0, Memory(vector, vector), [(0, 3)]),
-    }[exchange]
-    with pytest.raises(ProtocolError, match="two pushes, no pull in between"):
+    channel = LearnerChannel(scene.wires[1], roles, 0, Slices(vector, vector, [(0, 3)]), consistent=False, way=way)
+    with pytest.raises(ProtocolError, match=f"exchange = '{exchange}': two pushes, no pull in between"):
         channel.push(Report(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0), meanwhile=lambda: None)

@@ -17,8 +17,8 @@ import torch
 from mpisgd import replay
 from mpisgd.base.errors import PeerError
 from mpisgd.config import SgdOptions
-from mpisgd.exchange.both_ways.streamed import StreamedChannel
 from mpisgd.exchange.exchange import Report
+from mpisgd.exchange.streamed import StreamedChannel
 from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate

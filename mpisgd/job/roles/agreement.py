@@ -19,60 +19,14 @@ a signal ends the run, and all present wait for an incomplete sum, shards tell t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import Ending, Message, NormPull, NormTold, Refused, Tag
 from mpisgd.config import Config
 from mpisgd.exchange.collectives.team_channel import TeamChannel
-from mpisgd.exchange.exchange import Answers
-from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.rules.rules import Rules
 from mpisgd.shard import Shard
 from mpisgd.vectors.flat import norm_of_parts
-
-
-class AgreeingChannel(LearnerChannel):
-    """A learner's end; all shards have the same clock."""
-
-    _agreed = 0
-    """Pushes with a norm told."""
-
-    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Pull, after the shards have agreed on the norm of the last update."""
-        if self._agreed == self._pushes:
-            return super().pull(min_clock, meanwhile)
-        self._agreed = self._pushes
-        if self._wire.signal > 0:
-            self._tell_of_signal()
-        start_ns = self.now_ns()
-        telling = self._agree(meanwhile)
-        agreed_ns = self.now_ns() - start_ns
-        answers = super().pull(min_clock)
-        for transfer in telling:
-            self._wire.finish(transfer)
-        self._wait_ns += agreed_ns
-        return answers
-
-    def _agree(self, meanwhile: Callable[[], None] | None) -> list[Any]:
-        """Ask all shards for norms, and begin to tell the whole norm, unless the run is over; return transfers to finish.
-
-        Raises PeerError for a wrong answer.
-        """
-        wire, ranks, clock, norms, goes_on = self._wire, self._ranks, self._clocks[0], list[float](), True
-        asked = [wire.ask(rank, Tag.NORM_PULL, (self._learner_id, clock), Tag.NORM_ANSWER) for rank in ranks]
-        if meanwhile is not None:
-            meanwhile()
-        for rank, number, answer in zip(ranks, self._numbers, asked, strict=True):
-            sender, ending, norm = wire.header(answer)
-            wire.finish(answer)
-            if sender != number or ending > Ending.INTERRUPTED:
-                raise PeerError(f"rank {rank} answers as shard {sender}, ending {ending}: expected {number}", rank)
-            goes_on = goes_on and ending == Ending.NONE
-            norms.append(norm)
-        told = (self._learner_id, clock, norm_of_parts(norms))
-        return [wire.start(rank, Tag.NORM_TOLD, told) for rank in ranks] if goes_on else []
 
 
 class AgreeingRules(Rules):
@@ -118,7 +72,7 @@ class AgreeingShard(Shard):
 
     def _norm_pull(self, asked: NormPull) -> None:
         if asked.clock == self._own_clock:
-            self.channel.answer_norm([asked.learner_id], Ending.NONE, self._own)
+            self._answer([asked.learner_id], Ending.NONE)
         elif asked.clock == self.rules.clock:
             self._asked |= {asked.learner_id}
         else:
@@ -147,7 +101,11 @@ class AgreeingShard(Shard):
 
     def _answer_asked(self, ending: Ending) -> None:
         asked, self._asked = self._asked, frozenset()
-        self.channel.answer_norm(sorted(asked), ending, self._own)
+        self._answer(sorted(asked), ending)
+
+    def _answer(self, learner_ids: Iterable[int], ending: Ending) -> None:
+        """Answer requests for the norm of this slice; `ending`: why there is none."""
+        self.channel.tell(map(self.channel.rank_of, learner_ids), Tag.NORM_ANSWER, ending, self._own)
 
     def _agree_on(self, norm: float) -> None:
         self._norm = norm

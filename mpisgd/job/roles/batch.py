@@ -11,8 +11,9 @@ import numpy as np
 
 from mpisgd.base.terminal import say, warn
 from mpisgd.data.sampling import PortionSampling
-from mpisgd.exchange.learner_channel import Slices
+from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Role
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
 from mpisgd.job.roles.role import RankRole, ServingRole
@@ -24,12 +25,7 @@ from mpisgd.records.coordinator_records import Coordinated, CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.writer import TableFile
 from mpisgd.rules.rules import Rules
-from mpisgd.sandblaster.channels import (
-    BatchLearnerChannel,
-    BatchShardChannel,
-    CoordinatorChannel,
-    PortionChannel,
-)
+from mpisgd.sandblaster.channels import CoordinatorChannel, PortionChannel, Receipts
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
@@ -129,10 +125,11 @@ class BatchShardRole(ServingRole):
         super().__init__(setup, world, rank)
         slots = Slots(world.weights(setup.bounds[self.index]))
         records, survivors = self._make_records(slots, slots.kept), self._survivors()
-        channel = BatchShardChannel(self.wire, setup.roles, self.index, survivors)
+        channel = ShardChannel(self.wire, setup.roles, self.index, survivors=survivors)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         presence = self._presence(Membership, channel, survivors)
-        self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.charges(rank), presence)
+        samples, coordinator = setup.meta.train_samples, setup.roles.coordinator_rank
+        self.server = BatchShard(channel, coordinator, rules, slots, records, samples, world.charges(rank), presence)
         if setup.resumption is not None and (before := setup.account(self.index)) is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
 
@@ -151,8 +148,9 @@ class BatchLearnerRole(RankRole):
         self._sum = Sum(self._gradient, alone=options_of(setup).push_every == 1)
         self._coordinator = PortionChannel(self.wire, setup.roles, self.index)
         slices = Slices(self._gradient.memory.weights, self._sum.vector, setup.bounds)
-        self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, slices, consistent=False)
-        self._channel.acknowledged = setup.roles.tolerant
+        self._channel = LearnerChannel(self.wire, setup.roles, self.index, slices, consistent=False)
+        # sends of a lost rank may not arrive
+        self._receipts = Receipts(self.wire, setup.roles.shard_ranks if setup.roles.tolerant else ())
         self.leaves_by = self._leave
 
     def _leave(self, *, ending: int) -> None:
@@ -164,7 +162,7 @@ class BatchLearnerRole(RankRole):
         self.expendable = self.setup.roles.tolerant
         delays = stages.loop_delays(self.setup.config, self.index)
         first_seq = self.setup.first_seq(self.index)
-        learn(self._coordinator, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
+        learn(self._coordinator, self._channel, self._receipts, self._gradient, self._sum, delays, first_seq=first_seq)
 
     def end(self) -> np.ndarray:
         if self.rank == self.setup.roles.evaluator_rank:

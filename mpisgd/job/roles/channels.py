@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
-from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
-from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.survivors import Survivors
-from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED
+from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED, PREFETCH
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
-from mpisgd.job.roles.agreement import AgreeingChannel
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.memory import Memory
@@ -36,11 +34,20 @@ def slices_of(
     config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False, ahead: bool = False
 ) -> Slices:
     """Return a learner's slices; `ahead`: weights arrive before the gradient's last use of older weights."""
-    if config.pull_format == "bfloat16":
-        held = Held(memory.weights, bounds, apart=stages.moves_weights(config))
-        return Slices(memory.weights, memory.gradients, bounds, memory.cuts, held, in_pieces=in_pieces)
-    weights, computed_from = (memory.another().weights, memory.weights) if ahead else (memory.weights, None)
-    return Slices(weights, memory.gradients, bounds, memory.cuts, computed_from=computed_from, in_pieces=in_pieces)
+    prefetch, rounded = config.exchange == "prefetch", config.pull_format == "bfloat16"
+    apart = prefetch or (ahead and not rounded)  # rounded weights arrive apart anyway
+    travels = memory.another() if apart else memory
+    held = Held(travels.weights, bounds, apart=not prefetch and stages.moves_weights(config)) if rounded else None
+    return Slices(
+        travels.weights,
+        travels.gradients if prefetch else memory.gradients,
+        bounds,
+        memory.cuts,
+        held,
+        computed_from=memory.weights if apart else None,
+        computed_into=memory.gradients if prefetch else None,
+        in_pieces=in_pieces,
+    )
 
 
 def learner_channel(
@@ -58,25 +65,21 @@ def learner_channel(
 
     Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
     """
-    if config.exchange == "prefetch":
-        rounded = config.pull_format == "bfloat16"
-        return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=rounded, in_pieces=in_pieces(roles))
     ahead = config.exchange == "layerwise" and config.protocol.alike and not (config.agrees or tolerant)
-    cut = config.exchange == "duplex" and in_pieces(roles)
+    cut = config.both_ways and in_pieces(roles)
     ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, ahead=ahead)
     consistent = protocol.consistent
-    if config.exchange == "duplex":
-        return LearnerChannel(*ends, consistent=False, way=DUPLEX)
+    if config.both_ways:
+        return LearnerChannel(*ends, consistent=False, way=DUPLEX if config.exchange == "duplex" else PREFETCH)
     if config.exchange == "streamed":
         return StreamedChannel(*ends, consistent=consistent)
-    kind = AgreeingChannel if config.agrees else LearnerChannel
     if config.exchange == "whole":
-        return kind(*ends, consistent=consistent, interruptible=protocol.aborts)
+        return LearnerChannel(*ends, consistent=consistent, interruptible=protocol.aborts, agrees=config.agrees)
     delays = Delays(config.straggler, config.seed, learner_id)
     if ahead:
-        return kind(*ends, consistent=consistent, way=AHEAD._replace(delays=delays, next_clock=protocol.next_clock))
+        return LearnerChannel(*ends, consistent=consistent, way=AHEAD._replace(delays=delays, next_clock=protocol.next_clock))
     way = PIPELINED if consistent or config.protocol.rejects else LAYERWISE
-    return kind(*ends, consistent=consistent, way=way._replace(delays=delays))
+    return LearnerChannel(*ends, consistent=consistent, agrees=config.agrees, way=way._replace(delays=delays))
 
 
 def shard_channel(

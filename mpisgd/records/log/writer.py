@@ -260,7 +260,7 @@ _EXTRA: Mapping[str, Callable[[Push], float]] = {
 class ShardLog:
     """Log of a shard.
 
-    `duplex`: weights may be given before the previous push has come (`exchange/both_ways/`).
+    `duplex`: weights may be given before the previous push has come (`exchange/ways.py`).
     """
 
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:

@@ -21,7 +21,6 @@ ROOMS = [
         "records",
         "exchange",
         "exchange.collectives",
-        "exchange.both_ways",
         "pipeline",
         "serving",
         "learner",

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending
 from mpisgd.gradient.straggler import NO_DELAYS
+from mpisgd.sandblaster.channels import Receipts
 from mpisgd.sandblaster.learner import Sum, learn
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
@@ -47,11 +48,9 @@ def done(deals: list[tuple[int, int, bool]], clocks: dict[int, int], *, alone: b
     def push(report: Any) -> None:
         said.append(("push", report.seq, report.samples, report.loss, summed.vector.tolist()))
 
-    channel: Any = SimpleNamespace(
-        whole=True, pull=pull, push=push, now_ns=lambda: 0, goodbye=lambda ending: said.append(("goodbye", ending))
-    )
+    channel: Any = SimpleNamespace(pull=pull, push=push, now_ns=lambda: 0, goodbye=lambda ending: said.append(("goodbye", ending)))
     coordinator: Any = SimpleNamespace(next=ask)
-    learn(coordinator, channel, gradient, summed, NO_DELAYS)
+    learn(coordinator, channel, Receipts(channel, ranks=()), gradient, summed, NO_DELAYS)
     return said, gradient
 
 

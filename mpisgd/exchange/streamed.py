@@ -19,7 +19,6 @@ from typing import Any
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Pattern
 from mpisgd.comm.messages import Message, Push, Refused, Tag
-from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
@@ -27,7 +26,6 @@ from mpisgd.exchange.ways import DUPLEX
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.chunked_receive import ChunkedReceive, Incoming, Stream
 from mpisgd.vectors.chunks import cuts
-from mpisgd.vectors.skipped import within
 
 
 class StreamedChannel(LearnerChannel):
@@ -37,14 +35,14 @@ class StreamedChannel(LearnerChannel):
         whole = [slices.weights[start:end] for start, end in slices.bounds]
         self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
 
-    def _send(self, report: Report) -> list[Any]:
+    def _send_noted(self) -> list[Any]:
         start, ranks = self._wire.start, self._ranks
+        noted, self._noted = self._noted, []
         self._pushes += 1
         sent = []
-        for shard in self._shards:
-            runs = within(report.skipped, *self._bounds[shard])
-            sent.append(start(ranks[shard], Tag.PUSH, self._told(shard, report, runs)))
-            sent += [start(ranks[shard], Tag.PART, (each.nbytes,), each) for each in bodies_of(runs)]
+        for rank, (told, runs) in zip(ranks, noted, strict=True):
+            sent.append(start(rank, Tag.PUSH, told))
+            sent += [start(rank, Tag.PART, (each.nbytes,), each) for each in bodies_of(runs)]
         for number in range(max(map(len, self._pieces))):
             for shard, pieces in enumerate(self._pieces):
                 if number < len(pieces):

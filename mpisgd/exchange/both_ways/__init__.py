@@ -1,1 +1,0 @@
-"""Push and pull at the same time."""
