@@ -21,16 +21,16 @@ class SizedUpdate(Updates):
 
     Args:
         service_ns: cost of one gradient, and of one update.
+        streamed: gradients come in chunks, and each chunk takes its time on arrival (`chunked_receive.py`).
     """
 
     inbox: Any = None
     served: Any = None
     averaged = compensation = None
-    cached = room_to_park = True
+    room_to_park = True
     checks_sums = False
-    chunks_count = 1
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         size: int,
         *,
@@ -41,10 +41,14 @@ class SizedUpdate(Updates):
         rank: VirtualRank,
         service_ns: tuple[int, int],
         weighting: Weighting,
+        streamed: bool = False,
     ) -> None:
         vector = SizedVector(size)
         self.scratch = vector
-        self.inbox = push_format.sized(vector)
+        self._streamed = ChunkedReceive(size, lambda part: push_format.sized(SizedVector(part))) if streamed else None
+        self.inbox = self._streamed or push_format.sized(vector)
+        self.chunks_count = self._made = len(self._streamed.pieces) if self._streamed is not None else 1
+        self.cached = not streamed
         self.weights = self.served = vector
         self.gradients = 0
         self.samples = 0
@@ -71,6 +75,14 @@ class SizedUpdate(Updates):
     def take_back(self, room: Any) -> None:
         """Do nothing."""
 
+    def park(self, learner_id: int) -> None:
+        if self._streamed is not None:
+            self._streamed.park(learner_id)
+
+    def unpark(self, learner_id: int) -> None:
+        if self._streamed is not None:
+            self._streamed.unpark(learner_id)
+
     def make_room(self, gradients: int) -> Any:
         return self.inbox.times(gradients)
 
@@ -83,63 +95,40 @@ class SizedUpdate(Updates):
     def accumulate(
         self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
     ) -> None:
-        self._rank.now += self._gradient_ns
-        self._weighting.add(weight, gradients)
-        self.gradients += gradients
-        self._pending_samples += samples
-
-    def step(self) -> Step:
-        self._rank.now += self._update_ns
-        step = Step(gradients=self.gradients, learning_rate=self.learning_rate * self._weighting.take())
-        self.samples += self._pending_samples
-        self.gradients = self._pending_samples = 0
-        self.learning_rate = self._alpha0 * self._schedule(self.epochs)
-        return step
-
-
-class StreamedSizedUpdate(SizedUpdate):
-    """Stand-in for `StreamedUpdate`: each chunk takes its time on arrival (`chunked_receive.py`)."""
-
-    cached = False
-
-    def __init__(self, size: int, **named: Any) -> None:
-        super().__init__(size, **named)
-        push_format: PushFormat = named["push_format"]
-        self.inbox = self._inflow = ChunkedReceive(size, lambda part: push_format.sized(SizedVector(part)))
-        self.chunks_count = self._made = len(self._inflow.pieces)
-
-    def park(self, learner_id: int) -> None:
-        self._inflow.park(learner_id)
-
-    def unpark(self, learner_id: int) -> None:
-        self._inflow.unpark(learner_id)
-
-    def accumulate(
-        self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
-    ) -> None:
-        self._inflow.include()
+        if self._streamed is None:
+            self._rank.now += self._gradient_ns
+        else:
+            self._streamed.include()
         self._weighting.add(weight, gradients)
         self.gradients += gradients
         self._pending_samples += samples
 
     def step(self) -> Step:
         step = self.begin_step()
-        for _ in self.chunks():
-            pass
+        if self._streamed is not None:
+            for _ in self.chunks():
+                pass
         return step
 
     def begin_step(self) -> Step:
-        self._made = 0 if self.gradients else self.chunks_count
-        now_ns = self._rank.now
-        step = super().step()
-        self._rank.now = now_ns  # time passes chunk by chunk
+        if self._streamed is None:
+            self._rank.now += self._update_ns
+        else:
+            self._made = 0 if self.gradients else self.chunks_count
+        step = Step(gradients=self.gradients, learning_rate=self.learning_rate * self._weighting.take())
+        self.samples += self._pending_samples
+        self.gradients = self._pending_samples = 0
+        self.learning_rate = self._alpha0 * self._schedule(self.epochs)
         return step
 
     def chunks(self) -> Iterator[Any]:
-        for number, piece in enumerate(self._inflow.pieces):
+        if self._streamed is None:
+            yield self.served
+            return
+        for number, piece in enumerate(self._streamed.pieces):
             if number >= self._made:
                 share = (piece.stop - piece.start) / self.weights.size
-                for _ in self._inflow.chunk():
+                for _ in self._streamed.chunk():
                     self._rank.now += round(share * self._gradient_ns)
                 self._rank.now += round(share * self._update_ns)
                 self._made = number + 1

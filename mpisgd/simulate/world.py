@@ -31,7 +31,7 @@ from mpisgd.simulate.batch import TOGETHER, Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
 from mpisgd.simulate.passes import Passes, Shares
 from mpisgd.simulate.piece_seconds import PieceSeconds, WholeGroup, program_of
-from mpisgd.simulate.sized import SizedGradient, SizedUpdate, StreamedSizedUpdate
+from mpisgd.simulate.sized import SizedGradient, SizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
 from mpisgd.simulate.timed import BatchedGradient, Service, Timed
 from mpisgd.update import schedule
@@ -289,8 +289,7 @@ class SizedWorld(VirtualWorld):
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
         config, shard = self.config, self.roles.index(rank)
         start, end = self.bounds[shard]
-        kind = StreamedSizedUpdate if config.exchange == "streamed" else SizedUpdate
-        return kind(
+        return SizedUpdate(
             end - start,
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
@@ -299,6 +298,7 @@ class SizedWorld(VirtualWorld):
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
             weighting=Weighting(config.modulate),
+            streamed=config.exchange == "streamed",
         )
 
 
