@@ -2,8 +2,7 @@
 
 compute    forward and backward pass, clipped (`gradient.py`); by slices or buckets (`by_layers`); in micro-batches, by the stages
            of a cut model (`pipeline/micro_batches.py`)
-accumulate mean of several mini-batches (`accumulation.py`)
-own steps  several mini-batches as one (`local_steps.py`), or with the learner's optimiser (`inner_steps.py`)
+several    mini-batches as one push (`mini_batches.py`): their mean, or with the learner's own steps
 node sum   over a team's ranks (`aggregate.py`), after their straggler delays
 rounding   to bfloat16 (`rounding.py`), or the largest elements (`largest.py`); per slice where exchanged in turn
 delay      a straggler's, before the first push (`straggler.py`)
@@ -16,11 +15,9 @@ from collections.abc import Callable, Sequence
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.accumulation import Accumulated
 from mpisgd.gradient.gradient import Gradient
+from mpisgd.gradient.mini_batches import Accumulated, InnerSteps, LocalSteps
 from mpisgd.gradient.objective import Objective
-from mpisgd.gradient.own_steps.inner_steps import InnerSteps
-from mpisgd.gradient.own_steps.local_steps import LocalSteps
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule

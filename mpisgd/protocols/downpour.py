@@ -4,8 +4,8 @@
     each mini-batch:             gradient g;  accrued += g;  weights -= alpha * g
     every n_push mini-batches:   push accrued;  accrued = 0
 
-(Algorithm 7.1 there.) Own steps: `local_steps.py`. On the shard each push is an update, as in `async_opt.py`. The rate by parameter
-of [Dean12], gamma / sqrt(sum of squares), is `optimizer = "adagrad"`.
+(Algorithm 7.1 there.) Own steps: `mini_batches.py`. On the shard each push is an update, as in `async_opt.py`. The rate by
+parameter of [Dean12], gamma / sqrt(sum of squares), is `optimizer = "adagrad"`.
 """
 
 from __future__ import annotations

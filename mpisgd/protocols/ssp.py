@@ -8,7 +8,7 @@ No mini-batch p begins before all have pushed p - s: the bound of [Ho13] on a re
 tau <= (lambda - 1) (2 s + 1).
 
 With `get_model_frequency` f > 1 the learner steps by itself between pulls: "the push may overlap the local update" [ElasticDL]
-(`local_steps.py`). The bound then holds at pulls; a learner may run f - 1 further before the next.
+(`mini_batches.py`). The bound then holds at pulls; a learner may run f - 1 further before the next.
 
 An unused gradient counts as pushed: it holds up no learner.
 """

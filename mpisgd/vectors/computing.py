@@ -49,7 +49,7 @@ class Computes(ABC):
     def at_clock(self, clock: int) -> None:  # noqa: B027 - only a learner that steps by itself has a learning rate of its own
         """Note the clock of the pulled weights, the least of all slices."""
 
-    def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
+    def take_own_step(self) -> None:  # noqa: B027 - only a learner of `mini_batches.LocalSteps` goes on without weights from shards
         """Step along the last gradient, left intact for sending."""
 
     def give_up(self) -> None:  # noqa: B027 - only what keeps something of each mini-batch has anything to take back

@@ -16,7 +16,7 @@ from mpisgd.base.errors import ConfigError, ProtocolError
 from mpisgd.config import AdamwOptions, DigitsOptions, MlpOptions
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.gradient.own_steps.inner_steps import InnerSteps
+from mpisgd.gradient.mini_batches import InnerSteps
 from mpisgd.job.parts import UserObjects
 from mpisgd.replay import replay
 from mpisgd.vectors.computing import Travels

@@ -13,7 +13,7 @@ from torch import nn
 
 from mpisgd import replay
 from mpisgd.gradient import stages
-from mpisgd.gradient.own_steps.local_steps import LocalSteps
+from mpisgd.gradient.mini_batches import LocalSteps
 from mpisgd.job.parts import UserObjects
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated

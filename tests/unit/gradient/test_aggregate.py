@@ -21,7 +21,7 @@ from mpisgd.data.sampling import EpochSampling
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, Member, SharedMemory, follow, team_loss
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.own_steps.local_steps import LocalSteps
+from mpisgd.gradient.mini_batches import LocalSteps
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import Delays
 from mpisgd.simulate.sized import SizedGradient

@@ -1,1 +1,0 @@
-"""A learner's own steps between two pulls."""
