@@ -179,7 +179,7 @@ VIRTUAL: Mapping[str, Feature] = {
 _OWN_STEPS = "layers are exchanged in each mini-batch; own steps pull for, or push, several as one"
 _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "only own steps use this option, and there are none"
-_PIECE = "ranks at work on the same layer would have to agree: not tried yet"
+_ONE_WAY = "a group's ranks push, then pull, then agree on the answers: nothing travels both ways at once"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
 _BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses the length"
@@ -199,7 +199,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("streamed", "nonfinite"): "the first chunks are summed before the last have come",
     ("streamed", "tolerant"): "a dying learner would leave a part of a gradient in the weights",
     ("streamed", "dealt"): "a learner asks for weights before the gradient has come, and would have two portions",
-    ("streamed", "stages"): "a group agrees on the answers before computing: not tried with streamed gradients",
+    ("streamed", "stages"): _ONE_WAY,
     ("streamed", "cuda shards"): "chunks are received into the host's memory",
     ("gathered", "tolerant"): "a shard does not wait until answers have left, so a hanging learner stays unseen",
     ("gathered", "streamed"): "chunks of all gradients come at the same time already",
@@ -256,11 +256,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("stages", "collective"): "learners are shards, each of all layers",
     ("stages", "layerwise"): "stages already pull and push separately, each with own shards",
     ("stages", "node"): "a team's ranks have whole models",
-    **dict.fromkeys(((each, "partition") for each in ("local steps", "leaving")), _PIECE),
+    ("leaving", "partition"): "a piece that leaves would leave the others waiting in the middle of a layer",
     ("partition", "aborts"): "a notice to one rank would have to stop the whole group in the middle of a layer",
     ("accumulation", "stages"): "micro_batches are parts of a batch too large for memory",
-    ("duplex", "stages"): "a group agrees on the answers before computing: not tried with duplex",
-    ("cuda", "stages"): "stages have not been tried on GPUs",
+    ("duplex", "stages"): _ONE_WAY,
+    ("cuda", "stages"): "ranks of a group pass on tensors in the host's memory",
     ("batched", "stages"): "torch.func.vmap computes whole models",
     ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as a whole",
     ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",

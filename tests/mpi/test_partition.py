@@ -41,7 +41,7 @@ SPEECH = {"model": {"name": "speech", "hidden": [20, 16, 18]}, "group_form": "pa
 OWN = {"model": {"name": f"{__name__}:Own"}, "group_form": "partition"}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "local-hardsync": (6, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 3, "epochs": 0.1}),
+    "local-hardsync": (6, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 3, "epochs": 0.1, "local_steps": 2}),
     "own-softsync": (6, {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 2, "micro_batches": 2}),
     "own-averaged": (
         5,

@@ -120,14 +120,17 @@ def trained(path: Path, **changes: Any) -> tuple[Run, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
+    "own", [{}, {"local_steps": 2, "inner_optimizer": "sgd", "inner_alpha0": 0.2, "alpha0": 1.0}], ids=["", "own"]
+)
+@pytest.mark.parametrize(
     ("parts", "size"), [(2, 3), pytest.param(4, 2, marks=pytest.mark.slow), pytest.param(1, 4, marks=pytest.mark.slow)]
 )
-def test_pieces_train_as_the_whole_does(parts: int, size: int, tmp_path: Path) -> None:
-    """Within what is rounded otherwise: sums over pieces are summed by piece first."""
-    alone, expected = trained(tmp_path / "one", protocol="hardsync", micro_batches=parts)
+def test_pieces_train_as_the_whole_does(parts: int, size: int, own: dict[str, Any], tmp_path: Path) -> None:
+    """Within what is rounded otherwise: sums over pieces are summed by piece first. Own steps need no agreement."""
+    alone, expected = trained(tmp_path / "one", protocol="hardsync", micro_batches=parts, **own)
     assert alone.evaluations["error"][-1] < alone.evaluations["error"][0]
     some = {"group_size": size, "group_form": "partition", "shards": size + 1, "micro_batches": parts}
-    run, found = trained(tmp_path / "pieces", protocol="hardsync", **some)
+    run, found = trained(tmp_path / "pieces", protocol="hardsync", **some, **own)
     assert replay.replay(run.path, UserObjects(model=Mlp)).holds
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     first = [each.pushes[each.pushes["shard"] == 0] for each in (run, alone)]
