@@ -1,18 +1,20 @@
-"""Gradients pushed as bfloat16, half the bytes, with error feedback (arXiv:1901.09847).
+"""Gradients pushed in a smaller format, with error feedback: the unpushed rest is added to the next gradient.
 
-    v = g + r        q = bfloat16(v), to nearest even        r = v - q
+    v = g + r        q = format(v)        r = v - q
 
-g: gradient, r: remainder, q: push. All pushes plus the remainder sum to all gradients, up to float32 rounding. An element of r is
-at most 1/256 of v's. Shards sum, step and serve in float32.
+bfloat16   q = v to nearest even, half the bytes (arXiv:1901.09847); an element of r is at most 1/256 of v's
+top-k      q = each slice's k largest magnitudes of v, the first among equals (arXiv:1809.07599; `push_format.py`)
 
-A dropped or rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits; replay goes by
-attempts, and has the bits of both.
+g: gradient, r: remainder, q: push. All pushes plus the remainder sum to all gradients, up to float32 rounding. Shards sum, step and
+serve in float32. A dropped or rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits;
+replay goes by attempts, and has the bits of both.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpisgd.gradient.largest import Largest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import is_finite, squared_norm
 from mpisgd.vectors.memory import Memory, SizedVector, host_vector, host_view
@@ -33,42 +34,44 @@ _CHUNK = 2**18
 """
 
 
-class Rounding:
+class Remainder(ABC):
     """A learner's remainder and push.
 
     Attributes:
-        sent: (parameters,) bfloat16.
-        bits: the same memory as int16, for numpy and MPI.
+        remainder: (parameters,) float32, added to the next gradient.
+        bits: the push as it travels, for numpy and MPI.
     """
 
-    def __init__(self, parameters: int) -> None:
-        self.bits = np.zeros(parameters, np.int16)
-        self.sent: Tensor = torch.from_numpy(self.bits).view(torch.bfloat16)
-        self._remainder = host_vector(parameters)
+    def __init__(self, parameters: int, bits: np.ndarray) -> None:
+        self.remainder = host_vector(parameters)
+        self.bits = bits
 
-    @property
-    def remainder(self) -> Tensor:
-        """(parameters,) float32, added to the next gradient."""
-        return self._remainder
+    @abstractmethod
+    def round(self, gradient: Tensor, start: int = 0, end: int | None = None) -> float:
+        """Fill `bits` from `gradient`, (parameters,) float32, of elements `start` to `end`; return |r| / |v|, or NaN."""
+
+
+class Rounding(Remainder):
+    """Rounding to bfloat16; `bits`: (parameters,) int16, `sent`: the same memory as bfloat16."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__(parameters, np.zeros(parameters, np.int16))
+        self.sent: Tensor = torch.from_numpy(self.bits).view(torch.bfloat16)
 
     def round(self, gradient: Tensor, start: int = 0, end: int | None = None) -> float:
-        """Fill `sent` from `gradient`, (parameters,) float32, for elements `start` to `end`; return |r| / |v|.
-
-        Returns 0 where |r|^2 is 0 in float32; NaN for a non-finite gradient, or beyond 3.39e38 in bfloat16: the remainder is 0
-        there.
-        """
+        """Return 0 where |r|^2 is 0 in float32; NaN also beyond 3.39e38, infinite in bfloat16: the remainder is 0 there."""
         whole = rest = 0.0
         end = len(self.bits) if end is None else end
         for at in range(start, end, _CHUNK):
             part = slice(at, min(at + _CHUNK, end))
-            remainder, sent = self._remainder[part], self.sent[part]
+            remainder, sent = self.remainder[part], self.sent[part]
             left = host_view(remainder.add_(gradient[part]))
             whole += squared_norm(left)
             sent.copy_(remainder)
             remainder.sub_(sent)
             rest += squared_norm(left)
         if not math.isfinite(whole + rest):
-            remainder, sent = self._remainder[start:end], self.sent[start:end]
+            remainder, sent = self.remainder[start:end], self.sent[start:end]
             if not is_finite(host_view(remainder)):
                 remainder.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
                 return math.nan
@@ -76,8 +79,51 @@ class Rounding:
         return math.sqrt(rest / whole) if rest > 0 else 0.0
 
 
+class Largest(Remainder):
+    """The largest elements of slices at `bounds`; `bits`: (words,) int32, at the format's `cuts`."""
+
+    def __init__(self, push_format: PushFormat, bounds: Sequence[tuple[int, int]]) -> None:
+        cuts = push_format.cuts(bounds)
+        super().__init__(bounds[-1][1], np.zeros(cuts[-1][1], np.int32))
+        self._slices = [(start, end, self.bits[at:to]) for (start, end), (at, to) in zip(bounds, cuts, strict=True)]
+
+    def round(self, gradient: Tensor, start: int = 0, end: int | None = None) -> float:
+        """Round slices within `start` to `end`; a slice not finite is pushed as NaN, and its non-finite remainders become 0."""
+        whole = rest = 0.0
+        end = len(self.remainder) if end is None else end
+        for at, to, words in self._slices:
+            if start <= at and to <= end:
+                left = host_view(self.remainder[at:to].add_(gradient[at:to]))
+                whole += _squared(left)
+                self._take_out(left, words.reshape(2, -1))
+                rest += _squared(left) if math.isfinite(whole) else math.nan
+        return math.sqrt(rest / whole) if whole else 0.0
+
+    def _take_out(self, left: np.ndarray, words: np.ndarray) -> None:
+        """Move a slice's largest elements from `left` to `words`, (2, k) int32."""
+        indices, values = words[0], words[1].view(np.float32)
+        if not is_finite(left):
+            np.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            indices[:], values[:] = np.arange(len(indices)), math.nan
+            return
+        magnitudes = np.abs(left)
+        least = np.partition(magnitudes, len(left) - len(indices))[len(left) - len(indices)]
+        chosen = np.flatnonzero(magnitudes >= least)
+        if len(chosen) > len(indices):
+            equal = np.flatnonzero(magnitudes[chosen] == least)
+            chosen = np.delete(chosen, equal[len(indices) - len(chosen) :])
+        indices[:], values[:] = chosen, left[chosen]
+        left[chosen] = 0.0
+
+
+def _squared(vector: np.ndarray) -> float:
+    """Return |vector|^2; in float64 where float32 squares overflow."""
+    found = squared_norm(vector)
+    return found if math.isfinite(found) else float(np.dot(vector.astype(np.float64), vector))
+
+
 class Rounded(Travels):
-    """A learner's rounded gradient; `memory.gradients` are the `bits` of `Rounding`, (parameters,) int16, or of `Largest`.
+    """A learner's rounded gradient; `memory.gradients` are the `bits` of its `Remainder`.
 
     Args:
         gradient: the stage before; or a stand-in, where only sizes travel.
@@ -107,7 +153,7 @@ class Rounded(Travels):
         cuts = push_format.cuts(slices) if largest else []
         if below.has_numbers:
             self._vector = below.tensors[1]
-            self._rounding = Largest(push_format, slices) if largest else Rounding(len(self._vector))
+            self._rounding: Remainder = Largest(push_format, slices) if largest else Rounding(len(self._vector))
             pushed: Any = self._rounding.bits
         else:
             pushed = SizedVector(cuts[-1][1]) if largest else push_format.sized(below.gradients)

@@ -4,7 +4,7 @@ compute    forward and backward pass, clipped (`gradient.py`); by slices or buck
            of a cut model (`pipeline/micro_batches.py`)
 several    mini-batches as one push (`mini_batches.py`): their mean, or with the learner's own steps
 node sum   over a team's ranks (`aggregate.py`), after their straggler delays
-rounding   to bfloat16 (`rounding.py`), or the largest elements (`largest.py`); per slice where exchanged in turn
+rounding   to bfloat16, or the largest elements (`rounding.py`); per slice where exchanged in turn
 delay      a straggler's, before the first push (`straggler.py`)
 """
 

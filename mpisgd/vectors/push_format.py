@@ -2,7 +2,7 @@
 
 float32    unchanged
 bfloat16   bits of rounded elements, as int16 (`rounding.py`)
-topk       the k = ceil(share n) largest of n elements: (2 k,) int32, ascending indices, then bits of float32 values (`largest.py`)
+topk       the k = ceil(share n) largest of n elements: (2 k,) int32, ascending indices, then bits of float32 values
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
-from mpisgd.gradient.largest import Largest
+from mpisgd.gradient.rounding import Largest
 from mpisgd.records.log.schema import Event
 from mpisgd.vectors.flat import slice_bounds
 from tests.effort import spread

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from mpisgd.config import SgdOptions
-from mpisgd.gradient.largest import Largest
-from mpisgd.gradient.rounding import Rounded
+from mpisgd.gradient.rounding import Largest, Rounded
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
