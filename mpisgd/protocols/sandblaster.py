@@ -1,7 +1,7 @@
 """Sandblaster: batch optimisation by L-BFGS, with vectors and history on the shards [Dean12 4.2].
 
     coordinator   each step: a direction by commands to the shards, then a line search; each trial is an evaluation
-    evaluation    the batch is dealt in portions (`rules/dealing.py`); learners pull once, and push sums of gradients
+    evaluation    the batch is dealt in portions (`rules/portions.py`); learners pull once, and push sums of gradients
     shard         keeps vectors, adds, multiplies, sums products and pushes
 
 The clock counts evaluations. The loops are in `sandblaster/`.

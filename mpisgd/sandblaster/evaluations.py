@@ -1,4 +1,4 @@
-"""Evaluations of a batch's loss: portions are dealt to learners (`rules/dealing.py`), pushes committed [Dean12 4.2].
+"""Evaluations of a batch's loss: portions are dealt to learners (`rules/portions.py`), pushes committed [Dean12 4.2].
 
 learner asks          a portion; push, with `push_every` results or nothing left to deal; or wait
 result                the first joins its learner's sum; a second is forgotten
@@ -17,7 +17,7 @@ from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, STOP_INTERRUPT
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.coordinator_records import CoordinatorLog
 from mpisgd.records.log.schema import Outcome
-from mpisgd.rules.dealing import Dealing
+from mpisgd.rules.portions import Dealing
 from mpisgd.sandblaster.channels import CoordinatorChannel
 from mpisgd.sandblaster.coordinator import Interrupted
 from mpisgd.sandblaster.remote import Slot

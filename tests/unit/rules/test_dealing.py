@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.rules.dealing import Dealing
+from mpisgd.rules.portions import Dealing
 from tests.effort import examples
 
 
