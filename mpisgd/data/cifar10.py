@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 
 from mpisgd.base.errors import DataError
-from mpisgd.data.cache import cached
 from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
-from mpisgd.data.files import data_roots, first_existing, missing
+from mpisgd.data.files import cached, data_roots, first_existing, missing
 
 Bytes = npt.NDArray[np.uint8]
 

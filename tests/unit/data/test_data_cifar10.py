@@ -18,7 +18,7 @@ import torch
 
 from mpisgd.base.errors import DataError
 from mpisgd.config import Cifar10Options
-from mpisgd.data import cache, cifar10, load
+from mpisgd.data import cifar10, files, load
 
 RECORDS = 20
 SCALES: tuple[Literal[255], Literal[1]] = (255, 1)
@@ -136,7 +136,7 @@ def test_a_cache_has_the_users_mode(umask: int, tmp_path: Path) -> None:
 def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
     """Real processes, since ranks are: each must see the whole file, whichever of them makes it."""
     program = (
-        "import pathlib, sys, numpy as np; from mpisgd.data.cache import cached\n"
+        "import pathlib, sys, numpy as np; from mpisgd.data.files import cached\n"
         "source, log = map(pathlib.Path, sys.argv[1:])\n"
         "def build():\n"
         "    log.open('a').write('built\\n')\n"
@@ -154,13 +154,13 @@ def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPISGD_CACHE", "/somewhere/fast")
-    assert cache.cache_dir() == Path("/somewhere/fast")
+    assert files.cache_dir() == Path("/somewhere/fast")
     monkeypatch.delenv("MPISGD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache.cache_dir() == Path("/xdg/mpisgd")
+    assert files.cache_dir() == Path("/xdg/mpisgd")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache.cache_dir() == Path("/home/somebody/.cache/mpisgd")
+    assert files.cache_dir() == Path("/home/somebody/.cache/mpisgd")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
