@@ -18,8 +18,7 @@ import numpy as np
 
 from mpisgd.__main__ import COMMANDS, module_of
 from mpisgd.base import errors
-from mpisgd.cli import bench, run
-from mpisgd.command_line import help
+from mpisgd.cli import bench, help, run
 from mpisgd.config import KINDS, Config, compatibility
 from mpisgd.records.log import schema
 from mpisgd.rules import verdict

@@ -36,8 +36,11 @@ COMMANDS = {
 }
 
 
+_READING = ("report", "compare", "timeline", "replay", "plan", "export")
+
+
 def module_of(command: str) -> str:
-    return f"mpisgd.cli.{'reading.' if command in ('report', 'compare', 'timeline') else ''}{command}"
+    return f"mpisgd.cli.{'reading.' if command in _READING else ''}{command}"
 
 
 def usage() -> str:

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
-from mpisgd.command_line.beside import taken_out
+from mpisgd.cli.options import parse, taken_out
+from mpisgd.config import Config, hints
 from mpisgd.liveness.guard import launched_rank
 
 if TYPE_CHECKING:
-    from mpisgd.config import Config
     from mpisgd.site.facts import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     from mpisgd.site.rolemap import with_job
     from mpisgd.site.survey import examine
 
-    config = _config(words) if words else None
+    config = parse(words, "mpisgd doctor")[0] if words else None
     survey, rank = examine(options.dir, options.timeout_s)
     if config is not None:
         survey = with_job(survey, config)
@@ -68,18 +68,10 @@ def _read(argv: list[str]) -> tuple[Options, list[str]]:
 
 def _is_nobodys(word: str) -> bool:
     """Return whether neither a run nor another framework has this option: perhaps doctor's, misspelt."""
-    from mpisgd.config import Config, hints
-
     name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
     if not word.startswith("--") or "." in name or name in ("trust", "help_all", "print_config"):
         return False
     return name not in {item.name for item in fields(Config)} and hints.foreign([word], ()) is None
-
-
-def _config(words: list[str]) -> Config:
-    from mpisgd.command_line.options import parse
-
-    return parse(words, "mpisgd doctor")[0]
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import train
-from mpisgd.command_line.beside import resumed, taken_out
-from mpisgd.command_line.options import parse
+from mpisgd.cli.options import parse, resumed, taken_out
 from mpisgd.config import config_file
 from mpisgd.launching.restarts import Attempts, Job
 from mpisgd.launching.under_way import refuse_among_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from mpisgd.base.errors import EXIT_OK, ConfigError
-from mpisgd.command_line.options import parse
+from mpisgd.cli.options import parse
 from mpisgd.config import config_file
 from mpisgd.job.placement import on_virtual_ranks
 from mpisgd.liveness.guard import launched_size

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import tyro
 
 from mpisgd.base.errors import EXIT_OK
+from mpisgd.cli.options import parse
 from mpisgd.config import Config, hints
 from mpisgd.site.scripts import sites
 from mpisgd.site.scripts.job_options import Request
@@ -67,6 +68,4 @@ def _is_site(word: str) -> bool:
 
 
 def _read(words: Sequence[str]) -> Config:
-    from mpisgd.command_line.options import parse
-
     return parse(list(words), "mpisgd submit --array" if len(words) > 1 else "mpisgd submit")[0]

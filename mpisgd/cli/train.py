@@ -7,9 +7,8 @@ from pathlib import Path
 
 from mpisgd.base.errors import EXIT_OK
 from mpisgd.base.without_gc import importing
+from mpisgd.cli.options import TRUST, parse, resumed
 from mpisgd.comm.signals import ignore_from_now_on
-from mpisgd.command_line.beside import resumed
-from mpisgd.command_line.options import TRUST, parse
 from mpisgd.config import compatibility, config_file, trust
 from mpisgd.liveness import leaving
 from mpisgd.liveness.guard import launched_rank

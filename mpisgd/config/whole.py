@@ -1,7 +1,7 @@
 """All options of a run: frozen dataclasses nested in `Config`.
 
 `--help` shows the first sentence of a field's text. A component with kinds has a dataclass per kind, and a table of kinds.
-`config_file.py` reads TOML, `command_line/` the command line. Each dataclass checks itself when made; `compatibility.py` and
+`config_file.py` reads TOML, `cli/options.py` the command line. Each dataclass checks itself when made; `compatibility.py` and
 `job/placement.py` check the rest.
 """
 

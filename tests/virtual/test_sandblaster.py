@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mpisgd.analysis import about
 from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
-from mpisgd.cli import plan
+from mpisgd.cli.reading import plan
 from mpisgd.config import Config, config_file
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.job import parts

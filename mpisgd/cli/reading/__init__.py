@@ -1,1 +1,1 @@
-"""Commands that show runs: report, compare, timeline."""
+"""Commands that read runs: report, compare, timeline, replay, plan, export."""

@@ -11,7 +11,7 @@ import pytest
 CHEAP = {
     "mpisgd.protocols": {"torch", "mpi4py", "matplotlib", "h5py"},
     "mpisgd, mpisgd.cli.submit": {"torch", "mpi4py", "matplotlib", "h5py"},
-    "mpisgd.command_line.options": {"torch", "mpi4py", "matplotlib"},
+    "mpisgd.cli.options": {"torch", "mpi4py", "matplotlib"},
     "mpisgd.report.single, mpisgd.report.compare": {"torch", "mpi4py", "matplotlib"},
 }
 

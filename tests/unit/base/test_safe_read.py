@@ -16,8 +16,8 @@ from mpisgd import replay
 from mpisgd.api import train
 from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
-from mpisgd.cli import plan as plan_command
 from mpisgd.cli.reading import compare as compare_command
+from mpisgd.cli.reading import plan as plan_command
 from mpisgd.cli.reading import report as report_command
 from mpisgd.cli.reading import timeline as timeline_command
 from mpisgd.records import directory

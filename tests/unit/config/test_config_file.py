@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.command_line.options import parse
+from mpisgd.cli.options import parse
 from mpisgd.config import (
     KINDS,
     Config,

@@ -11,10 +11,10 @@ import pytest
 from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.cli.plan import main as plan
+from mpisgd.cli.options import parse
 from mpisgd.cli.reading.compare import main as compare
+from mpisgd.cli.reading.plan import main as plan
 from mpisgd.cli.submit import main as submit
-from mpisgd.command_line.options import parse
 from mpisgd.config import KINDS, Config, config_file, hints, make_options
 from mpisgd.config.optimizers import TORCH_SCHEDULERS
 

@@ -17,11 +17,11 @@ from mpisgd import replay
 from mpisgd.api import train
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of
-from mpisgd.cli import plan as plan_command
-from mpisgd.cli import replay as replay_command
 from mpisgd.cli import simulate as simulate_command
 from mpisgd.cli import train as train_command
 from mpisgd.cli.reading import compare as compare_command
+from mpisgd.cli.reading import plan as plan_command
+from mpisgd.cli.reading import replay as replay_command
 from mpisgd.cli.reading import report as report_command
 from mpisgd.cli.reading import timeline as timeline_command
 from mpisgd.config import Config, config_file, trust
@@ -271,7 +271,7 @@ def test_the_line_that_a_resumption_prints_is_valid(mine: Path) -> None:
     words = line.split()
     assert words[:4] == ["mpisgd", "train", "--resume", "run"]
     assert consents(words[4:])
-    from mpisgd.command_line.options import parse
+    from mpisgd.cli.options import parse
 
     assert parse(words[4:], "mpisgd train", config_file.of_run(mine))[0] == config_file.of_run(mine), "nothing else changes by it"
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from mpisgd.base.errors import ConfigError, DataError
-from mpisgd.cli import plan as command
+from mpisgd.cli.reading import plan as command
 from mpisgd.config import Config, StragglerOptions, compatibility, replace
 from mpisgd.config.config_virtual import (
     ConstantComputeOptions,

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from mpisgd.command_line import help
+from mpisgd.cli import help
 from mpisgd.config import KINDS, Config
 
 ROOT = Path(__file__).parents[3]

@@ -31,7 +31,7 @@ ROOMS = [
     *("liveness", "job", "job.roles", "job.run", "simulate"),
     *("analysis", "report", "replay.checks", "replay.rerun", "replay", "plan.costs", "plan", "site", "site.scripts"),
     *("launching", "bench.parts", "bench", "api"),
-    *(".", "command_line", "cli.reading", "cli"),
+    *(".", "cli.reading", "cli"),
     "__main__",
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.command_line.options import parse
+from mpisgd.cli.options import parse
 from mpisgd.config import Config, config_file
 from mpisgd.records import loggers
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks, Evaluation, Update

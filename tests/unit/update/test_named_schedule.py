@@ -13,7 +13,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.command_line.options import parse
+from mpisgd.cli.options import parse
 from mpisgd.config import ConstantOptions, CustomScheduleOptions, ScheduleOptions, TorchScheduleOptions, make_options
 from mpisgd.config.config_file import dumps, from_mapping
 from mpisgd.config.optimizers import TORCH_SCHEDULERS

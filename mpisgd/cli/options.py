@@ -1,4 +1,4 @@
-"""Command line of a run: a TOML file, then typed overrides, by tyro.
+"""Command line of a run: a TOML file, then typed overrides, by tyro; and words beside these.
 
 Only `simulate` has options of the virtual cluster; a file's tables serve both.
 """
@@ -6,7 +6,7 @@ Only `simulate` has options of the virtual cluster; a file's tables serve both.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from mpisgd.base.errors import EXIT_OK, ConfigError
-from mpisgd.command_line import help
+from mpisgd.cli import help
 from mpisgd.config import KINDS, Config, hints, kind_of, make_options, replace, trust
 from mpisgd.config.config_virtual import (
     ComputeOptions,
@@ -161,3 +161,37 @@ def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:
         if value not in (kind_of(present), getattr(present, "factory", None), getattr(present, "scheduler", None)):
             base = replace(base, **{name: make_options(name, value)})
     return base, rest
+
+
+def taken_out(words: list[str], options: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of these options, and other words. `options`: option -> its value's placeholder.
+
+    Raises ConfigError: no value.
+    """
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        if name not in options:
+            rest.append(word)
+            continue
+        given = value if equals else next(remaining, "")
+        if not given:
+            raise ConfigError(f"{name}: expected {options[name]} after {name}")
+        found[name] = given
+    return found, rest
+
+
+def resumed(words: list[str]) -> tuple[Path | None, list[str]]:
+    """Return `--resume`'s directory, and other words. Raises ConfigError: no directory."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--resume":
+            rest = words[at + 1 :]
+            if not equals:
+                if not rest or rest[0].startswith("-"):
+                    raise ConfigError("--resume: expected the directory of a run after --resume")
+                value, *rest = rest
+            return Path(value), [*words[:at], *rest]
+    return None, words

@@ -9,8 +9,8 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import train
-from mpisgd.command_line.help import LEFT
-from mpisgd.command_line.options import VIRTUAL, parse
+from mpisgd.cli.help import LEFT
+from mpisgd.cli.options import VIRTUAL, parse
 from mpisgd.config import (
     AdamOptions,
     Config,

@@ -1,1 +1,0 @@
-"""Parsing of command lines: configuration and other words."""
