@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import KINDS, AdagradOptions, AdamwOptions, Config, TrustRatioOptions, kind_of, replace
+from mpisgd.config import KINDS, AdagradOptions, Config, TrustRatioOptions, kind_of, replace
 from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 
@@ -32,11 +32,37 @@ class Feature:
     expected: str = ""
 
 
-def _other_than(default: Config, field: str) -> Feature:
-    """Return the feature of a field off its default."""
-    value = getattr(default, field)
+_DEFAULT = Config()
+
+
+def _value_of(config: Config, field: str) -> Any:
+    """Return a field's value; of an argument not given to torch's scheduler None."""
+    value: Any = config
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+def _other_than_default(field: str) -> Feature:
+    value = getattr(_DEFAULT, field)
     said = kind_of(value) if field in KINDS else "none" if field == "groups" else value
     return Feature(lambda config: getattr(config, field) != value, f"{field}, other than by default", field, f"{said!r}")
+
+
+def _given(field: str, expected: str = "") -> Feature:
+    """Return the feature of a simple field off its default."""
+    default = _value_of(_DEFAULT, field)
+    return Feature(lambda config: _value_of(config, field) != default, field, field, expected or repr(default))
+
+
+def _chosen(field: str, value: str, expected: str = "") -> Feature:
+    """Return the feature of a field of this value; `expected`: else the default."""
+    expected = expected or repr(_value_of(_DEFAULT, field))
+    return Feature(lambda config: _value_of(config, field) == value, f"{field} = {value!r}", field, expected)
+
+
+def _above(field: str, bound: int = 0) -> Feature:
+    return Feature(lambda config: _value_of(config, field) > bound, f"{field} > {bound}", field, f"{bound}")
 
 
 def _own_steps(field: str) -> Callable[[Config], bool]:
@@ -56,36 +82,28 @@ FEATURES: Mapping[str, Feature] = {
     "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
     "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
     "autocast": Feature(lambda config: config.autocast != "off", "autocast = 'bfloat16' or 'float16'", "autocast", "'off'"),
-    "float16": Feature(lambda config: config.autocast == "float16", "autocast = 'float16'", "autocast", "'off' or 'bfloat16'"),
-    "accumulation": Feature(lambda config: config.accumulation > 1, "accumulation > 1", "accumulation", "1"),
-    "local steps": Feature(lambda config: config.local_steps > 0, "local_steps > 0", "local_steps", "0"),
+    "float16": _chosen("autocast", "float16", "'off' or 'bfloat16'"),
+    "accumulation": _above("accumulation", 1),
+    "local steps": _above("local_steps"),
     "no local steps": Feature(lambda config: config.local_steps == 0, "local_steps = 0"),
-    "inner optimizer": Feature(
-        lambda config: config.inner_optimizer != AdamwOptions(), "inner_optimizer", "inner_optimizer", "the default"
-    ),
-    "inner rate": Feature(
-        lambda config: config.inner_alpha0 != Config.inner_alpha0, "inner_alpha0", "inner_alpha0", str(Config.inner_alpha0)
-    ),
+    "inner optimizer": _given("inner_optimizer", "the default"),
+    "inner rate": _given("inner_alpha0"),
     "waits": Feature(lambda config: not config.protocol.duplex, "{} (pulls wait for the learner's own push)"),
     "duplex": Feature(lambda config: config.both_ways, "exchange = 'duplex' or 'prefetch'", "exchange", "'whole'"),
-    "streamed": Feature(lambda config: config.exchange == "streamed", "exchange = 'streamed'", "exchange", "'whole'"),
+    "streamed": _chosen("exchange", "streamed"),
     "no streams": Feature(lambda config: not config.protocol.streams, "{} (updates do not wait for all begun pushes)"),
-    "gathered": Feature(lambda config: config.receive == "gathered", "receive = 'gathered'", "receive", "'in-turn'"),
-    "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
-    "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
+    "gathered": _chosen("receive", "gathered"),
+    "prefetch": _chosen("exchange", "prefetch", "'duplex'"),
+    "layerwise": _chosen("exchange", "layerwise"),
     "no layerwise": Feature(lambda config: config.exchange != "layerwise", "an exchange other than 'layerwise'"),
     "buckets": Feature(lambda config: config.in_buckets, "exchange = 'layerwise' of protocol allreduce", "exchange", "'whole'"),
-    "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
-    "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
+    "bfloat16": _chosen("push_format", "bfloat16"),
+    "topk": _chosen("push_format", "topk", "'float32' or 'bfloat16'"),
     "no topk": Feature(lambda config: config.push_format != "topk", "a push_format other than 'topk'"),
-    "topk share": Feature(
-        lambda config: config.topk_share != Config.topk_share, "topk_share", "topk_share", str(Config.topk_share)
-    ),
-    "rounded pulls": Feature(
-        lambda config: config.pull_format == "bfloat16", "pull_format = 'bfloat16'", "pull_format", "'float32'"
-    ),
-    "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
-    "rates": Feature(lambda config: config.modulate == "rate", "modulate = 'rate'", "modulate", "'gradient'"),
+    "topk share": _given("topk_share"),
+    "rounded pulls": _chosen("pull_format", "bfloat16"),
+    "compensation": _above("compensation"),
+    "rates": _chosen("modulate", "rate"),
     "no weights": Feature(lambda config: getattr(config.protocol, "modulation", "") == "none", "protocol.modulation = 'none'"),
     "cycled momentum": Feature(
         lambda config: getattr(config.schedule, "cycles_momentum", False),
@@ -99,57 +117,48 @@ FEATURES: Mapping[str, Feature] = {
     "trust ratios": Feature(
         lambda config: isinstance(config.optimizer, TrustRatioOptions), "optimizer = 'lars' or 'lamb'", "optimizer", "another"
     ),
-    "agrees": Feature(
-        lambda config: config.agrees,
-        "clip_average_of = 'model', of several shards",
-        "clip_average_of",
-        "'slice'",
-    ),
+    "agrees": Feature(lambda config: config.agrees, "clip_average_of = 'model', of several shards", "clip_average_of", "'slice'"),
     "not alike": Feature(lambda config: not config.protocol.alike, "{} (shards make updates of different gradients)"),
-    "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
-    "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
+    "node": _chosen("aggregation", "node"),
+    "team size": _above("team_size"),
     "no teams": Feature(lambda config: not config.in_teams, "learners in no teams (aggregation = 'node')"),
     "stages": Feature(lambda config: config.in_groups, "group_size > 1", "group_size", "1"),
     "no stages": Feature(lambda config: not config.in_groups, "group_size = 1"),
-    "partition": Feature(lambda config: config.group_form == "partition", "group_form = 'partition'", "group_form", "'stages'"),
-    "1f1b": Feature(lambda config: config.pipeline == "1f1b", "pipeline = '1f1b'", "pipeline", "'gpipe'"),
+    "partition": _chosen("group_form", "partition"),
+    "1f1b": _chosen("pipeline", "1f1b"),
     "cuts": Feature(lambda config: bool(config.stages.at), "stages.at", "stages.at", "none"),
-    "balance": Feature(lambda config: config.stages.balance != "parameters", "stages.balance", "stages.balance", "'parameters'"),
-    "micro-batches": Feature(lambda config: config.micro_batches > 1, "micro_batches > 1", "micro_batches", "1"),
-    "drops": Feature(lambda config: config.nonfinite == "drop", "nonfinite = 'drop'", "nonfinite", "'stop' or 'continue'"),
-    "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
+    "balance": _given("stages.balance"),
+    "micro-batches": _above("micro_batches", 1),
+    "drops": _chosen("nonfinite", "drop", "'stop' or 'continue'"),
+    "step": _given("step"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
     "batch": Feature(lambda config: config.protocol.batch, "protocol sandblaster"),
-    "partner": Feature(
-        lambda config: config.checkpoint.partner_updates > 0, "checkpoint.partner_updates", "checkpoint.partner_updates", "0"
-    ),
+    "partner": _given("checkpoint.partner_updates"),
     "several portions": Feature(_own_steps("push_every"), "protocol.push_every", "protocol.push_every", "1"),
     "in order": Feature(lambda config: getattr(config.protocol, "order", "") == "portions", "protocol.order = 'portions'"),
-    "weights' average": Feature(lambda config: config.averaging > 0, "averaging > 0", "averaging", "0"),
-    "clip average": Feature(lambda config: config.clip_average > 0, "clip_average > 0", "clip_average", "0"),
-    "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
-    "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
-    "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
-    **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
-    "epoch samples": Feature(lambda config: config.epoch_samples > 0, "epoch_samples > 0", "epoch_samples", "0"),
+    "weights' average": _above("averaging"),
+    "clip average": _above("clip_average"),
+    "clipping": _above("clip_norm"),
+    "scaling": _given("linear_scaling"),
+    "nonfinite": _given("nonfinite"),
+    **{field: _other_than_default(field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
+    "epoch samples": _above("epoch_samples"),
     "no stream": Feature(lambda config: config.sampling != "stream", "a sampling other than 'stream'"),
-    "dealt": Feature(lambda config: config.sampling == "dealt", "sampling = 'dealt'", "sampling", "'epoch'"),
+    "dealt": _chosen("sampling", "dealt"),
     "several pushes": Feature(
         lambda config: config.protocol.mini_batches_per_pull > config.protocol.mini_batches_per_push,
         "several pushes between two pulls (protocol.n_fetch, get_model_frequency)",
     ),
-    "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
-    "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
+    "best": _given("evaluation.best"),
+    "patience": _above("evaluation.patience"),
     "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
-    "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
-    "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
+    "cuda": _chosen("device", "cuda"),
+    "cuda shards": _chosen("shard_device", "cuda"),
 }
 
 #: Features of real ranks alone, and of virtual ranks alone; each kind ignores the other's tables of a job file.
 REAL: Mapping[str, Feature] = {
-    "tolerant": Feature(
-        lambda config: config.faults.mode == "tolerant", "faults.mode = 'tolerant'", "faults.mode", "'auto' or 'fail-fast'"
-    ),
+    "tolerant": _chosen("faults.mode", "tolerant", "'auto' or 'fail-fast'"),
     "fail-fast": Feature(lambda config: config.faults.mode == "fail-fast", "faults.mode = 'fail-fast'"),
 }
 VIRTUAL: Mapping[str, Feature] = {
@@ -167,7 +176,7 @@ VIRTUAL: Mapping[str, Feature] = {
         "virtual.gradients",
         "True",
     ),
-    "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
+    "batched": _given("virtual.batched"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
         "failures.then = 'leave'",
@@ -334,9 +343,7 @@ def check(config: Config, *, virtual: bool = False) -> None:
     lines = []
     for one, other in refused(config, virtual=virtual):
         feature = known[one]
-        value: object = config
-        for name in feature.field.split("."):
-            value = getattr(value, name)
+        value = _value_of(config, feature.field)
         beside = known[other].words.format(f"protocol {getattr(config.protocol, 'factory', kind_of(config.protocol))}")
         why = REFUSED[one, other] + _way_out(config, known[other])
         lines.append(f"{feature.field} = {value!r}: expected {feature.expected} beside {beside}: {why}")

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Literal
 
 from mpisgd.config import Config, replace
-from mpisgd.exchange.roles import Roles, assign
+from mpisgd.exchange.roles import Roles, of_job, world_size
+from mpisgd.job.placement import virtual_hosts
 
 Placement = Literal["packed", "spread"]
 PLACEMENTS: tuple[Placement, ...] = ("packed", "spread")
@@ -50,7 +51,5 @@ def nodes_of_learners(config: Config) -> list[int]:
 
 
 def layout(config: Config) -> tuple[list[int], Roles]:
-    size = config.shards + config.virtual.learners + int(config.evaluator)
-    nodes = [rank // config.virtual.ranks_per_node for rank in range(size)]
-    hosts = [str(node) for node in nodes]
-    return nodes, assign(size, shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+    nodes = [rank // config.virtual.ranks_per_node for rank in range(world_size(config, config.virtual.learners))]
+    return nodes, of_job(config, virtual_hosts(nodes))

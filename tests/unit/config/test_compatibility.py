@@ -204,6 +204,12 @@ def test_every_pair_can_come_up() -> None:
     """No line of the table is dead, and each names a field that can be changed."""
     known = {**compatibility.FEATURES, **compatibility.REAL, **compatibility.VIRTUAL}
     assert all(known[one].field and known[one].expected for one, _ in compatibility.REFUSED)
-    configs = list(map(config_of, PAIRS))
-    seen = {pair for config in configs for virtual in (False, True) for pair in compatibility.refused(config, virtual=virtual)}
+    seen = set[tuple[str, str]]()
+    for config, virtual in itertools.product(map(config_of, PAIRS), (False, True)):
+        refused = compatibility.refused(config, virtual=virtual)
+        seen.update(refused)
+        if refused:
+            with pytest.raises(ConfigError) as caught:
+                compatibility.check(config, virtual=virtual)
+            assert len(str(caught.value).splitlines()) == len(refused)
     assert seen == set(compatibility.REFUSED)
