@@ -29,12 +29,16 @@ def on_virtual_ranks(config: Config, hosts: Sequence[str] | None = None) -> tupl
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     if hosts:
         nodes = [[*dict.fromkeys(hosts)].index(host) for host in hosts]
-    hosts = list(hosts or (f"node-{node}" for node in nodes))
+    hosts = list(hosts or virtual_hosts(nodes))
     roles, protocol = on_ranks(config, hosts, virtual=True)
     _check_named(config, [nodes[rank] for rank in roles.computing_ranks], roles.streams)
     for node, factor in config.network.slow_links.items():
         require(node in nodes, f"network.slow_links[{node}]", factor, f"a node, from 0 to {nodes[-1]}")
     return hosts, nodes, roles, protocol
+
+
+def virtual_hosts(nodes: Sequence[int]) -> list[str]:
+    return [f"node-{node}" for node in nodes]
 
 
 def _check_named(config: Config, nodes: Sequence[int], learners: int) -> None:
