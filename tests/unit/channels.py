@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from mpisgd.comm.messages import (
     Ending,
     Message,
     Pull,
+    Push,
     Tag,
 )
 from mpisgd.config.config_virtual import NetworkOptions
@@ -102,6 +104,18 @@ class Job:
 
 
 real = wire_without_mpi()
+
+
+def told(message: Message | None) -> tuple[Any, ...]:
+    """What a message says, to be compared: its kind, then its header."""
+    match message:
+        case Push():
+            return Push, *(getattr(message, name) for name in LAYOUTS[Tag.PUSH].fields)
+        case Pull(learner_id=learner_id, min_clock=min_clock):
+            return Pull, learner_id, min_clock
+        case None:
+            return (None,)
+    return type(message), *message
 
 
 def header(tag: int, *fields: float) -> bytes:

@@ -1,25 +1,20 @@
-"""Stand-ins without MPI: messages that lie before a rank, a crew of learners before a shard, a communicator of threads."""
+"""Stand-ins without MPI: messages that lie before a rank, a communicator of threads."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
-import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import mpisgd
-from mpisgd.comm.messages import LAYOUTS, Ending, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull, Tag
-from mpisgd.exchange.shard_channel import Numbers
 
 ROOM = Path(mpisgd.__file__).parent / "comm" / "mpi"
 
@@ -153,175 +148,7 @@ def wire_without_mpi() -> types.ModuleType:
     return module
 
 
-# ------------------------------------------------------------------------------------------------------ a shard's channel
-
-
-def push(learner_id: int, timestamp: int = 0, seq: int = -1, **fields: Any) -> Push:
-    """A push of which only what matters is said; a `ScriptedChannel` numbers those of -1."""
-    given: dict[str, Any] = {
-        **dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0),
-        "samples": 2,
-        "gradients": 1,
-        "nbytes": 4,
-        "rounded": 0.25,
-        "loss": 1.0,
-    }
-    given |= {"learner_id": learner_id, "timestamp": timestamp, "seq": seq, **fields}
-    arrival_ns = given.pop("arrival_ns", 0)
-    return Push(tuple(given.values()), arrival_ns)
-
-
-def told(message: Message | None) -> tuple[Any, ...]:
-    """What a message says, to be compared: its kind, then its header."""
-    match message:
-        case Push():
-            return Push, *(getattr(message, name) for name in LAYOUTS[Tag.PUSH].fields)
-        case Pull(learner_id=learner_id, min_clock=min_clock):
-            return Pull, learner_id, min_clock
-        case None:
-            return (None,)
-    return type(message), *message
-
-
-class ScriptedChannel:
-    """A shard's channel that plays messages from a list, and writes down the answers.
-
-    A push is a pair (Push, gradient). As on the wire, the shard may say whose push it wants next; pulls are always to be had.
-    None is a time-out, which comes only if one is asked for. `verdicts` are those that the answers told, by learner.
-    """
-
-    duplex = False
-    rounds_in_chunks = False
-
-    def __init__(self, script: Sequence[Message | tuple[Push, Sequence[float] | float] | None]) -> None:
-        self.waiting = list(script)
-        self.verdicts: list[tuple[int, int]] = []
-        self._next_seq: dict[int, int] = {}
-        self.answers: list[tuple[Any, ...]] = []
-        self.seconds = 0.0
-        self.numbers = Numbers()
-        self.opened: list[int] = []
-        self._chunks: list[np.ndarray] = []
-        self._told: tuple[int, dict[int, int]] = (0, {})
-
-    def now_s(self) -> float:
-        self.seconds += 1.0
-        return self.seconds
-
-    def rank_of(self, learner_id: int) -> int:
-        return 1 + learner_id
-
-    def learner_of(self, rank: int) -> int:
-        return rank - 1
-
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
-        for place, item in enumerate(self.waiting):
-            message: Any
-            message, values = item if isinstance(item, tuple) and not hasattr(item, "_fields") else (item, None)
-            if message is None:
-                assert until_s < math.inf, "nobody asked for a time-out"
-                del self.waiting[place]
-                return None
-            if learner_id is None or isinstance(message, Pull | SnapshotPull | Interrupt) or message.learner_id == learner_id:
-                del self.waiting[place]
-                if values is not None:
-                    gradient[:] = values
-                return self._numbered(message)
-        raise Stuck(f"the shard waits for learner {learner_id}; there are only {self.waiting}")
-
-    def _numbered(self, message: Message) -> Message:
-        if not isinstance(message, Push):
-            return message
-        if message.seq < 0:
-            message.seq = self._next_seq.get(message.learner_id, 0)
-        self._next_seq[message.learner_id] = message.seq + 1
-        return message
-
-    def receive_pull(self) -> Message | None:
-        for message in self.waiting:
-            if isinstance(message, Pull):
-                self.waiting.remove(message)
-                return message
-        return None
-
-    def open_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        self.opened += learner_ids
-        self._told = (clock, verdicts)
-
-    def add_chunk(self, chunk: np.ndarray) -> None:
-        self._chunks.append(chunk.copy())  # as it is now
-
-    def close_answers(self) -> None:
-        if self.opened:
-            self.start_answers(self.opened, np.concatenate(self._chunks), *self._told)
-        self.opened, self._chunks = [], []
-
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        for learner_id in learner_ids:
-            self.answers.append(("weights", learner_id, clock, weights.tolist()))
-            self.verdicts.append((learner_id, verdicts.get(learner_id, -1)))
-
-    def finish_answers(self, *, last: bool = False) -> bool:
-        """Nothing is under way."""
-        return True
-
-    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
-        self.answers.append(("stop" if ending == Ending.FINISHED else "interrupted", learner_id, clock))
-
-    def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
-        self.answers.append(("snapshot", clock, samples, [vector.tolist() for vector in vectors]))
-
-
-class Crew(ScriptedChannel):
-    """Learners that behave: each pulls, pushes what `gradient` says, pulls; who comes next is drawn from a seed.
-
-    Args:
-        leave: learner_id -> number of pushes after which it departs while others go on.
-    """
-
-    def __init__(
-        self,
-        lambda_: int,
-        next_clock: Callable[[int], int],
-        gradient: Callable[[int, int], Sequence[float] | float],
-        *,
-        seed: int = 0,
-        leave: dict[int, int] | None = None,
-    ) -> None:
-        super().__init__([Pull(learner_id, 0) for learner_id in range(lambda_)])
-        self._next_clock = next_clock
-        self._gradient = gradient
-        self._random = random.Random(seed)
-        self._leave = leave or {}
-        self._seq = [0] * lambda_
-
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
-        self._random.shuffle(self.waiting)
-        message = super().receive(gradient, learner_id, until_s)
-        if isinstance(message, Push):
-            who, self._seq[message.learner_id] = message.learner_id, message.seq + 1
-            if self._leave.get(who) == message.seq + 1:
-                self.waiting.append(Goodbye(who, message.seq + 1, Ending.NONE))
-            else:
-                self.waiting.append(Pull(who, self._next_clock(message.timestamp)))
-        return message
-
-    def receive_pull(self) -> Message | None:
-        """Some have come already, and some have not."""
-        return super().receive_pull() if self._random.random() < 0.5 else None
-
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        super().start_answers(learner_ids, weights, clock, verdicts)
-        for learner_id in learner_ids:
-            seq = self._seq[learner_id]
-            self.waiting.append((push(learner_id, clock, seq), self._gradient(learner_id, seq)))
-
-    def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
-        super().stop(learner_id, clock, ending, chunks)
-        self.waiting.append(Goodbye(learner_id, self._seq[learner_id], ending))
-
-
-# ------------------------------------------------------------------------------------------------------------ the others
+# ---------------------------------------------------------------------------------------------- a communicator of threads
 
 
 class Aborted(BaseException):

@@ -21,8 +21,8 @@ from mpisgd.protocols import (
 from mpisgd.records.log import schema
 from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.schema import Event, Reason, Verdict
-from tests.unit.fakes import ScriptedChannel, Stuck, push
-from tests.unit.served import EVERYBODY, LEAVE, byes, make, pulls, serve
+from tests.unit.fakes import Stuck
+from tests.unit.shards import EVERYBODY, LEAVE, ScriptedChannel, Served, byes, pulls, push, serve
 
 
 @pytest.fixture
@@ -224,10 +224,9 @@ def test_books_that_do_not_balance_fail_the_run(log: Path) -> None:
 def test_a_timestamp_that_cannot_be_is_refused_and_nothing_is_applied(
     timestamp: int, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    channel = ScriptedChannel([*pulls(0), (push(0, timestamp), 2.0)])
-    shard, _ = make(log, channel, SoftsyncOptions(), 1)
+    shard = (served := Served(log, [*pulls(0), (push(0, timestamp), 2.0)], SoftsyncOptions(), 1)).shard
     with pytest.raises(Stuck):
-        shard.serve()
+        served.run()
     assert f"learner 0 pushed timestamp {timestamp}: expected 0 ... 0, the shard's clock" in capsys.readouterr().err
     assert (shard.refusals.by_rank, shard.refusals.pushes) == ({1: 1}, [1])
     assert (shard.update.weights.item(), shard.update.gradients, shard.received, shard.rules.clock) == (0.0, 0, [0], 0)

@@ -24,8 +24,7 @@ from mpisgd.comm.messages import (
 from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.exchange.exchange import Answers, Interrupted, Report
 from mpisgd.exchange.learner_channel import LearnerChannel
-from tests.unit.channels import SIZE, SLICE, Job
-from tests.unit.fakes import told
+from tests.unit.channels import SIZE, SLICE, Job, told
 from tests.virtual.scene import FREE
 
 # ------------------------------------------------------------------------------------------------------------- push

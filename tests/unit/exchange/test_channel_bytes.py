@@ -31,8 +31,8 @@ from mpisgd.comm.messages import (
     Tag,
 )
 from mpisgd.comm.virtual.wire import VirtualWire
-from tests.unit.channels import SIZE, SLICE, ZERO, Door, a_push, header, real
-from tests.unit.fakes import Comm, Envelope, Stuck, told
+from tests.unit.channels import SIZE, SLICE, ZERO, Door, a_push, header, real, told
+from tests.unit.fakes import Comm, Envelope, Stuck
 
 
 @pytest.mark.parametrize("polite", [False, True])

@@ -13,8 +13,8 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.liveness import watchdog
 from mpisgd.liveness.watchdog import Watchdog, of_shard
 from mpisgd.protocols import HardsyncOptions
-from tests.unit.fakes import ScriptedChannel, Stuck, push
-from tests.unit.served import make, pulls
+from tests.unit.fakes import Stuck
+from tests.unit.shards import Served, pulls, push
 
 
 class Rank(Waiting):
@@ -87,8 +87,8 @@ def test_zero_is_never() -> None:
 
 def test_a_shard_says_whom_it_waits_for_and_who_waits_for_it(tmp_path: Path) -> None:
     script = [*pulls(0, 1), (push(0), 1.0), *pulls(0, clock=1), Goodbye(2, 0, Ending.NONE)]
-    channel = ScriptedChannel(script)
-    shard, snapshots = make(tmp_path / "log.h5", channel, HardsyncOptions(), 4)
+    served = Served(tmp_path / "log.h5", script, HardsyncOptions(), 4)
+    shard = served.shard
     shard.begin()
     try:
         while True:
@@ -97,13 +97,13 @@ def test_a_shard_says_whom_it_waits_for_and_who_waits_for_it(tmp_path: Path) -> 
         pass
     roles = Roles((0,), (1, 2, 3, 4), 1)
     hosts = ["a", "a", "b", "b", "c"]
-    given_s = shard.answering.given[1][1]
     text = of_shard(shard, roles, hosts)
+    since_s = served.channel.seconds - shard.answering.given[1][1]
     assert text == (
-        f"at clock 0 waits for learner 1 (rank 2 on b), which was given clock 0 {channel.seconds - given_s:.0f} s ago: computing or"
+        f"at clock 0 waits for learner 1 (rank 2 on b), which was given clock 0 {since_s:.0f} s ago: computing or"
         " gone; learner 3 (rank 4 on c), which has not asked for weights yet; learner 0 (rank 1 on a) waits for this shard, for"
         " clock 1 or later"
     )
     shard.rules.present.clear()
     assert of_shard(shard, roles, hosts) == "at clock 0 waits for the evaluator (rank 1 on a), for all learners have left"
-    snapshots.close()
+    served.snapshots.close()

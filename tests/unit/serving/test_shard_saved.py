@@ -16,11 +16,10 @@ from mpisgd.protocols import (
     SspOptions,
 )
 from mpisgd.records.checkpoint.checkpoint import Account
-from mpisgd.records.log.rank_file import read_summary, read_table
+from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.shard import Shard
-from tests.unit.fakes import Crew, ScriptedChannel, push
-from tests.unit.served import EVERYBODY, LEAVE, byes, make, pulls, serve
+from tests.unit.shards import EVERYBODY, LEAVE, Crew, Served, byes, pulls, push, serve
 
 
 @pytest.fixture
@@ -93,18 +92,17 @@ class Noted:
 
 def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
     crew = Crew(3, lambda timestamp: timestamp, lambda learner_id, seq: 1.0)
-    shard, snapshots = make(log, crew, SoftsyncOptions(n=2), 3, budget=18, every_epochs=1.0)
-    shard.records.checkpoints = noted = Noted(2, slow_at=3)  # type: ignore[assignment]
-    shard.snapshot_server.is_open = False
-    shard.serve()
-    snapshots.close()
+    done = Served(log, crew, SoftsyncOptions(n=2), 3, budget=18, every_epochs=1.0)
+    done.shard.records.checkpoints = noted = Noted(2, slow_at=3)  # type: ignore[assignment]
+    done.shard.snapshot_server.is_open = False
+    done.run()
     pushes, events = read_table(log, "pushes"), read_table(log, "events")
     assert [each["clock"] for each in noted.taken] == [2, 4, 8], "not at 6, and not at the end"
     assert events["clock"][events["kind"] == Event.SKIPPED].tolist() == [6]
     assert events["clock"][events["kind"] == Event.CHECKPOINT].tolist() == [2, 4, 8]
     lost = events[events["kind"] == Event.UNSAVED]
     assert lost["value"].tolist() == [2, 8]
-    assert lost["clock"].tolist() == [4, shard.rules.clock], "told at the next, or at the end"
+    assert lost["clock"].tolist() == [4, done.shard.rules.clock], "told at the next, or at the end"
     for each in noted.taken:
         before = pushes[: each["rows"][0]]
         assert each["received"] == len(before) == each["clock"], "the rows that made these updates, and no more"
@@ -123,13 +121,10 @@ DRAIN: list[Any] = [
 
 
 def interrupted(log: Path, script: Sequence[Any], options: ProtocolOptions, **fields: Any) -> tuple[Shard, Noted, list[Any]]:
-    channel = ScriptedChannel(script)
-    shard, snapshots = make(log, channel, options, 3, **fields)
-    shard.records.checkpoints = noted = Noted(100)  # type: ignore[assignment]
-    shard.serve()
-    snapshots.close()
-    shard.log.summary(-1, 0, 0, 0, False)
-    return shard, noted, channel.answers
+    done = Served(log, script, options, 3, **fields)
+    done.shard.records.checkpoints = noted = Noted(100)  # type: ignore[assignment]
+    done.run().shard.log.summary(-1, 0, 0, 0, False)
+    return done.shard, noted, done.answers
 
 
 def goodbyes(*pushed: int, ending: Ending = INTERRUPTED) -> list[Any]:
@@ -204,19 +199,9 @@ def test_a_budget_that_the_drain_uses_up_ends_the_run(log: Path) -> None:
 
 
 def test_a_signal_after_the_end_is_too_late(log: Path) -> None:
-    script = [
-        *pulls(0),
-        (push(0), 1.0),
-        Interrupt(10),
-        Pull(0, 0),
-        *byes({0: 1}),
-    ]
-    channel = ScriptedChannel(script)
-    shard, snapshots = make(log, channel, SoftsyncOptions(n=1), 1, budget=2)
-    shard.serve()
-    snapshots.close()
-    assert (shard.rules.interrupted, shard.rules.finished) == (False, True)
-    assert tuple(read_summary(log)[0])[:3] == (0, 1, 2)
+    done = serve(log, [*pulls(0), (push(0), 1.0), Interrupt(10), Pull(0, 0), *byes({0: 1})], SoftsyncOptions(n=1), 1, budget=2)
+    assert (done.shard.rules.interrupted, done.shard.rules.finished) == (False, True)
+    assert done.summary[:3] == (0, 1, 2)
 
 
 @pytest.mark.parametrize("parked_nbytes", [0, 2**30])
@@ -236,12 +221,9 @@ def test_an_ordered_sum_that_will_not_be_finished_is_left_as_it_is(
 
 
 def test_what_was_saved_is_not_saved_again(log: Path) -> None:
-    script = [*DRAIN, *goodbyes(3, 1, 1)]
-    channel = ScriptedChannel(script)
-    shard, snapshots = make(log, channel, SoftsyncOptions(n=1), 3)
-    shard.records.checkpoints = noted = Noted(1)  # type: ignore[assignment]
-    shard.serve()
-    snapshots.close()
+    done = Served(log, [*DRAIN, *goodbyes(3, 1, 1)], SoftsyncOptions(n=1), 3)
+    done.shard.records.checkpoints = noted = Noted(1)  # type: ignore[assignment]
+    done.run()
     assert [each["clock"] for each in noted.taken] == [1]
 
 
@@ -255,18 +237,15 @@ def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
         *pulls(0, 1), (push(1, 7, seq=3), 100.0), (push(1, 7, seq=4), 100.0), (push(1, 7, seq=5), 1.0), (push(0, 7, seq=4), 1.0),
         *pulls(0, 1), *byes({0: 1, 1: 3}),
     ]  # fmt: skip
-    channel = ScriptedChannel(script)
-    shard, snapshots = make(log, channel, SoftsyncOptions(n=2, modulation="none"), 2, budget=18)
-    shard.update.samples = account.samples
-    shard.restore(account, [4, 3])
-    shard.serve()
-    snapshots.close()
-    rows = read_table(log, "pushes")[["learner_id", "seq", "clock", "verdict", "reason"]].tolist()
+    done = Served(log, script, SoftsyncOptions(n=2, modulation="none"), 2, budget=18)
+    done.shard.update.samples = account.samples
+    done.shard.restore(account, [4, 3])
+    rows = done.run().rows("pushes", "learner_id", "seq", "clock", "verdict", "reason")
     applied, repeated = (Verdict.APPLY, Reason.NONE), (Verdict.DROP, Reason.REPEATED)
     assert rows == [(1, 3, 7, *repeated), (1, 4, 7, *repeated), (1, 5, 7, *applied), (0, 4, 8, *applied)]
     assert read_table(log, "events")["kind"].tolist() == [Event.RESUMED, Event.STOPPED, Event.GOODBYE, Event.GOODBYE]
-    assert shard.update.weights.tolist() == [-2.0]
-    assert tuple(read_summary(log)[0]) == (0, 9, 18, 13, 13, 0), "those before count"
+    assert done.weights == [-2.0]
+    assert done.summary == (0, 9, 18, 13, 13, 0), "those before count"
 
 
 def test_ssp_goes_on_from_where_learners_are() -> None:

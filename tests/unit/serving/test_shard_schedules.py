@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.messages import NOTHING_MORE, Ending, Goodbye, Pull, Push, Refused, SnapshotPull
+from mpisgd.comm.messages import Ending, Pull, Push, Refused
 from mpisgd.protocols import (
     BackupOptions,
     HardsyncOptions,
@@ -25,8 +25,7 @@ from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.serving.refusals import Refusals
 from tests.effort import examples, thinned
-from tests.unit.fakes import Crew, ScriptedChannel, push
-from tests.unit.served import EVERYBODY, LEAVE, byes, make, pulls, serve
+from tests.unit.shards import EVERYBODY, LEAVE, Crew, byes, pulls, push, serve
 
 
 @pytest.fixture
@@ -167,11 +166,10 @@ def test_a_push_that_cannot_be_changes_nothing_for_those_who_behave(
 ) -> None:
     """The run goes on, its books are of what was taken, and what was refused is told and in the log."""
     script = [*pulls(0), (bad, 9.0), *[item for seq in range(3) for item in ((push(0, seq, seq), 1.0), *pulls(0))]]
-    shard, _ = make(log, ScriptedChannel([*script, Goodbye(0, 3, Ending.NONE), SnapshotPull(NOTHING_MORE)]), SoftsyncOptions(), 1)
-    shard.serve()
+    done = serve(log, [*script, *byes({0: 3}, Ending.NONE)], SoftsyncOptions(), 1)
     assert why in capsys.readouterr().err
-    assert shard.update.weights.item() == -3.0
-    assert (shard.received, shard.pushed) == ([3], [3])
+    assert done.weights == [-3.0]
+    assert (done.shard.received, done.shard.pushed) == ([3], [3])
     events = read_table(log, "events")
     refused = events[events["kind"] == schema.Event.REFUSED]
     assert refused[["learner_id", "value"]].tolist() == [(0, 1.0)]
@@ -180,9 +178,8 @@ def test_a_push_that_cannot_be_changes_nothing_for_those_who_behave(
 def test_who_waits_for_its_own_refused_push_ends_the_job(log: Path) -> None:
     """hardsync would wait for ever."""
     script = [*pulls(0), (push(0, 0, 5), 9.0), Pull(0, 1)]
-    shard, _ = make(log, ScriptedChannel(script), HardsyncOptions(), 1)
     with pytest.raises(PeerError, match="learner 0 waits for an update after a refused push: learner 0 pushed mini-batch 5"):
-        shard.serve()
+        serve(log, script, HardsyncOptions(), 1)
 
 
 @pytest.mark.parametrize("samples", [0, -1, 2**31, 2**63 - 1])

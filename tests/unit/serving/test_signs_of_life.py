@@ -12,7 +12,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import FINAL, Ending, Goodbye, Interrupt, Lost, SnapshotPull
 from mpisgd.protocols import AsyncOptions, HardsyncOptions, ProtocolOptions, VersionedOptions
 from mpisgd.records.log.schema import Event
-from tests.unit.tolerant_served import EVALUATOR, LEAVE, SHARD_0, Channel, Served, byes, now, pulls
+from tests.unit.shards import EVALUATOR, LEAVE, SHARD_0, ScriptedChannel, Served, byes, now, pulls, tolerant_serve
 
 
 @pytest.fixture
@@ -22,14 +22,13 @@ def log(tmp_path: Path) -> Path:
 
 def serve(log: Path, script: list[Any], options: ProtocolOptions | None = None, *, hang: set[int], **named: Any) -> Served:
     """Two learners, of ranks 1 and 2, of whom `hang` give no sign of life."""
-    channel = named.pop("channel", Channel)(script)
+    channel = ScriptedChannel(script)
     channel.hang = hang
-    named = {"lambda_": 2, "budget": 4, "first": False, **named}
-    return Served(log, channel, options or HardsyncOptions(), named.pop("lambda_"), named.pop("budget"), **named)
+    return tolerant_serve(log, channel, options, **{"lambda_": 2, **named})
 
 
 def test_nobody_is_asked_as_long_as_the_others_can_go_on(log: Path) -> None:
-    done = serve(log, [*pulls(0, 1), (now(1), 1.0), *pulls(1, clock=1), None, *byes(l1=1)], hang={1}, budget=2)
+    done = serve(log, [*pulls(0, 1), (now(1), 1.0), *pulls(1, clock=1), None, *byes({1: 1})], hang={1}, budget=2)
     assert done.told(Event.MISSED) == [(Event.MISSED, 0, 0)]
     assert done.channel.asked == set()
 
@@ -69,7 +68,7 @@ def test_where_others_have_done_their_share_the_run_ends_without_the_last_one(lo
 
 def test_one_that_was_missed_and_waits_goes_on_without_the_last_one(log: Path) -> None:
     """Another shard has missed the other one, and is ahead: there, what waits here has been given the weights of clock 1."""
-    script = [*pulls(0, 1), None, *pulls(0, clock=1), None, (now(0, 1), 1.0), *pulls(0, clock=2), *byes(l0=1)]
+    script = [*pulls(0, 1), None, *pulls(0, clock=1), None, (now(0, 1), 1.0), *pulls(0, clock=2), *byes({0: 1})]
     done = serve(log, script, hang={2}, budget=2)
     assert done.told(Event.MISSED, Event.RETURNED, Event.PASSED, Event.LOST) == [
         (Event.MISSED, 0, 0), (Event.RETURNED, 0, 0), (Event.MISSED, 0, 1), (Event.PASSED, 0, 0), (Event.LOST, 2, 1)
@@ -98,7 +97,7 @@ _TRAINED = [*pulls(0, 1), (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), G
 
 def test_the_evaluator_is_not_asked_while_others_train(log: Path) -> None:
     """It may be back before it is needed."""
-    script = [*pulls(0, 1), None, (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), *byes(l0=1, l1=1)]
+    script = [*pulls(0, 1), None, (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), *byes({0: 1, 1: 1})]
     done = serve(log, script, hang={EVALUATOR}, first=True)
     assert done.channel.asked == {1, 2}
 

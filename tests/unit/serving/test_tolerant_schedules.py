@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ from mpisgd.protocols import (
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Event, Verdict
 from tests.effort import spread
-from tests.unit.fakes import Crew, Stuck
-from tests.unit.tolerant_served import EVALUATOR, LEAVE, PATIENCE_S, Served
+from tests.unit.fakes import Stuck
+from tests.unit.shards import LEAVE, PATIENCE_S, Crew, tolerant_serve
 
 
 @pytest.fixture
@@ -42,8 +41,6 @@ class FaultyCrew(Crew):
     `sent` counts what each has begun to send to the shard; `lost` are the dead.
     """
 
-    evaluator_rank = EVALUATOR
-
     def __init__(self, lambda_: int, next_clock: Any, seed: int) -> None:
         super().__init__(lambda_, next_clock, lambda learner_id, seq: 1.0, seed=seed)
         self._dice = random.Random(seed + 1)
@@ -52,7 +49,6 @@ class FaultyCrew(Crew):
         self._hidden: list[Any] = []
         self._last_words: dict[int, Any] = {}
         self.lost: list[int] = []
-        self.duties: list[tuple[int, int]] = []
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         self._befall()
@@ -132,28 +128,6 @@ class FaultyCrew(Crew):
             item for item in self.waiting if self._of(item) < 0 or self._of(item) in self._alive | set(self._last_words)
         ]
 
-    def pass_on_nothing_more(self) -> None:
-        """There is one shard."""
-
-    def give_up(self, rank: int) -> None:
-        """Nobody waits."""
-
-    def give_up_learner(self, learner_id: int) -> None:
-        self.give_up(self.rank_of(learner_id))
-
-    def tell_given_up(self, learner_id: int) -> None:
-        """There is one shard."""
-
-    def silent(self, ranks: Iterable[int]) -> frozenset[int]:
-        """Who hangs here is late, and lives."""
-        return frozenset()
-
-    def rank_of(self, learner_id: int) -> int:
-        return learner_id + 1
-
-    def ranks_of(self, learner_id: int) -> tuple[int, ...]:
-        return (self.rank_of(learner_id),)
-
 
 PROTOCOLS: dict[str, ProtocolOptions] = {
     "hardsync": HardsyncOptions(),
@@ -178,7 +152,7 @@ def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
     options = PROTOCOLS[name]
     crew = FaultyCrew(lambda_, options.make(lambda_).next_clock, seed)
     crew.waiting.append(LEAVE)
-    done = Served(log, crew, options, lambda_, budget=150, first=seed % 2 == 0, size=3 if seed % 3 == 0 else 1)
+    done = tolerant_serve(log, crew, options, lambda_, budget=150, first=seed % 2 == 0, weights=3 if seed % 3 == 0 else 1)
     rows = read_table(log, "pushes")
     applied = rows[rows["verdict"] == Verdict.APPLY]
     for learner_id in range(lambda_):
