@@ -1,4 +1,13 @@
-"""Run directories made by hand, without MPI or torch: rows of the schema into the files that a run leaves (DESIGN 6)."""
+"""The driver for a made log: run directories without a run, without MPI or torch (DESIGN 6).
+
+Where a real run will do, `tests/virtual/jobs.py` simulates one, and `tests/forge.py` changes its log.
+
+    write_run(path, Log(pushes, updates), {"name": "softsync"}, learners=2)    the directory; `make` reads it, too
+    row("pushes", clock=1, ...), rows("pushes", [row, ...])                    rows of which only what matters is said
+    softsync(), backup(), one_learner()                                        tiny logs to be checked with a pencil
+    simulated("hardsync", learners=30), learning(log), true_log(seed)          logs as real runs leave them; evaluations
+    run_of(path), random_rows("pushes", 100), table_file(path)                 rows that mean nothing, of which every byte matters
+"""
 
 from __future__ import annotations
 
@@ -13,10 +22,16 @@ import h5py
 import numpy as np
 import tomli_w
 
+from mpisgd.records import directory
 from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Reason, Verdict
+from mpisgd.records.log.writer import TableFile
 
 TRAIN_SAMPLES = 1000
+SOFTSYNC = {"name": "softsync", "n": 1}
+PROTOCOLS = [("hardsync", 5), ("softsync", 2), ("backup", 4)]
+"""Of `simulated`, with its `wanted`."""
 
 
 def row(table: str, **fields: Any) -> np.ndarray:
@@ -81,6 +96,11 @@ def write_run(
     return path
 
 
+def make(path: Path, log: Log, learners: int, **options: Any) -> Run:
+    """Write `path/run`, of softsync unless another protocol is given, and read it."""
+    return Run(write_run(path / "run", log, options.pop("protocol", SOFTSYNC), learners, **options))
+
+
 def write_file(
     path: Path,
     tables: Mapping[str, np.ndarray],
@@ -132,7 +152,112 @@ def configuration(protocol: Mapping[str, Any], learners: int, shards: int, envir
     }
 
 
-# -------------------------------------------------------------------------------------------- realistic logs, for figures
+# ------------------------------------------------------------------------------------------------------------- tiny logs, by hand
+
+#: n = 1, λ = 2, c = 2: (learner_id, seq, timestamp, clock, arrival_s); all applied but the last two.
+SOFTSYNC_PUSHES = [
+    (0, 0, 0, 0, 1.0),
+    (1, 0, 0, 0, 2.0),
+    (0, 1, 0, 1, 3.0),
+    (0, 2, 1, 1, 4.0),
+    (0, 3, 1, 2, 5.0),
+    (0, 4, 2, 2, 6.0),
+    (1, 1, 0, 3, 7.0),
+    (0, 5, 3, 3, 8.0),
+    (0, 6, 4, 4, 9.0),  # summed, but its update never came
+    (1, 2, 3, 4, 10.0),  # late
+]
+
+
+def softsync(shards: int = 1) -> Log:
+    """Updates 0.05 s after the arrival that completes them, answers 0.1 s after each arrival but the last two."""
+    pushes, updates = [], []
+    for shard in range(shards):
+        for at, (learner_id, seq, timestamp, clock, arrival_s) in enumerate(SOFTSYNC_PUSHES):
+            late = at == len(SOFTSYNC_PUSHES) - 1
+            pushes.append(
+                row(
+                    "pushes",
+                    shard=shard,
+                    learner_id=learner_id,
+                    seq=seq,
+                    timestamp=timestamp,
+                    clock=clock,
+                    arrival_s=arrival_s,
+                    answer_s=arrival_s + 0.1 if at < 8 else float("nan"),
+                    verdict=Verdict.LATE if late else Verdict.APPLY,
+                    reason=Reason.FINISHED if late else Reason.NONE,
+                    compute_s=0.5 + learner_id,
+                    delay_s=0.125,
+                    push_s=0.0 if seq == 0 else 0.01,
+                    wait_s=0.02,
+                    pull_s=0.03,
+                )
+            )
+        for clock, time_s in enumerate((2.05, 4.05, 6.05, 8.05), start=1):
+            updates.append(row("updates", shard=shard, clock=clock, gradients=2, samples=8 * clock, time_s=time_s, update_s=0.25))
+    return Log(pushes=rows("pushes", pushes), updates=rows("updates", updates))
+
+
+#: N = 2, b = 1, λ = 3: (learner_id, seq, timestamp, clock, arrival_s, verdict).
+BACKUP_PUSHES = [
+    (0, 0, 0, 0, 1.0, Verdict.APPLY),
+    (1, 0, 0, 0, 2.0, Verdict.APPLY),
+    (2, 0, 0, 1, 3.0, Verdict.DROP),
+    (1, 1, 1, 1, 3.5, Verdict.APPLY),
+    (0, 1, 1, 1, 4.0, Verdict.APPLY),
+    (2, 1, 1, 2, 5.5, Verdict.LATE),
+]
+
+
+def backup() -> Log:
+    """Update 1 at 2.5 s, update 2 at 4.5 s."""
+    pushes = [
+        row("pushes", learner_id=learner_id, seq=seq, timestamp=timestamp, clock=clock, arrival_s=arrival_s, verdict=verdict)
+        for learner_id, seq, timestamp, clock, arrival_s, verdict in BACKUP_PUSHES
+    ]
+    updates = [
+        row("updates", clock=1, gradients=2, samples=8, time_s=2.5, update_s=0.1),
+        row("updates", clock=2, gradients=2, samples=16, time_s=4.5, update_s=0.1),
+    ]
+    return Log(pushes=rows("pushes", pushes), updates=rows("updates", updates))
+
+
+def evaluation(snapshot: int, epochs: float, error: float, averaged: bool = False, train: bool = False) -> np.ndarray:
+    """One row of `evaluations`: taken after 10 s per epoch, loss = 2 error."""
+    return row(
+        "evaluations",
+        snapshot=snapshot,
+        epochs=epochs,
+        taken_s=10 * epochs,
+        error=error,
+        loss=2 * error,
+        averaged=averaged,
+        train=train,
+    )
+
+
+def one_learner() -> Log:
+    """One learner, one shard. In truth: prepares until 0.1 s, waits until 0.3, pulls until 0.4, computes until 1.4, is delayed
+    until 1.9, pushes until 2.2, prepares until 2.25, waits until 2.4, pulls until 2.5, computes until 3.5, pushes."""
+    first = {"arrival_s": 2.0, "answer_s": 2.4, "wait_s": 0.2, "pull_s": 0.1, "compute_s": 1.0, "delay_s": 0.5, "loss": np.nan}
+    second = {"arrival_s": 3.6, "push_s": 0.3, "wait_s": 0.15, "pull_s": 0.1, "compute_s": 1.0, "seq": 1, "loss": 0.5}
+    return Log(
+        pushes=rows("pushes", [row("pushes", **first), row("pushes", **second, clock=1, timestamp=1)]),
+        updates=rows("updates", [row("updates", clock=1, gradients=1, samples=4, time_s=2.3, update_s=0.05, mean_loss=np.nan)]),
+    )
+
+
+def evaluated(log: Log) -> Log:
+    """Two snapshots, of 0 and 1 s, each evaluated on test and training data in 0.7 s."""
+    log.evaluations = rows(
+        "evaluations",
+        [row("evaluations", snapshot=at, taken_s=at, train=train, evaluate_s=0.7, error=0.5) for at in (0, 1) for train in (0, 1)],
+    )
+    return log
+
+
+# ----------------------------------------------------------------------------------------------------------------- realistic logs
 
 
 @dataclass
@@ -258,3 +383,75 @@ def learning(log: Log, final: float = 0.2, averaged: bool = True, train: bool = 
                     )
                 )
     return rows("evaluations", result)
+
+
+def true_log(seed: int, learners: int = 3, shards: int = 2, pushes: int = 30) -> tuple[Log, np.ndarray, np.ndarray]:
+    """A log whose truth is known: (log, begin of each push, its end), the latter two (learners, pushes) in seconds.
+
+    Pushes queue for long or not at all, answers take their time to arrive, and the learner does things that no row tells of.
+    """
+    random = np.random.default_rng(seed)
+    some = [0.0, 1e-6, 1e-3, 0.02]
+
+    def take() -> float:
+        return float(random.choice(some) * random.random())
+
+    begin, end = np.zeros((learners, pushes)), np.zeros((learners, pushes))
+    table: list[np.ndarray] = []
+    for learner_id in range(learners):
+        now, push = 0.0, 0.0
+        for at in range(pushes):
+            now += take()
+            asked = now
+            answers = [asked + take() for _ in range(shards)]
+            for old, moment in zip(table[len(table) - shards :] if at else [], answers, strict=False):
+                old["answer_s"] = moment
+            began = answers[0] + take()
+            ended = max([began, *answers]) + take()
+            compute, delay = 0.01 + take(), take()
+            begin[learner_id, at] = ended + compute + delay
+            arrivals = [begin[learner_id, at] + take() for _ in range(shards)]
+            told = {"learner_id": learner_id, "seq": at, "wait_s": began - asked, "pull_s": ended - began, "push_s": push}
+            for shard, arrival_s in enumerate(arrivals):
+                more = {"shard": shard, "arrival_s": arrival_s, "compute_s": compute, "delay_s": delay}
+                table.append(row("pushes", **told, **more))
+            now = end[learner_id, at] = max(arrivals) + take()
+            push = now - begin[learner_id, at]
+    log = rows("pushes", table)
+    return Log(pushes=log[np.argsort(log["arrival_s"], kind="stable")]), begin, end
+
+
+# --------------------------------------------------------------------------------------------------------- rows that mean nothing
+
+
+def random_rows(table: str, count: int, seed: int = 0) -> np.ndarray:
+    """Rows of which every byte matters; floats are finite, so that they compare equal."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros(count, schema.TABLES[table])
+    for name in schema.TABLES[table].names or ():
+        whole = rows.dtype[name].kind != "f"
+        rows[name] = random.integers(0, 100, count) if whole else random.normal(size=count)
+    return rows
+
+
+def table_file(path: Path | None, *, flush_rows: int = 1000, flush_s: float = 1e9, shard: int = 0) -> TableFile:
+    return TableFile(path, shard=shard, flush_rows=flush_rows, flush_s=flush_s)
+
+
+def run_of(path: Path, shards: int = 3) -> dict[str, list[np.ndarray]]:
+    """A directory as a run leaves it, but for log.h5; returns its tables, file by file."""
+    directory.claim(path, overwrite=False)
+    directory.write_config(path, f"shards = {shards}\n[environment]\nlearners = 2\n")
+    tables: dict[str, list[np.ndarray]] = {table: [] for table in schema.TABLES}
+    for place, name in enumerate([*map(schema.shard_file, range(shards)), schema.evaluator_file()]):
+        last = place == shards
+        file = table_file(path / name, shard=-1 if last else place)
+        for table in schema.TABLES:
+            count = ((table == "evaluations") is last and (3 + place) * 10) or 0
+            rows = random_rows(table, count, seed=place)
+            rows[(rows.dtype.names or ("shard",))[0]] = place
+            for row in rows:
+                file.append(table, tuple(row.tolist()))
+            tables[table].append(rows)
+        file.close(None if last else (place, 30, 120, 30, 30, 0))
+    return tables

@@ -18,8 +18,8 @@ from mpisgd.records.log import schema
 from mpisgd.replay import replay
 from mpisgd.vectors.memory import SizedVector
 from tests.effort import spread
-from tests.virtual.exchange import ANYTHING, EXACT, PUSH, Exchange, body
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated
+from tests.virtual.scene import ANYTHING, EXACT, PUSH, Exchange, body
 
 TURNS = dataclasses.replace(EXACT, turn_nbytes=100)
 

@@ -22,10 +22,9 @@ from mpisgd.update import reception
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import SizedVector
 from tests.effort import spread
-from tests.virtual.exchange import Exchange
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.laws import Laws
-from tests.virtual.scene import packed
+from tests.virtual.scene import Exchange, packed
 from tests.virtual.test_streamed import weights
 
 SLICE = SizedVector(250)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpisgd.comm.messages import Tag
-from tests.virtual.exchange import ANSWER, ANYTHING, PULL, PUSH, Exchange, body
+from tests.virtual.scene import ANSWER, ANYTHING, PULL, PUSH, Exchange, body
 
 # --------------------------------------------------------------------------------------------- until a time, interruptions
 

@@ -10,7 +10,7 @@ import pytest
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import Tag
 from mpisgd.vectors.memory import SizedVector
-from tests.virtual.exchange import ANSWER, ANYTHING, BODY, PULL, PUSH, Exchange, body
+from tests.virtual.scene import ANSWER, ANYTHING, BODY, PULL, PUSH, Exchange, body
 
 # ------------------------------------------------------------------------------------------------- who is given what first
 

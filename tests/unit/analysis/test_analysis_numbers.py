@@ -11,8 +11,8 @@ import pytest
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
-from tests.unit import fabricate, logs_by_hand
-from tests.unit.logs_by_hand import evaluation
+from tests.unit import fabricate
+from tests.unit.fabricate import evaluation
 
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
 BACKUP = {"name": "backup", "N": 2}
@@ -20,12 +20,12 @@ BACKUP = {"name": "backup", "N": 2}
 
 @pytest.fixture
 def softsync(tmp_path: Path) -> Run:
-    return Run(fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2))
+    return Run(fabricate.write_run(tmp_path / "run", fabricate.softsync(), SOFTSYNC, learners=2))
 
 
 @pytest.fixture
 def backup(tmp_path: Path) -> Run:
-    return Run(fabricate.write_run(tmp_path / "backup", logs_by_hand.backup(), BACKUP, learners=3))
+    return Run(fabricate.write_run(tmp_path / "backup", fabricate.backup(), BACKUP, learners=3))
 
 
 # ---------------------------------------------------------------------------------------------------------- staleness
@@ -72,7 +72,7 @@ def test_staleness_tables_have_2n_only_for_softsync(softsync: Run, tmp_path: Pat
     table = staleness.shard_table(softsync)
     assert table.cells("shard") == [0, "all"]
     assert table.cells("P(τ > 2n)") == [12.5, 12.5]
-    other = Run(fabricate.write_run(tmp_path / "other", logs_by_hand.backup(), BACKUP, learners=3))
+    other = Run(fabricate.write_run(tmp_path / "other", fabricate.backup(), BACKUP, learners=3))
     assert "P(τ > 2n)" not in [column.name for column in staleness.shard_table(other).columns]
     assert staleness.learner_table(other).cells("dropped") == [0, 0, 1]
     assert staleness.learner_table(other).rows[2] == (2, 0, 1, None, None, None, None, None, None)
@@ -121,7 +121,7 @@ def test_books_of_backup(backup: Run) -> None:
 
 
 def test_coverage_counts_what_every_shard_applied(tmp_path: Path) -> None:
-    log = logs_by_hand.softsync(shards=2)
+    log = fabricate.softsync(shards=2)
     one = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 1)
     log.pushes["verdict"][one] = Verdict.DROP
     log.updates["gradients"][(log.updates["shard"] == 1) & (log.updates["clock"] == 4)] = 1
@@ -133,7 +133,7 @@ def test_coverage_counts_what_every_shard_applied(tmp_path: Path) -> None:
 
 
 def test_a_rejected_gradient_is_pushed_again_under_its_seq(tmp_path: Path) -> None:
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     again = log.pushes[:1].copy()
     again["verdict"], again["arrival_s"] = Verdict.REJECT, 0.5
     log.pushes = np.concatenate([again, log.pushes])
@@ -144,7 +144,7 @@ def test_a_rejected_gradient_is_pushed_again_under_its_seq(tmp_path: Path) -> No
 
 def test_a_mini_batch_that_one_shard_rejected_is_pushed_to_both_again_and_counted_once(tmp_path: Path) -> None:
     """Shard 1 rejected learner 0's first gradient; shard 0, which had applied it, does not apply it twice."""
-    log = logs_by_hand.softsync(shards=2)
+    log = fabricate.softsync(shards=2)
     first = np.flatnonzero((log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 0))
     for at in first[::-1]:
         again = log.pushes[at : at + 1].copy()
@@ -161,7 +161,7 @@ def test_a_mini_batch_that_one_shard_rejected_is_pushed_to_both_again_and_counte
 
 
 def test_imbalance_names_shard_and_learner_with_the_numbers(tmp_path: Path) -> None:
-    log = logs_by_hand.softsync(shards=2)
+    log = fabricate.softsync(shards=2)
     lost = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 1)
     log.pushes = log.pushes[~lost]
     run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2, pushed={1: 10}))
@@ -182,7 +182,7 @@ def continued(path: Path) -> Run:
 
 def test_a_gradient_that_came_again_in_a_later_attempt_may_lack_where_the_first_was_lost(tmp_path: Path) -> None:
     """Shard 0 applied it before the checkpoint from which the run goes on at 4.5 s; shard 1 had it, too, until the kill."""
-    log = logs_by_hand.softsync(shards=2)
+    log = fabricate.softsync(shards=2)
     again = log.pushes[(log.pushes["shard"] == 0) & (log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 2)].copy()
     again["verdict"], again["reason"], again["arrival_s"] = Verdict.DROP, Reason.REPEATED, 4.75
     log.pushes = np.concatenate([log.pushes, again])
@@ -201,7 +201,7 @@ def test_a_gradient_that_came_again_in_a_later_attempt_may_lack_where_the_first_
 
 def test_what_a_shard_lost_of_a_mini_batch_that_is_not_computed_again_may_lack(tmp_path: Path) -> None:
     """Shard 0 rejected learner 0's third gradient, and had it again before the checkpoint; it came to shard 1 again after that."""
-    log = logs_by_hand.softsync(shards=2)
+    log = fabricate.softsync(shards=2)
     at = np.flatnonzero((log.pushes["shard"] == 0) & (log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 2))[0]
     rejected = log.pushes[at : at + 1].copy()
     rejected["verdict"], rejected["reason"] = Verdict.REJECT, Reason.STALE
@@ -225,7 +225,7 @@ def test_what_a_shard_lost_of_a_mini_batch_that_is_not_computed_again_may_lack(t
 
 
 def test_the_last_gradient_of_a_learner_that_was_lost_may_lack(tmp_path: Path) -> None:
-    log = logs_by_hand.softsync(shards=2)
+    log = fabricate.softsync(shards=2)
     torn = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 2)
     log.pushes = log.pushes[~torn]
     told = {"kind": Event.LOST, "learner_id": 1, "value": 3, "time_s": 11.0}
@@ -235,7 +235,7 @@ def test_the_last_gradient_of_a_learner_that_was_lost_may_lack(tmp_path: Path) -
 
 
 def test_imbalance_of_clocks(tmp_path: Path) -> None:
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     path = fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3)
     (path / "DONE").write_text('{"clock": [3]}')
     assert books.imbalances(Run(path)) == ["DONE says clocks [3], but the log ends at [2]"]
@@ -261,7 +261,7 @@ def test_rates(softsync: Run) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_learner_time_is_summed_over_the_rows_of_one_shard(tmp_path: Path, shards: int) -> None:
-    log = logs_by_hand.softsync(shards)
+    log = fabricate.softsync(shards)
     run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=shards))
     table = throughput.time_table(run)
     assert table.cells("learner") == ["mean", 0, 1]
@@ -297,7 +297,7 @@ def test_arrivals_of_a_synchronous_run(backup: Run) -> None:
 
 
 def test_fewer_gradients_of_a_clock_are_not_counted_for_larger_k(tmp_path: Path) -> None:
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     log.pushes = log.pushes[:-1]
     run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
     assert arrivals.collect_table(run).rows[2] == (3, 1, 3.0, 3.0, 3.0)
@@ -314,7 +314,7 @@ def test_arrivals_of_an_asynchronous_run_are_turnarounds(softsync: Run) -> None:
 
 
 def test_training_curves(tmp_path: Path) -> None:
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     found = [(2, 2.0, 0.5), (0, 0.0, 0.9), (1, 1.0, 0.25)]  # written as the evaluator finished them
     log.evaluations = fabricate.rows(
         "evaluations",
@@ -334,7 +334,7 @@ def test_training_curves(tmp_path: Path) -> None:
 
 
 def test_where_no_error_is_there_the_loss_is_shown(tmp_path: Path) -> None:
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     log.evaluations = fabricate.rows("evaluations", [evaluation(0, 0.0, float("nan"))])
     log.evaluations["loss"] = 1.0
     run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
@@ -352,14 +352,14 @@ def test_label_and_epochs(softsync: Run, backup: Run, tmp_path: Path) -> None:
     assert about.protocol_label(backup) == "backup N=2 b=1"
     assert about.epochs_reached(softsync) == 32 / 1000
     environment = {"gradients_per_update": 3}
-    path = fabricate.write_run(tmp_path / "b", logs_by_hand.backup(), {"name": "backup"}, 3, environment=environment)
+    path = fabricate.write_run(tmp_path / "b", fabricate.backup(), {"name": "backup"}, 3, environment=environment)
     assert about.protocol_label(Run(path)) == "backup N=3 b=0"
     assert about.hosts(backup) == "n1 (1 rank), n2 (3 ranks)"
 
 
 @pytest.mark.parametrize("how", ["DONE", "summary"])
 def test_diverged(tmp_path: Path, how: str) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, 3, done=how == "DONE", diverged=True)
+    path = fabricate.write_run(tmp_path / "run", fabricate.backup(), BACKUP, 3, done=how == "DONE", diverged=True)
     state = about.status(Run(path))
     assert state.diverged
     assert "DIVERGED" in state.text
@@ -367,7 +367,7 @@ def test_diverged(tmp_path: Path, how: str) -> None:
 
 def test_first_weights_are_pulled_once_more_where_a_run_goes_on(tmp_path: Path) -> None:
     """Three learners, vectors of 800 bytes."""
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     log.events = fabricate.rows("events", [fabricate.row("events", kind=Event.RESUMED, learner_id=-1, time_s=2.0)])
     run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3, environment={"parameter_nbytes": 800}))
     rows = run.pushes[["arrival_s", "answer_s"]]

@@ -10,20 +10,25 @@ import pytest
 
 from mpisgd.analysis import timeline
 from mpisgd.analysis.cycles import COMPUTE, DELAY, PULL, PUSH, WAIT
-from mpisgd.analysis.timeline import look
+from mpisgd.analysis.timeline import Timeline, look
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event
 from mpisgd.report import figures_timeline
 from tests.unit import fabricate
-from tests.unit.fabricate import Log, row, rows
-from tests.unit.timelines import PROTOCOLS, by_hand, evaluated, make, of, true_log
+from tests.unit.fabricate import PROTOCOLS, Log, evaluated, make, one_learner, row, rows, true_log
+
+
+def of(found: Timeline, learner_id: int) -> np.ndarray:
+    edges: np.ndarray = found.cycles.edges[found.cycles.learner_id == learner_id]
+    return edges
+
 
 # --------------------------------------------------------------------------------------------------------------- spans
 
 
 def test_spans_of_a_log_by_hand(tmp_path: Path) -> None:
-    found = look(make(tmp_path, by_hand(), 1))
+    found = look(make(tmp_path, one_learner(), 1))
     ms = (found.cycles.edges / 1e6).tolist()
     assert ms[0] == [0, 200, 300, 1300, 1300, 1800, 2100]  # 0.1 s before the first wait is in no row: all of it may be 0.2 s later
     assert ms[1] == [2250, 2400, 2500, 3500, 3500, 3500, 3600]  # known from the answer, and with it the 0.15 s of no row before it
@@ -37,13 +42,13 @@ def test_spans_of_a_log_by_hand(tmp_path: Path) -> None:
 
 def test_a_long_queue_shows_in_the_push(tmp_path: Path) -> None:
     """Of a push taken after long waiting, the arrival is late; the answer before it, and its length, tell when it began."""
-    log = by_hand()
+    log = one_learner()
     log.pushes["arrival_s"][1] = 13.6
     assert (look(make(tmp_path, log, 1)).cycles.edges[1, PUSH:] / 1e6).tolist() == [3500, 13600]
 
 
 def test_what_is_not_known_of_one_push_follows_from_others(tmp_path: Path) -> None:
-    log = by_hand()
+    log = one_learner()
     log.pushes["push_s"][1] = 0.05  # so the first push began at 1.95 s or later, for it ended after its arrival
     log.pushes["answer_s"][0] = np.nan
     found = look(make(tmp_path, log, 1))
@@ -52,7 +57,7 @@ def test_what_is_not_known_of_one_push_follows_from_others(tmp_path: Path) -> No
 
 
 def test_an_answer_bounds_the_push_before_it(tmp_path: Path) -> None:
-    log = by_hand()
+    log = one_learner()
     log.pushes["arrival_s"] = 2.15, 4.0
     found = look(make(tmp_path, log, 1))
     assert (found.cycles.edges[:, PUSH] / 1e6).tolist() == [1850, 3500]
@@ -61,7 +66,7 @@ def test_an_answer_bounds_the_push_before_it(tmp_path: Path) -> None:
 
 def test_learners_do_not_bear_on_one_another(tmp_path: Path) -> None:
     """Of a run under way, a learner's last push may have been answered already."""
-    log = by_hand()
+    log = one_learner()
     log.pushes["answer_s"][1] = 3.7
     other = log.pushes.copy()
     other["learner_id"] = 1
@@ -71,7 +76,7 @@ def test_learners_do_not_bear_on_one_another(tmp_path: Path) -> None:
 
 
 def test_updates_that_touch_do_not_overlap_by_rounding(tmp_path: Path) -> None:
-    log = by_hand()
+    log = one_learner()
     touching = [
         row("updates", clock=1, time_s=1.0 + 4e-10, update_s=0.5),
         row("updates", clock=2, time_s=2.0, update_s=1.0 + 6e-10),
@@ -81,7 +86,7 @@ def test_updates_that_touch_do_not_overlap_by_rounding(tmp_path: Path) -> None:
 
 
 def test_no_push_begins_after_its_arrival_whatever_the_log_says(tmp_path: Path) -> None:
-    log = by_hand()
+    log = one_learner()
     log.pushes["answer_s"][0] = 3.0  # the clocks of shard and learner are apart
     found = look(make(tmp_path, log, 1))
     assert (found.cycles.edges[:, PUSH] / 1e6).tolist() == [1800, 3600]
@@ -154,7 +159,7 @@ def test_shards_that_logged_less(tmp_path: Path) -> None:
 
 
 def test_attempts_with_clocks_of_their_own_are_refused(tmp_path: Path) -> None:
-    log = by_hand()
+    log = one_learner()
     log.pushes["arrival_s"] = [3.6, 2.0]
     run = make(tmp_path, log, 1)
     with pytest.raises(
@@ -168,7 +173,7 @@ def test_attempts_with_clocks_of_their_own_are_refused(tmp_path: Path) -> None:
 
 
 def test_evaluations_follow_one_another(tmp_path: Path) -> None:
-    run = make(tmp_path, evaluated(by_hand()), 1, evaluator=True, environment={"evaluator_rank": 2})
+    run = make(tmp_path, evaluated(one_learner()), 1, evaluator=True, environment={"evaluator_rank": 2})
     found = look(run)
     assert (found.evaluations.start / 1e6).tolist() == [0, 700, 1400, 2100]
     assert (found.evaluations.end / 1e6).tolist() == [700, 1400, 2100, 2800]
@@ -176,13 +181,13 @@ def test_evaluations_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_without_an_evaluator_learner_0_evaluates_at_the_end(tmp_path: Path) -> None:
-    found = look(make(tmp_path, evaluated(by_hand()), 1))
+    found = look(make(tmp_path, evaluated(one_learner()), 1))
     assert (found.evaluations.start / 1e6).tolist() == [3600, 4300, 5000, 5700]
     assert found.ranks.evaluator == found.ranks.learners[0] == 1
 
 
 def test_in_a_fault_tolerant_run_shard_0_evaluates_when_learners_have_left(tmp_path: Path) -> None:
-    run = make(tmp_path, evaluated(by_hand()), 1, evaluator=True)
+    run = make(tmp_path, evaluated(one_learner()), 1, evaluator=True)
     with h5py.File(run.path / schema.evaluator_file(), "r+") as file:
         file.attrs["appointed"] = 1
     found = look(run)

@@ -31,7 +31,7 @@ from mpisgd.plan.costs.scale import with_learners, with_slow_links
 from mpisgd.plan.target import convergence
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 from tests.unit.plan.test_plan_fit import virtual_run
 
 CHEAP = Wishes(pushes=200, learners=8)
@@ -337,7 +337,7 @@ def test_refusals(small: Run, exact: Fit, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_runs_of_different_models_are_refused(tmp_path: Path) -> None:
-    log, protocol = logs_by_hand.backup(), {"name": "backup", "N": 2}
+    log, protocol = fabricate.backup(), {"name": "backup", "N": 2}
     one = fabricate.write_run(tmp_path / "one", log, protocol, learners=3)
     two = fabricate.write_run(tmp_path / "two", log, protocol, learners=3, environment={"parameter_nbytes": 4})
     with pytest.raises(ConfigError, match=r"parameter_nbytes = 358312 in .*one, but 4 in .*two: expected runs of the same"):

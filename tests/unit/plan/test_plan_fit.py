@@ -24,7 +24,7 @@ from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions, Ss
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.effort import spread
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 
 pytestmark = pytest.mark.slow
 
@@ -216,13 +216,13 @@ def test_a_log_without_pushes_or_sizes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="empty holds no pushes"):
         fit(Run(path))
     unknown = {"parameter_nbytes": "many"}
-    path = fabricate.write_run(tmp_path / "sizes", logs_by_hand.backup(), {"name": "backup", "N": 2}, 3, environment=unknown)
+    path = fabricate.write_run(tmp_path / "sizes", fabricate.backup(), {"name": "backup", "N": 2}, 3, environment=unknown)
     with pytest.raises(DataError, match=r"parameter_nbytes = 'many': expected the bytes"):
         fit(Run(path))
 
 
 def test_a_short_log_is_fitted_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), {"name": "backup", "N": 2}, learners=3)
+    path = fabricate.write_run(tmp_path / "run", fabricate.backup(), {"name": "backup", "N": 2}, learners=3)
     found = fitted(Run(path))
     assert found.real is None
     assert found.differences == {}
@@ -234,7 +234,7 @@ def test_a_short_log_is_fitted_as_far_as_it_goes(tmp_path: Path) -> None:
 
 
 def test_learners_without_pushes_draw_from_all(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), {"name": "softsync", "n": 1}, learners=3)
+    path = fabricate.write_run(tmp_path / "run", fabricate.softsync(), {"name": "softsync", "n": 1}, learners=3)
     found = fitted(Run(path))
     assert found.config.compute.pooled  # type: ignore[union-attr]
     assert any("as some pushed none" in line for line in found.assumptions)
@@ -322,8 +322,8 @@ def test_what_a_log_has_more_than_the_columns_is_found(tmp_path: Path) -> None:
 
 
 def test_observation_by_hand(tmp_path: Path) -> None:
-    """`logs_by_hand.softsync`: updates at 2.05, 4.05, 6.05, 8.05 s; a fifth of 10 pushes, 2, are before the first."""
-    found = observe(Run(fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), {"name": "softsync", "n": 1}, learners=2)))
+    """`fabricate.softsync`: updates at 2.05, 4.05, 6.05, 8.05 s; a fifth of 10 pushes, 2, are before the first."""
+    found = observe(Run(fabricate.write_run(tmp_path / "run", fabricate.softsync(), {"name": "softsync", "n": 1}, learners=2)))
     assert found is not None
     assert found.intervals == pytest.approx([2.0] * 2)
     assert (found.updates, found.gradients, found.pushes) == (2, 4, 4)
@@ -332,7 +332,7 @@ def test_observation_by_hand(tmp_path: Path) -> None:
     assert found.staleness.tolist() == [2, 1, 0, 1]
     assert found.mean_staleness == pytest.approx(1)
     assert found.beyond == pytest.approx(0.25)
-    short = fabricate.write_run(tmp_path / "short", logs_by_hand.backup(), {"name": "backup", "N": 2}, learners=3)
+    short = fabricate.write_run(tmp_path / "short", fabricate.backup(), {"name": "backup", "N": 2}, learners=3)
     assert observe(Run(short)) is None
 
 

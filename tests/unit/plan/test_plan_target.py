@@ -16,7 +16,7 @@ from mpisgd.plan.backup import choices, table
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.target import Convergence, convergence
 from mpisgd.records.log.reader import Run
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 
 ERROR = Target("error", 0.2)
 
@@ -31,7 +31,7 @@ def evaluated(
     **fields: Any,
 ) -> Run:
     """A log with an evaluation every 100 updates, from 0 on."""
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     log.evaluations = fabricate.rows(
         "evaluations",
         [

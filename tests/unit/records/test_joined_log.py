@@ -14,7 +14,7 @@ from mpisgd.base.errors import DataError
 from mpisgd.records import directory
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from tests.unit.logs_by_rows import run_of
+from tests.unit.fabricate import run_of
 
 OPEN = h5py.File
 

@@ -11,7 +11,7 @@ from mpisgd.records import directory
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
-from tests.unit.logs_by_rows import run_of
+from tests.unit.fabricate import run_of
 
 
 def test_evaluations_may_have_columns_of_metrics_and_other_tables_may_not() -> None:

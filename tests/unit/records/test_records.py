@@ -23,7 +23,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
 from tests.effort import spread
-from tests.unit.logs_by_rows import random_rows, run_of, table_file
+from tests.unit.fabricate import random_rows, run_of, table_file
 
 FORK = multiprocessing.get_context("fork")
 Elsewhere = Callable[[Path, str], np.ndarray]

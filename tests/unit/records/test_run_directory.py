@@ -14,7 +14,7 @@ from mpisgd.records import directory
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from tests.unit.logs_by_rows import run_of
+from tests.unit.fabricate import run_of
 
 
 def test_done_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli.reading import compare as command
 from mpisgd.report.compare import compare, distinct_names
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 
 pytestmark = pytest.mark.usefixtures("nothing_drawn")
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
@@ -21,12 +21,12 @@ BACKUP = {"name": "backup", "N": 2, "b": 1}
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    evaluated = logs_by_hand.backup()
+    evaluated = fabricate.backup()
     evaluated.evaluations = fabricate.rows(
-        "evaluations", [logs_by_hand.evaluation(1, 1.0, 0.5), logs_by_hand.evaluation(1, 1.0, 0.25, averaged=True)]
+        "evaluations", [fabricate.evaluation(1, 1.0, 0.5), fabricate.evaluation(1, 1.0, 0.25, averaged=True)]
     )
     return [
-        fabricate.write_run(tmp_path / "soft", logs_by_hand.softsync(2), SOFTSYNC, learners=2, shards=2, ended=False),
+        fabricate.write_run(tmp_path / "soft", fabricate.softsync(2), SOFTSYNC, learners=2, shards=2, ended=False),
         fabricate.write_run(tmp_path / "back", evaluated, BACKUP, learners=3),
     ]
 
@@ -72,7 +72,7 @@ def test_nothing_in_common(tmp_path: Path) -> None:
 
 
 def test_unbalanced_and_diverged_runs_are_marked(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, 3, pushed={0: 7}, diverged=True)
+    path = fabricate.write_run(tmp_path / "run", fabricate.backup(), BACKUP, 3, pushed={0: 7}, diverged=True)
     found = compare([path], tmp_path / "out", Console(file=io.StringIO()))
     assert found.table.rows[0][-1] == "finished, DIVERGED, BOOKS DO NOT BALANCE"
 

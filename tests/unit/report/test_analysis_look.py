@@ -13,7 +13,7 @@ from mpisgd.cli.reading import compare, report, timeline
 from mpisgd.records.log.reader import Run
 from mpisgd.report.look import WIDTH_IN, Look, applied, present
 from mpisgd.report.single import draw
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 
 BEGINS = {"png": b"\x89PNG", "pdf": b"%PDF-", "svg": b"<?xml"}
 KEYS = ("collect", "learner_time", "staleness_distribution", "staleness_over_clock", "arrivals", "timeline")
@@ -21,7 +21,7 @@ KEYS = ("collect", "learner_time", "staleness_distribution", "staleness_over_clo
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), {"name": "backup", "N": 2, "b": 1}, learners=3)
+    return fabricate.write_run(tmp_path / "run", fabricate.backup(), {"name": "backup", "N": 2, "b": 1}, learners=3)
 
 
 @pytest.mark.usefixtures("nothing_drawn")

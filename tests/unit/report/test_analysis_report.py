@@ -19,7 +19,7 @@ from mpisgd.cli.reading import report as command
 from mpisgd.records.log import schema
 from mpisgd.report.single import Report, report
 from tests.effort import spread
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 from tests.unit.fabricate import Log
 
 pytestmark = pytest.mark.usefixtures("nothing_drawn")
@@ -39,8 +39,8 @@ def headline(found: Report) -> dict[Any, Any]:
 
 
 def with_evaluations() -> Log:
-    log = logs_by_hand.backup()
-    found = [logs_by_hand.evaluation(at, float(at), 0.9 / (at + 1)) for at in range(3)]
+    log = fabricate.backup()
+    found = [fabricate.evaluation(at, float(at), 0.9 / (at + 1)) for at in range(3)]
     log.evaluations = fabricate.rows("evaluations", found)
     return log
 
@@ -66,7 +66,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 
 def test_csv_holds_full_precision(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2)
+    path = fabricate.write_run(tmp_path / "run", fabricate.softsync(), SOFTSYNC, learners=2)
     quiet(path)
     with (path / "report" / "throughput.csv").open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
@@ -76,7 +76,7 @@ def test_csv_holds_full_precision(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_run_under_way(tmp_path: Path, shards: int) -> None:
-    log = logs_by_hand.softsync(shards)
+    log = fabricate.softsync(shards)
     log.pushes, log.updates = log.pushes[: 7 * shards], log.updates[: 3 * shards]
     path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=shards, ended=False)
     found, text = quiet(path)
@@ -88,7 +88,7 @@ def test_a_run_under_way(tmp_path: Path, shards: int) -> None:
 
 
 def test_books_of_a_run_under_way_need_not_balance(tmp_path: Path) -> None:
-    log = logs_by_hand.softsync()
+    log = fabricate.softsync()
     log.pushes = log.pushes[1:]
     path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, ended=False)
     assert quiet(path)[0].exit_status == 0
@@ -96,7 +96,7 @@ def test_books_of_a_run_under_way_need_not_balance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_books_of_an_ended_run_must_balance(tmp_path: Path, done: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2, pushed={0: 12}, done=done)
+    path = fabricate.write_run(tmp_path / "run", fabricate.softsync(), SOFTSYNC, learners=2, pushed={0: 12}, done=done)
     assert command.main([str(path)]) == 1
     line = "shard 0: pushed 12, but applied 8 + dropped 0 + rejected 0 + in flight 2 = 10"
     printed = capsys.readouterr().out
@@ -121,7 +121,7 @@ def test_an_empty_log(tmp_path: Path, protocol: dict[str, Any], learners: int, e
 
 
 def test_pushes_but_no_update_yet(tmp_path: Path) -> None:
-    log = Log(pushes=logs_by_hand.softsync().pushes[:1])
+    log = Log(pushes=fabricate.softsync().pushes[:1])
     path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, ended=False)
     found, _ = quiet(path)
     assert found.table("books_shards").rows == ((0, 1, 0, 0, 0, 1, True),)
@@ -148,14 +148,14 @@ def test_simulated_runs_balance(tmp_path: Path, name: str, wanted: int, shards: 
 
 
 def test_little_is_essential_in_the_configuration(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3)
+    path = fabricate.write_run(tmp_path / "run", fabricate.backup(), BACKUP, learners=3)
     (path / schema.CONFIG).write_text("shards = 1\n[environment]\nlearners = 3\n")
     found, _ = quiet(path)
     assert headline(found)["epochs"] == "? of ?"
 
 
 def test_out(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3)
+    path = fabricate.write_run(tmp_path / "run", fabricate.backup(), BACKUP, learners=3)
     quiet(path, out=tmp_path / "elsewhere" / "deep")
     assert (tmp_path / "elsewhere" / "deep" / "report.md").is_file()
     assert not (path / "report").exists()
@@ -191,7 +191,7 @@ def test_a_foreign_configuration(tmp_path: Path, content: bytes, why: str) -> No
 
 
 def test_no_log(tmp_path: Path) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(2), SOFTSYNC, learners=2, shards=2)
+    path = fabricate.write_run(tmp_path / "run", fabricate.softsync(2), SOFTSYNC, learners=2, shards=2)
     (path / schema.shard_file(1)).unlink()
     with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5: was the run started without a log"):
         report(path)
@@ -217,7 +217,7 @@ def test_foreign_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
 def test_a_truncated_log_is_refused(tmp_path: Path, share: float) -> None:
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2)
+    path = fabricate.write_run(tmp_path / "run", fabricate.softsync(), SOFTSYNC, learners=2)
     file = path / schema.shard_file(0)
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
     with pytest.raises(DataError, match=r"shard-000\.attempt-0\.h5"):
@@ -226,7 +226,7 @@ def test_a_truncated_log_is_refused(tmp_path: Path, share: float) -> None:
 
 def test_a_killed_shards_log_is_read_and_refused_where_truncated(tmp_path: Path) -> None:
     """Of a truncated file that a writer left open, HDF5 in SWMR mode would wait for ever for what is not there."""
-    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2, ended=False)
+    path = fabricate.write_run(tmp_path / "run", fabricate.softsync(), SOFTSYNC, learners=2, ended=False)
     file = path / schema.shard_file(0)
     code = f"import h5py, os; file = h5py.File({str(file)!r}, 'r+', libver='latest'); file.swmr_mode = True; os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9

@@ -19,7 +19,7 @@ from mpisgd.records.log.schema import CONFIG
 from mpisgd.report import compare as module
 from mpisgd.report import figures, seeds
 from mpisgd.report.compare import Comparison, compare
-from tests.unit import fabricate, logs_by_hand
+from tests.unit import fabricate
 
 pytestmark = pytest.mark.usefixtures("nothing_drawn")
 BACKUP = {"name": "backup", "N": 2, "b": 1}
@@ -27,8 +27,8 @@ BACKUP = {"name": "backup", "N": 2, "b": 1}
 
 def make(path: Path, seed: int, error: float, fields: dict[str, Any] | None = None, **more: Any) -> Path:
     """A run that ends with this error."""
-    log = logs_by_hand.backup()
-    rows = [logs_by_hand.evaluation(snapshot, float(snapshot), each) for snapshot, each in enumerate((0.9, error))]
+    log = fabricate.backup()
+    rows = [fabricate.evaluation(snapshot, float(snapshot), each) for snapshot, each in enumerate((0.9, error))]
     log.evaluations = fabricate.rows("evaluations", rows)
     fabricate.write_run(path, log, BACKUP, learners=3, **more)
     config = {**Run(path).config, "seed": seed, "out": str(path), **(fields or {})}
@@ -75,11 +75,11 @@ def test_what_it_took_to_reach_a_target(tmp_path: Path) -> None:
 
 
 def test_a_target_of_thetabar_is_another(tmp_path: Path) -> None:
-    log = logs_by_hand.backup()
+    log = fabricate.backup()
     curves = ((False, (0.9, 0.5)), (True, (0.9, 0.1)))
     log.evaluations = fabricate.rows(
         "evaluations",
-        [logs_by_hand.evaluation(at, float(at), each, averaged) for averaged, curve in curves for at, each in enumerate(curve)],
+        [fabricate.evaluation(at, float(at), each, averaged) for averaged, curve in curves for at, each in enumerate(curve)],
     )
     path = fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3)
     compare([path], tmp_path / "out", Console(file=io.StringIO()), target=Target("error", 0.5))

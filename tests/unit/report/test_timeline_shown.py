@@ -16,15 +16,14 @@ from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.report import figures_timeline
 from mpisgd.report import single as report
 from mpisgd.report.look import WIDTH_IN
-from tests.unit import fabricate, logs_by_hand
-from tests.unit.fabricate import Log, row, rows
-from tests.unit.timelines import evaluated, make
+from tests.unit import fabricate
+from tests.unit.fabricate import Log, evaluated, make, row, rows
 
 # -------------------------------------------------------------------------------------------------------------- figure
 
 
 def test_the_figure_of_a_small_run(tmp_path: Path) -> None:
-    log = evaluated(logs_by_hand.softsync(2))
+    log = evaluated(fabricate.softsync(2))
     log.pushes["verdict"][4], log.pushes["reason"][4] = Verdict.DROP, Reason.STALE
     log.events = rows("events", [row("events", kind=Event.DEPARTED, learner_id=1, time_s=9.0)])
     run = make(tmp_path, log, 2, shards=2, evaluator=True, environment={"evaluator_rank": 4})
@@ -86,7 +85,7 @@ def test_no_figure_of_what_could_not_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_drawn")
 def test_the_report_shows_it_for_small_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = make(tmp_path, logs_by_hand.softsync(), 2)
+    small = make(tmp_path, fabricate.softsync(), 2)
     report.report(small.path)
     assert (small.path / "report" / "timeline.png").is_file()
     large = make(tmp_path / "large", fabricate.simulated("hardsync", learners=60, wanted=60, updates=1), 60)
@@ -98,7 +97,7 @@ def test_the_report_shows_it_for_small_runs(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_command_writes_trace_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make(tmp_path, logs_by_hand.softsync(), 2, ended=False)
+    run = make(tmp_path, fabricate.softsync(), 2, ended=False)
     assert command.main([str(run.path)]) == 0
     read = json.loads((run.path / "report" / "timeline.json").read_text(encoding="utf-8"))
     assert read["otherData"]["run"].startswith("run\nsoftsync n=1")
@@ -137,7 +136,7 @@ def test_the_command_says_why_there_is_no_figure(tmp_path: Path, capsys: pytest.
     ],
 )
 def test_what_the_user_cannot_mean(tmp_path: Path, options: list[str], why: str) -> None:
-    run = make(tmp_path, logs_by_hand.softsync(), 2)
+    run = make(tmp_path, fabricate.softsync(), 2)
     with pytest.raises(ConfigError, match=why):
         command.main([str(run.path), *options])
     assert not (run.path / "report").exists()
@@ -148,7 +147,7 @@ def test_no_run_no_pushes_no_place(tmp_path: Path) -> None:
         command.main([str(tmp_path)])
     with pytest.raises(DataError, match="no timeline: no gradient was pushed by learners 0 to 1"):
         command.main([str(make(tmp_path / "empty", Log(), 2).path)])
-    run = make(tmp_path, logs_by_hand.softsync(), 2)
+    run = make(tmp_path, fabricate.softsync(), 2)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="expected a writable file"):
         command.main([str(run.path), "--out", str(tmp_path / "file" / "below.json")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,8 @@ from mpisgd.analysis.timeline import look
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.report import chrome_trace
-from tests.unit import fabricate, logs_by_hand
-from tests.unit.fabricate import row, rows
-from tests.unit.timelines import PROTOCOLS, by_hand, evaluated, make, overlaps
+from tests.unit import fabricate
+from tests.unit.fabricate import PROTOCOLS, evaluated, make, one_learner, row, rows
 
 
 def trace(path: Path, run: Run, **window: Any) -> list[dict[str, Any]]:
@@ -30,6 +31,11 @@ def trace(path: Path, run: Run, **window: Any) -> list[dict[str, Any]]:
     assert read["otherData"] == {"run": run.name}
     assert len(read["traceEvents"]) == count
     return list(read["traceEvents"])
+
+
+def overlaps(spans: Sequence[tuple[int, int]]) -> list[Any]:
+    ordered = sorted(spans)
+    return [(one, other) for one, other in itertools.pairwise(ordered) if one[1] > other[0] or one[0] > one[1]]
 
 
 def check_format(events: list[dict[str, Any]]) -> None:
@@ -67,7 +73,7 @@ def check_format(events: list[dict[str, Any]]) -> None:
 
 
 def test_a_trace_by_hand(tmp_path: Path) -> None:
-    log = by_hand()
+    log = one_learner()
     log.events = rows(
         "events",
         [
@@ -114,7 +120,7 @@ def test_a_trace_by_hand(tmp_path: Path) -> None:
 
 def test_hosts_are_processes_and_ranks_threads(tmp_path: Path) -> None:
     environment = {"shard_ranks": [0, 2], "evaluator_rank": 4, "hosts": ['n"1"', 'n"1"', "n2", "n2", "n2"]}
-    log = evaluated(logs_by_hand.softsync(2))
+    log = evaluated(fabricate.softsync(2))
     events = trace(tmp_path, make(tmp_path, log, 2, shards=2, evaluator=True, environment=environment))
     check_format(events)
     processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -146,7 +152,7 @@ def test_traces_of_simulated_runs(tmp_path: Path, name: str, wanted: int, shards
 
 
 def test_a_window_of_a_trace_holds_what_it_touches(tmp_path: Path) -> None:
-    run = make(tmp_path, logs_by_hand.softsync(), 2)
+    run = make(tmp_path, fabricate.softsync(), 2)
     whole = trace(tmp_path, run)
     part = trace(tmp_path, run, from_s=3.5, to_s=5.5)
     check_format(part)
