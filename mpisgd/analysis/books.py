@@ -166,7 +166,6 @@ def has_faults(run: Run) -> bool:
 
 
 def fault_table(run: Run) -> Table:
-    """Tabulate when shards noticed, waits, and mini-batches under way (`serving/fault_tolerant.py`)."""
     events, pushes = run.events, run.pushes
     concerned = np.unique(events["learner_id"][np.isin(events["kind"], _FAULTS)]).tolist()
     rows = []

@@ -150,7 +150,7 @@ class _Trace:
         *columns: np.ndarray,
         row: np.ndarray | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield the named fields and the columns of spans in the window; `row`: of each span, by default its own."""
+        """Yield fields and columns of spans in the window; `row`: of each span."""
         for at in _blocks(self._of.window.of(*spans)):
             told = rows[at if row is None else row[at]]
             fields = zip(*(told[name].tolist() for name in names), strict=True)

@@ -150,7 +150,7 @@ def directories(run: Path) -> list[Path]:
 
 
 def by_clock(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths with the name of a clock, newest first."""
+    """Return directories of clocks, newest first."""
     return sorted((path for path in paths if _DIRECTORY.match(path.name)), key=clock_of, reverse=True)
 
 

@@ -194,11 +194,7 @@ def _committed(whole: Callable[[str], np.ndarray], name: str, data: h5py.Dataset
 
 
 class _Table:
-    """A table of an open file, checked while its rows are read.
-
-    Attributes:
-        committed: rows written, by the file's own word.
-    """
+    """A table of an open file, checked while rows are read; `committed`: by the file's own word."""
 
     def __init__(
         self,

@@ -276,7 +276,7 @@ _PLAIN = {**TABLES, **COORDINATOR}
 
 
 def wider(table: str, names: Sequence[str]) -> np.dtype:
-    """Return a table's dtype with these columns more: some of `_EXTRAS`, or metrics of an own step."""
+    """Return a table's dtype with these columns more: of `_EXTRAS`, or metrics."""
     plain, types = _PLAIN[table], {each.name: each.type for each in COLUMNS[table]}
     more = [(name, types.get(name, np.float64)) for name in names]
     return np.dtype([*((name, plain[name]) for name in plain.names or ()), *more])
@@ -310,8 +310,9 @@ def place(table: str) -> int:
 
 
 def common(table: str, dtypes: Iterable[np.dtype]) -> np.dtype:
-    """Return the dtype with the columns of all files; a foreign one is refused where its rows are read."""
-    return wider(table, list(dict.fromkeys(name for dtype in dtypes if fits(table, dtype) for name in extra(table, dtype))))
+    """Return the dtype with the columns of all files."""
+    known = [dtype for dtype in dtypes if fits(table, dtype)]  # a foreign layout is refused where its rows are read
+    return wider(table, list(dict.fromkeys(name for dtype in known for name in extra(table, dtype))))
 
 
 def joined(table: str, parts: Sequence[LogRows]) -> LogRows:

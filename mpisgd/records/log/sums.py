@@ -47,7 +47,7 @@ def closing(answers: int, summary: np.ndarray) -> list[int]:
 
 
 def check_amended(what: str, table: str, entry: np.ndarray, crc32: int) -> None:
-    """Raise DataError unless the closing entry of a closed file has this sum of the amended field."""
+    """Raise DataError if a closed file tells another sum of the amended field."""
     closed, told, _ = _closing(what, entry)
     if closed and table in AMENDED and told != crc32:
         raise DataError(f"{what}: the checksum of {AMENDED[table]} does not match: the file is damaged")

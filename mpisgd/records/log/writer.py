@@ -72,11 +72,7 @@ def explain(data: h5py.Dataset, table: str, dtype: np.dtype) -> None:
 
 
 class _Table:
-    """A table of a file: rows of the next flush in memory, after `committed` rows on disk.
-
-    Attributes:
-        crc32: of the rows on disk (`sums`).
-    """
+    """A table: rows in memory, after `committed` rows on disk, with the sum `crc32`."""
 
     def __init__(self, name: str, dtype: np.dtype, flush_rows: int) -> None:
         self._name = name

@@ -12,6 +12,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
+from mpisgd.analysis import staleness
 from mpisgd.analysis.training import Curve, Target
 from mpisgd.config import Part
 from mpisgd.records.log.reader import Run
@@ -137,7 +138,7 @@ def test_a_curve_is_the_mean_of_each_snapshot_with_a_band() -> None:
 
 
 def test_histograms_are_summed() -> None:
-    assert seeds.histogram([np.array([1, 2]), np.array([3, 0, 5])]).tolist() == [4, 2, 5]
+    assert staleness.summed([np.array([1, 2]), np.array([3, 0, 5])]).tolist() == [4, 2, 5]
 
 
 def test_without_seeds_nothing_changes(tmp_path: Path) -> None:
