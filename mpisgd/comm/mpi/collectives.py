@@ -141,6 +141,10 @@ class Team:
         self._own_sizes = [own for _ in bounds]
         self._own_starts = [own * place for place in range(len(bounds))]
 
+    @property
+    def _send(self) -> _Send:
+        return self._comm.Issend if self._synchronous else self._comm.Isend
+
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
