@@ -71,7 +71,7 @@ class Communicator(Protocol):
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; bodies must not change until `finish`.
 
-        If `announced`, `finish` waits until the receiver has taken the header.
+        By an announced layout, `finish` waits until the receiver has taken the header.
         """
 
     def aside(self, body: Any) -> Any:
@@ -83,7 +83,7 @@ class Communicator(Protocol):
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         """Post a message's receive; without bodies, return a `Posted`.
 
-        For a body's tag: receive the last message's bodies beside others; return a `IncomingBodies`, to be passed to `take`.
+        By a body's tag: receive bodies of the message taken last, beside other messages; return `IncomingBodies` for `take`.
         """
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
@@ -174,9 +174,9 @@ class Team(Group, Protocol):
         """Send each slice of `vector` to its owner (all-to-all); `received`, (places * own slice,), gets all slices sent here."""
 
     def begin_parts(self, vector: Any, received: Any, parts: Sequence[Part]) -> Any:
-        """Begin an `exchange` by parts; others' parts may come from now on.
+        """Begin an `exchange` by parts, until `see_out`; others' parts may come from now on.
 
-        Neither is called where memory is shared.
+        Not called where memory is shared.
         """
         return None
 

@@ -30,8 +30,8 @@ class Answering:
         update: Updates,
         log: ShardLog,
         finiteness: Finiteness,
-        deltas: Deltas | None = None,
-        presence: FailFast | None = None,
+        deltas: Deltas | None,
+        presence: FailFast,
     ) -> None:
         self._channel = channel
         self._rules = rules
@@ -44,7 +44,7 @@ class Answering:
         self.chunked = self._chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
         self.put_off: deque[Message] = deque()
-        self._note_given = presence.note_given if presence is not None and presence.tolerant else None
+        self._note_given = presence.note_given if presence.tolerant else None
 
     def begin(self) -> None:
         if self._deltas is not None:

@@ -57,12 +57,15 @@ class FailFast:
 
     Attributes:
         look_s: second of the next `look`.
-        evaluates: this rank evaluates, once all learners have left.
     """
 
     tolerant = False
-    evaluates = False
     look_s = math.inf
+
+    @property
+    def evaluates(self) -> bool:
+        """This rank evaluates, once all learners have left."""
+        return False
 
     def attend(self, shard: Serves) -> None:
         """Act on this shard from now on."""

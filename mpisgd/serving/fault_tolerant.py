@@ -71,7 +71,7 @@ class FaultTolerant(FailFast):
             return True
         self._hear_from(message)
         if isinstance(message, Goodbye):
-            return self._cannot_part(message) or (message.ending == Ending.BROKEN and self._break(message.learner_id))
+            return self._hear_goodbye(message)
         if isinstance(message, Lost):
             self._lose(message.rank, message.learner_id)
         elif isinstance(message, Torn):
@@ -129,11 +129,6 @@ class FaultTolerant(FailFast):
             self._shard.snapshot_server.ask(None)
             if self._survivors.is_first:
                 self._survivors.lose_evaluator()
-
-    def _break(self, learner_id: int) -> bool:
-        """Lose a learner after the loss of another rank in its group; this rank leaves in order."""
-        self._end_if_none_is_left(self._note_if_lost(learner_id))
-        return True
 
     def _note_if_lost(self, learner_id: int, gone: Gone = Gone.LOST) -> bool:
         """Lose a learner, unless it has left; return whether it was lost."""
@@ -268,7 +263,7 @@ class FaultTolerant(FailFast):
         self._lose(rank, learner_id, gone)
 
     @property
-    def evaluates(self) -> bool:  # type: ignore[override]
+    def evaluates(self) -> bool:
         return self._survivors.evaluates
 
     def end(self) -> None:
@@ -281,6 +276,15 @@ class FaultTolerant(FailFast):
             self._survivors.tell_given_up(learner_id)
 
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
+
+    def _hear_goodbye(self, goodbye: Goodbye) -> bool:
+        """Refuse an impossible goodbye, and lose a learner whose group is broken; return whether nothing else is to be done."""
+        if self._cannot_part(goodbye):
+            return True
+        broken = goodbye.ending == Ending.BROKEN
+        if broken:
+            self._end_if_none_is_left(self._note_if_lost(goodbye.learner_id))
+        return broken
 
     def _cannot_part(self, goodbye: Goodbye) -> bool:
         """Refuse an impossible goodbye; return whether refused."""

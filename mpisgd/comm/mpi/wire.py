@@ -146,18 +146,16 @@ class Wire:
         """Take a message. Raises PeerError: no header's tag, another size or magic number."""
         self.waiting.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
+        over = hears if until_ns is None else lambda: hears() or self.clock.now_ns() >= until_ns
         probed: tuple[int, int, int, MPI.Message] | None = None
-        if until_ns is not None or coming:
-
-            def over() -> bool:
-                return hears() or (until_ns is not None and self.clock.now_ns() >= until_ns)
-
-            if not hears():
-                probed = self._arrivals.beside(patterns, coming, over) if coming else self._arrivals.until(patterns, over)
-        elif hears is never:
+        if hears():
+            pass
+        elif coming:
+            probed = self._arrivals.beside(patterns, coming, over)
+        elif over is never:
             probed = self._arrivals.probe(patterns)
-        elif not hears():
-            probed = self._arrivals.until(patterns, hears)
+        else:
+            probed = self._arrivals.until(patterns, over)
         self.waiting.goes_on()
         if probed is not None:
             return self._header(*probed)
