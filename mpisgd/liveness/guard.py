@@ -11,12 +11,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted, in_words
 from mpisgd.base.terminal import last_words
 from mpisgd.comm.mpi import ulfm
+from mpisgd.comm.mpi.node_processes import leave_within
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -173,15 +173,6 @@ def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
-
-
-def leave_within(seconds: float) -> None:
-    """End this process by then, with EXIT_FAILED, whatever hangs: MPI, Python's global lock, standard error."""
-    try:
-        told: IO[str] | int = Path(os.devnull).open("w")  # noqa: SIM115 - until the end
-    except OSError:  # no more files may be opened: perhaps the very failure
-        told = 2
-    faulthandler.dump_traceback_later(seconds, exit=True, file=told)  # in C, without Python's lock
 
 
 def is_of_others(error: BaseException) -> bool:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpisgd.base.errors import EXIT_OK, MpisgdError, RunInterrupted
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.node_processes import NodeProcesses, on_several_nodes
+from mpisgd.comm.mpi.node_processes import NodeProcesses, leave_within, on_several_nodes
 from mpisgd.liveness import reaper
-from mpisgd.liveness.guard import abort, launched_rank, launched_size, leave_within, speak
+from mpisgd.liveness.guard import abort, launched_rank, launched_size, speak
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from mpisgd.base.errors import EXIT_FAILED, ConfigError
 from mpisgd.base.terminal import last_words
@@ -175,6 +175,15 @@ def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[
             last.wait()
 
 
+def leave_within(seconds: float) -> None:
+    """End this process by then, with EXIT_FAILED, whatever hangs: MPI, Python's global lock, standard error."""
+    try:
+        told: IO[str] | int = Path(os.devnull).open("w")  # noqa: SIM115 - until the end
+    except OSError:  # no more files may be opened: perhaps the very failure
+        told = 2
+    faulthandler.dump_traceback_later(seconds, exit=True, file=told)  # in C, without Python's lock
+
+
 @contextmanager
 def watched(started_s: float = STARTED_S) -> Iterator[None]:
     """End the job, and name lost ranks, unless this node's ranks all live while open. The code inside must let threads run."""
@@ -198,6 +207,7 @@ def watched(started_s: float = STARTED_S) -> Iterator[None]:
 def _end(node_processes: NodeProcesses, lost: str) -> NoReturn:
     """End the job; a single rank of the node says why and tells the launcher."""
     name = f"mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}"
+    leave_within(FORWARD_S + END_S)
     speaks = hold(name) or not is_held(name)
     if speaks:
         last_words(

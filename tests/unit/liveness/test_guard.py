@@ -144,7 +144,9 @@ def test_the_launchers_rank_is_known_without_mpi(environment: dict[str, str], ra
 
 def test_a_process_leaves_in_time_whatever_hangs() -> None:
     """It sleeps with Python's global lock held, as a call of MPI may, so none of its threads can run."""
-    script = "import ctypes; from mpisgd.liveness.guard import leave_within; leave_within(0.5); ctypes.PyDLL(None).sleep(1000)"
+    script = (
+        "import ctypes; from mpisgd.comm.mpi.node_processes import leave_within; leave_within(0.5); ctypes.PyDLL(None).sleep(1000)"
+    )
     assert subprocess.run([sys.executable, "-c", script], timeout=300, check=False).returncode == EXIT_FAILED
 
 
@@ -152,7 +154,7 @@ def test_a_process_that_may_open_no_more_files_leaves_all_the_same() -> None:
     """A failure for just that reason would end in another one, and the job when others have waited for their patience."""
     script = """
 import resource, time
-from mpisgd.liveness.guard import leave_within
+from mpisgd.comm.mpi.node_processes import leave_within
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 leave_within(0.5)
 time.sleep(1000)
@@ -186,9 +188,14 @@ failure_watch.ulfm.seen_failed = lambda comm: [0]
 failure_watch.ulfm.has_turn = lambda comm, over: True
 failure_watch.FailureWatch(comm, lambda: "learner 3", str)._end()
 """
+STARTS = """
+from mpisgd.comm.mpi import node_processes
+node_processes.FORWARD_S = node_processes.END_S = 0.2
+node_processes._end(SimpleNamespace(end_job=lambda: None), "rank 3")
+"""
 
 
-@pytest.mark.parametrize("fails", [FAILS, SEES_A_LOSS], ids=["by itself", "over a loss"])
+@pytest.mark.parametrize("fails", [FAILS, SEES_A_LOSS, STARTS], ids=["by itself", "over a loss", "over a loss before the start"])
 def test_a_rank_whose_words_nobody_reads_leaves_all_the_same(fails: str) -> None:
     done = subprocess.run([sys.executable, "-c", FULL + fails], timeout=120, check=False)
     assert done.returncode == EXIT_FAILED

@@ -371,6 +371,7 @@ def test_whoever_squats_the_name_of_a_job_that_fails_does_not_silence_it(monkeyp
     begun.stdout.readline()
     said: list[str] = []
     monkeypatch.setattr(node_processes, "last_words", said.append)
+    monkeypatch.setattr(node_processes, "leave_within", lambda seconds: None)
     monkeypatch.setattr(os, "_exit", lambda status: said.append(str(status)))
     ended: list[str] = []
 
