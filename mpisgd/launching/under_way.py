@@ -26,8 +26,8 @@ _TERM_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.
 class UnderWay:
     """A launcher and its ranks; leaving the context ends the rest.
 
-    Launcher and ranks are a process group of their own: Ctrl-C comes to this process alone. Open MPI's launcher would kill its
-    ranks half a second later.
+    Launcher and ranks are a process group: Ctrl-C, at which Open MPI's launcher kills its ranks in half a second, comes to this
+    process alone.
 
     Args:
         options: of the launcher, besides its own.

@@ -1,6 +1,6 @@
-"""Sign of a rank on its node, left if its program ends without `mpisgd.train`, for ranks that wait there (`muster.py`).
+"""Sign of a rank whose program ended without `mpisgd.train`, for ranks that wait on its node (`muster.py`).
 
-The sign is a socket's name of the same user, gone with the process.
+A socket's name of this user, gone with the process.
 """
 
 from __future__ import annotations

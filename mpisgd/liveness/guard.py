@@ -27,7 +27,7 @@ FORWARD_S = 0.5
 """Seconds for the launcher to pass on last words; MPICH's drops unread lines."""
 
 END_S = 5.0
-"""Seconds for MPI to end the job, before this rank leaves: over a dead link MPI may wait for ever."""
+"""Seconds for MPI to end the job: over a dead link MPI may wait for ever."""
 
 RANK_VARIABLES = (
     *("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
@@ -44,7 +44,7 @@ SLURM_NTASKS is left out: batch scripts have it without ranks. For ALPS, without
 
 
 def said_by_launcher(names: Sequence[str], environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, int]]:
-    """Yield variables that have a number, with the number."""
+    """Yield variables with a number."""
     return ((name, int(environ[name])) for name in names if environ.get(name, "").isdecimal())
 
 
@@ -155,7 +155,7 @@ def failing_fast(
 
 
 def speak(text: str, way_on: Callable[[], str] = str) -> None:
-    """Say last words, and how to go on, and let the launcher pass them on; leave in time, whatever hangs."""
+    """Say last words, and how to go on; leave in time, whatever hangs."""
     leave_within(FORWARD_S + END_S)
     last_words(text)
     if said := way_on():  # reads files, perhaps across a broken link

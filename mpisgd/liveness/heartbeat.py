@@ -9,7 +9,7 @@ fault-tolerant  a waiting learner asks the shards, of which none may hang; shard
                 fail-fast.
 
 A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no heartbeat. TCP's
-keep-alive is no help: Open MPI 5's transport has none (`ompi_info --all`).
+keep-alive is no help: Open MPI 5's transport has none.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ END_S = 60
 
 
 def leave() -> None:
-    """End MPI, if on several nodes; every rank calls this, with nothing else to do.
+    """End MPI on several nodes, as each rank's last act.
 
     A rank in `MPI_Finalize` beyond `LEAVE_S` ends with EXIT_FAILED; DONE is true all the same.
     """

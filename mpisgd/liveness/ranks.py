@@ -120,7 +120,7 @@ def granted_cores(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) ->
 
 
 def of_control_group(file: str, root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> str:
-    """Return a file of this process's control group (version 2); "" = none."""
+    """Return a file of this process's control group; "" = none."""
     try:
         path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
         return (root / path.strip("/") / file).read_text()
@@ -129,7 +129,7 @@ def of_control_group(file: str, root: Path = CONTROL_GROUPS, membership: Path = 
 
 
 def listed(text: str) -> frozenset[int]:
-    """Return the numbers of a list of the kernel's, such as "0-3,8"; none = another text."""
+    """Return the numbers of "0-3,8"; none = another text."""
     try:
         parts = [part.split("-") for part in text.strip().split(",") if part]
         return frozenset(number for part in parts for number in range(int(part[0]), int(part[-1]) + 1))

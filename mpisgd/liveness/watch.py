@@ -18,7 +18,7 @@ LOOK_S = 1.0
 
 
 def aside(say: Callable[..., object], *told: object) -> None:
-    """Say in a thread of its own: a full pipe, or a stopped terminal, must not hold up the other looks."""
+    """Say in a thread: a full pipe, or a stopped terminal, must not hold up other looks."""
     threading.Thread(target=say, args=told, name="said aside", daemon=True).start()
 
 

@@ -1,7 +1,7 @@
 """A look that says who waits for whom when a rank is long in the same wait.
 
 A rank notes its wait and counts finished waits (`waiting.Waiting`); the watch reads both every second, and says a line, again after
-twice the time. Nothing is ended.
+twice the time.
 """
 
 from __future__ import annotations

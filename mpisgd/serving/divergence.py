@@ -1,7 +1,7 @@
 """Divergence of a run: a value was not finite, or the training loss stays far above its start.
 
-A run learning little, a fine-tune slightly spoiling its network, or a network stuck at chance (the demo's second run, at a loss of
-log 10) has not diverged: its test error tells.
+A run learning little, a fine-tune slightly spoiling its network, or a network stuck at chance has not diverged: its test error
+tells.
 """
 
 from __future__ import annotations

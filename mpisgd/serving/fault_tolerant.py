@@ -191,9 +191,8 @@ class FaultTolerant(FailFast):
     def _hopes(self, last: int) -> list[tuple[int, ...]]:
         """Return candidates to wait for, by their ranks of all stages; none where others go on. `last`: as in `_look_for_life`.
 
-        Overdue learners are missed, except for the last. The last learner may take any time, and so may the evaluator after all
-        learners left; but stopped for ever, they would hold up the job for ever. Other shards hear of the evaluation's end from
-        shard 0.
+        Overdue learners are missed, except for the last, which may take any time; so may the evaluator after all learners left.
+        But stopped for ever, either would hold up the job. Other shards hear of the evaluation's end from shard 0.
         """
         rules, survivors = self._rules, self._survivors
         if rules.present and last < 0:
@@ -278,7 +277,7 @@ class FaultTolerant(FailFast):
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
 
     def _hear_goodbye(self, goodbye: Goodbye) -> bool:
-        """Refuse an impossible goodbye, and lose a learner whose group is broken; return whether nothing else is to be done."""
+        """Refuse an impossible goodbye, lose a learner of a broken group; return whether done with it."""
         if self._cannot_part(goodbye):
             return True
         broken = goodbye.ending == Ending.BROKEN

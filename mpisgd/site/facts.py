@@ -119,7 +119,7 @@ class Survey:
         return max(1, int(self.cores(host) // len(self.on(host))))
 
     def by_host(self, ranks_of: Callable[[str], Iterable[str]]) -> str:
-        """Join descriptions of a host's ranks, for the first hosts."""
+        """Join descriptions of ranks by host."""
         hosts = list(dict.fromkeys(facts.host for facts in self.ranks))
         more = f" | and {len(hosts) - HOSTS_SHOWN} more hosts" if len(hosts) > HOSTS_SHOWN else ""
         return " | ".join(f"{host}: {'; '.join(ranks_of(host))}" for host in hosts[:HOSTS_SHOWN]) + more

@@ -190,7 +190,7 @@ def by_run(name: str, ranks: int) -> list[str]:
 
 
 def library_of(python: str) -> str:
-    """Return the version text of a Python's MPI; "" if mpi4py does not load, as on login nodes without modules."""
+    """Return the version text of a Python's MPI; "" if mpi4py does not load."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     try:
         done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)

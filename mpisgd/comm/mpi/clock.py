@@ -1,4 +1,4 @@
-"""A rank's clock, sleeps, and transfers while computing: most libraries move nothing outside their calls."""
+"""A rank's clock; most libraries move no transfers while a rank computes."""
 
 from __future__ import annotations
 

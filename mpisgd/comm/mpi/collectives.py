@@ -73,7 +73,7 @@ Coming = list[tuple[slice, list[Any]]]
 
 
 class Shares:
-    """An all-gather: what comes, by number of its part, and what leaves."""
+    """An all-gather: what comes, by part, and what leaves."""
 
     def __init__(self, coming: list[Coming]) -> None:
         self.coming = coming

@@ -36,7 +36,7 @@ def with_failures() -> bool:
 
 
 def words(ranks: int) -> str:
-    """Return `mpirun -n ranks` for a user to copy, with Open MPI's leave for more ranks than cores if needed."""
+    """Return `mpirun -n ranks`, with Open MPI's leave for more ranks than cores if needed."""
     # In a rank, the cores of the job's nodes count; elsewhere, this machine's.
     here, all_nodes = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("LOCAL_SIZE", "SIZE"))
     crowded = ranks * here > cores() * all_nodes and not any(name in os.environ for name in _BATCH_JOBS)
@@ -45,7 +45,7 @@ def words(ranks: int) -> str:
 
 
 def again(ranks: int, train: str) -> str:
-    """Return a command, for a user to copy, that starts `mpisgd train ...` like this rank."""
+    """Return a command that starts `mpisgd train ...` like this rank."""
     started_by = os.environ.get(STARTED_BY)
     return f"{started_by}{train.removeprefix('mpisgd train')}" if started_by else f"{words(ranks)} {train}"
 

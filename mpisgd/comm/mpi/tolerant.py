@@ -3,10 +3,9 @@
 Transfers of a dead rank (`ulfm.py`), or of a rank that hangs beyond patience, are given up; `take` says so before any message, as
 LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 
-In a learner of several ranks, a rank can do nothing without its *group*. A rank that waits for another of its group asks MPI now
-and then for failures in the group: the awaited rank may live, and wait itself. It then raises Broken; the others do so at their
-next wait in the group. A hanging rank is waited for as long as it lives; shards miss the learner, and end. Groups talk by messages:
-MPI's collectives may hang after a failure.
+Without its *group* a rank can do nothing. Waiting for another of the group, a rank asks MPI now and then for failures in the group,
+as the awaited rank may live, and wait itself, and raises Broken. A hanging rank is awaited while alive; shards miss the learner,
+and end. Groups talk by messages: MPI's collectives may hang after a failure.
 
 At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
 """
@@ -208,7 +207,7 @@ class TolerantWire(Wire):
     def take(
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
-        """Take as `Wire`; tell of losses first. Raises RankLost; Broken, of the own group."""
+        """Tell of losses first. Raises RankLost, Broken."""
         if patterns[0][0] in self._partners:
             return self._take_in_group(patterns)
         while not self._losses.news:
@@ -428,7 +427,7 @@ class TolerantWire(Wire):
 
 
 class Told:
-    """A `Group` of a fault-tolerant run, by messages."""
+    """A `Group` by messages."""
 
     def __init__(self, wire: TolerantWire, ranks: Sequence[int]) -> None:
         self._wire = wire

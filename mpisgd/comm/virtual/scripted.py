@@ -148,7 +148,7 @@ class EagerWire(VirtualWire):
 
 
 class ScriptedWire(VirtualWire):
-    """Wire of a rank with a script; `eager`: ranks without; `late`: as theirs."""
+    """Wire of a rank with a script; `eager`: of the others."""
 
     __slots__ = ("_eager", "_late", "_script", "_served")
 
@@ -169,7 +169,7 @@ class ScriptedWire(VirtualWire):
         self._served: tuple[int, tuple[Any, ...]] = (-1, ())
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
-        """Send a message; weights for late learners in a copy, one for each clock."""
+        """Send a message; to late learners a copy of the weights, one for each clock."""
         if self._late and tag == Tag.ANSWER and bodies:
             clock = fields[1]
             if self._served[0] != clock:

@@ -48,7 +48,7 @@ class LogWorld(VirtualWorld):
     """World of a rerun: learners fare as logged.
 
     Attributes:
-        scripts, eager: of ranks with a script, and wires of the others; filled with `wires`.
+        eager: wires of ranks without a script.
     """
 
     def __init__(self, record: Record, *arguments: Any) -> None:
