@@ -26,6 +26,12 @@ def at_least(options: object, prefix: str, **least: float) -> None:
             require(math.isfinite(value) and value >= bound, f"{prefix}{name}", value, f"a finite number >= {bound}")
 
 
+def below_one(options: object, prefix: str, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        require(value < 1, f"{prefix}{name}", value, "a number below 1")
+
+
 def at_least_each(table: Mapping[int, float] | Mapping[str, float], name: str, bound: float) -> None:
     for key, value in table.items():
         require(math.isfinite(value) and value >= bound, f"{name}[{key}]", value, f"a finite number >= {bound}")

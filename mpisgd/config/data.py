@@ -41,33 +41,28 @@ class DigitsOptions(SetAside):
 
 
 @dataclass(frozen=True)
-class MnistOptions(SetAside):
+class Pixels(SetAside):
+    """Options of image files."""
+
+    subtract_mean: bool = True
+    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
+    scale: Literal[1, 255] = 255
+    """Divide pixels (0 to 255) by this."""
+
+
+@dataclass(frozen=True)
+class MnistOptions(Pixels):
     """MNIST in its four IDX files (plain or .gz), below <data-dir>/mnist."""
 
-    subtract_mean: bool = True
-    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
-    scale: Literal[1, 255] = 255
-    """Divide pixels (0 to 255) by this."""
-
 
 @dataclass(frozen=True)
-class FashionMnistOptions(SetAside):
+class FashionMnistOptions(Pixels):
     """Fashion-MNIST in its four IDX files (plain or .gz), below <data-dir>/fashion_mnist."""
 
-    subtract_mean: bool = True
-    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
-    scale: Literal[1, 255] = 255
-    """Divide pixels (0 to 255) by this."""
-
 
 @dataclass(frozen=True)
-class Cifar10Options(SetAside):
+class Cifar10Options(Pixels):
     """CIFAR-10 in binary batches, below <data-dir>/cifar10 (folder or tar.gz)."""
-
-    subtract_mean: bool = True
-    """Subtract the training inputs' per-pixel mean [Zhang16 4.1]."""
-    scale: Literal[1, 255] = 255
-    """Divide pixels (0 to 255) by this."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mpisgd.base.checks import at_least, require
+from mpisgd.base.checks import at_least, below_one, require
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SgdOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", momentum=0, weight_decay=0)
-        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
+        below_one(self, "optimizer.", "momentum")
         require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside nesterov")
 
 
@@ -55,8 +55,7 @@ class RmspropOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
-        require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
-        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
+        below_one(self, "optimizer.", "smoothing", "momentum")
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class AdamOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
-        require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
-        require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
+        below_one(self, "optimizer.", "beta1", "beta2")
 
 
 @dataclass(frozen=True)
@@ -93,8 +91,7 @@ class AdamwOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
-        require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
-        require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
+        below_one(self, "optimizer.", "beta1", "beta2")
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class LarsOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", momentum=0, weight_decay=0, trust=0)
-        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
+        below_one(self, "optimizer.", "momentum")
         require(self.trust > 0, "optimizer.trust", self.trust, "a number above 0")
 
 
@@ -135,8 +132,7 @@ class LambOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
-        require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
-        require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
+        below_one(self, "optimizer.", "beta1", "beta2")
 
 
 TrustRatioOptions = LarsOptions | LambOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of, is_spec
-from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, config_file
+from mpisgd.config import Config, config_file
 from mpisgd.rules.protocol_options import names_a_rule
 
 #: Field that may name code -> option of `train`.
@@ -32,19 +32,14 @@ OPTIONS: Mapping[str, str] = {
 
 def names_of(config: Config, *, training: bool = False) -> dict[str, str]:
     """Return names to import: field -> package.module:attribute; callbacks in `training` alone."""
-    found = {
-        "model.factory": config.model.factory if isinstance(config.model, CustomModelOptions) else "",
-        "data.factory": config.data.factory if isinstance(config.data, CustomDataOptions) else "",
-        "loss": config.loss if ":" in config.loss else "",
-        "step": config.step if ":" in config.step else "",
-        "protocol.factory": getattr(config.protocol, "factory", ""),
-        "protocol.modulation": getattr(config.protocol, "modulation", ""),
-        "schedule.factory": getattr(config.schedule, "factory", ""),
-        "callbacks": config.callbacks if training else "",
-    }
-    if not names_a_rule(found["protocol.modulation"]):
-        del found["protocol.modulation"]
-    return {field: spec for field, spec in found.items() if spec}
+    found = {}
+    for field in OPTIONS:
+        component, _, name = field.rpartition(".")
+        spec: str = getattr(getattr(config, component) if component else config, name, "")
+        is_code = names_a_rule(spec) if name == "modulation" else ":" in spec if name in ("loss", "step") else bool(spec)
+        if is_code and (training or name != "callbacks"):
+            found[field] = spec
+    return found
 
 
 def check(where: Path, config: Config, consented: Mapping[str, str], line: str = "", *, training: bool = False) -> None:

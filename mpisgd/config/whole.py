@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mpisgd.base.checks import at_least, expanded, require
+from mpisgd.base.checks import at_least, below_one, expanded, require
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.terminal import visible
 from mpisgd.config import hints
@@ -248,8 +248,7 @@ class Config:
             clip_average=0,
             threads=0,
         )
-        require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
-        require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
+        below_one(self, "", "averaging", "compensation_memory")
         require(self.mu % self.micro_batches == 0, "micro_batches", self.micro_batches, f"a divisor of mu = {self.mu}")
         require(0 < self.topk_share <= 1, "topk_share", self.topk_share, "a number above 0, at most 1")
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")

@@ -15,6 +15,7 @@ from mpisgd.config import (
     Hdf5Options,
     MnistOptions,
     SyntheticOptions,
+    kind_of,
 )
 from mpisgd.data import cifar10, custom, digits, hdf5, mnist, synthetic
 from mpisgd.data.custom import as_dataset
@@ -42,10 +43,8 @@ def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = 
     match options:
         case DigitsOptions():
             data = digits.load(options.subtract_mean)
-        case MnistOptions():
-            data = mnist.load("mnist", data_dir, options.subtract_mean, options.scale)
-        case FashionMnistOptions():
-            data = mnist.load("fashion_mnist", data_dir, options.subtract_mean, options.scale)
+        case MnistOptions() | FashionMnistOptions():
+            data = mnist.load(kind_of(options), data_dir, options.subtract_mean, options.scale)
         case Cifar10Options():
             data = cifar10.load(data_dir, options.subtract_mean, options.scale)
         case Hdf5Options():
