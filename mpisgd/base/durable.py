@@ -19,17 +19,13 @@ _SYNCLESS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _thrown_away: list[bool] = []
 
 
-def aside_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-
-
 @contextmanager
 def made_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary name; after the block, sync the closed file and rename it. Raises OSError.
 
     A failure removes the temporary file. The caller syncs the directory.
     """
-    aside = aside_of(path)
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         yield aside
         sync(aside)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from mpisgd.base.errors import DataError
-from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
+from mpisgd.data.dataset import DataSet, Split, make_dataset
 from mpisgd.data.files import cached, data_roots, first_existing, missing
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,9 +45,7 @@ def load(data_dir: str, subtract: bool, scale: float = 255) -> DataSet:
     targets = torch.from_numpy(labels.astype(np.int64))
     cut = (len(_FILES) - 1) * RECORDS_PER_FILE
     train, test = (Split(inputs[part], targets[part], scale=scale) for part in (slice(cut), slice(cut, None)))
-    if subtract:
-        train, test = subtract_mean(train, test)
-    return make_dataset("cifar10", train, test, DataError)
+    return make_dataset("cifar10", train, test, DataError, subtract=subtract)
 
 
 def _from_folder(folder: Path) -> tuple[Bytes, Bytes]:

@@ -244,9 +244,13 @@ def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) 
     return split
 
 
-def make_dataset(name: str, train: Split, test: Split | None, error: type[MpisgdError]) -> DataSet:
+def make_dataset(name: str, train: Split, test: Split | None, error: type[MpisgdError], *, subtract: bool = False) -> DataSet:
+    """Return the data set; `subtract`: the training inputs' mean per pixel, of tensors, from both splits [Zhang16 4.1]."""
     if len(train) == 0:
         raise error(f"{name}: 0 training samples, expected at least 1")
+    if subtract:
+        mean = mean_of(train.inputs.numpy(), train.scale or 1.0)
+        train, test = replace(train, mean=mean), None if test is None else replace(test, mean=mean)
     if test is None or len(test) == 0:
         return DataSet(name, train, empty_like(train))
     if test.input_shape != train.input_shape and not train.padded:
@@ -266,12 +270,6 @@ def set_aside(data: DataSet, samples: int, seed: int) -> DataSet:
     order = stream(Domain.ASIDE, seed).permutation(size)
     validation, train = (data.train.part(np.sort(some)) for some in (order[:samples], order[samples:]))
     return replace(data, train=train, validation=validation)
-
-
-def subtract_mean(train: Split, test: Split) -> tuple[Split, Split]:
-    """Subtract the training inputs' mean per pixel from both splits [Zhang16 4.1]."""
-    mean = mean_of(train.inputs.numpy(), train.scale or 1.0)
-    return replace(train, mean=mean), replace(test, mean=mean)
 
 
 def mean_of(inputs: Any, scale: float = 1.0) -> Tensor:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from mpisgd.base.errors import DataError
-from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
+from mpisgd.data.dataset import DataSet, Split, make_dataset
 
 _SIDE = 8
 _SAMPLES = 1797
@@ -35,9 +35,7 @@ def load(subtract: bool) -> DataSet:
     is_test[np.argsort(table[:, -1], kind="stable")[::_TEST_EVERY]] = True
     of_test = torch.from_numpy(is_test)
     train, test = Split(inputs[~of_test], targets[~of_test]), Split(inputs[of_test], targets[of_test])
-    if subtract:
-        train, test = subtract_mean(train, test)
-    return make_dataset("digits", train, test, DataError)
+    return make_dataset("digits", train, test, DataError, subtract=subtract)
 
 
 def _find() -> Path:

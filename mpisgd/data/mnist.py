@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from mpisgd.base.errors import DataError
-from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
+from mpisgd.data.dataset import DataSet, Split, make_dataset
 from mpisgd.data.files import data_roots, first_existing, missing
 
 _SIDE = 28
@@ -41,9 +41,7 @@ _CHECKSUMS = {
 def load(name: str, data_dir: str, subtract: bool, scale: float = 255) -> DataSet:
     """Load mnist or fashion_mnist; inputs uint8 (1, 28, 28), divided by `scale` per mini-batch."""
     train, test = (_split(name, part, data_dir, scale) for part in ("train", "t10k"))
-    if subtract and len(train):
-        train, test = subtract_mean(train, test)
-    return make_dataset(name, train, test, DataError)
+    return make_dataset(name, train, test, DataError, subtract=subtract)
 
 
 def _split(name: str, part: str, data_dir: str, scale: float) -> Split:

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.noise_scale import noise_scale
-from mpisgd.analysis.training import Curve, Target, on_test_data
+from mpisgd.analysis.training import Target, on_test_data
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
 
@@ -78,7 +78,7 @@ def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
     reached: dict[int, list[float]] = {}
     best = []
     for run in runs:
-        curve = _curve_of(run)
+        curve = on_test_data(run, averaged=True) or on_test_data(run)  # thetabar's if kept, as in the paper
         if curve is None:
             continue
         found, least = curve.reached(target), curve.least(target.what)
@@ -95,8 +95,3 @@ def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
             f" the least of each was {', '.join(best) or 'never measured, for nothing was evaluated'}"
         )
     return {wanted: float(np.mean(counts)) for wanted, counts in sorted(reached.items())}
-
-
-def _curve_of(run: Run) -> Curve | None:
-    """Return thetabar's curve if kept, as in the paper."""
-    return on_test_data(run, averaged=True) or on_test_data(run)

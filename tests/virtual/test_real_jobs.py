@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import Subset
 
 from mpisgd import replay
+from mpisgd.base.errors import DataError
 from mpisgd.data import cifar10
-from mpisgd.data.dataset import DataSet, Split, subtract_mean
+from mpisgd.data.dataset import DataSet, Split, make_dataset
 from tests.effort import thinned
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -46,7 +47,7 @@ def pictures(*shape: int) -> DataSet:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randint(256, (72, *shape), generator=generator, dtype=torch.uint8)
     train, test = (Split(inputs[part], torch.arange(72)[part] % 10, scale=255.0) for part in (slice(64), slice(64, None)))
-    return DataSet("noise", *subtract_mean(train, test))
+    return make_dataset("noise", train, test, DataError, subtract=True)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.imports import load_attribute
 from mpisgd.config import CustomDataOptions
 from mpisgd.data import DataSet, Split, as_dataset, load
-from mpisgd.data.dataset import subtract_mean
+from mpisgd.data.dataset import make_dataset
 
 INPUTS = np.arange(24, dtype=np.float64).reshape(6, 2, 2)
 TARGETS = np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)
@@ -85,9 +85,9 @@ def test_the_test_split_may_be_missing(test: Any) -> None:
 def test_bytes_are_scaled_and_centred_per_mini_batch() -> None:
     pixels = np.array([[0, 10], [100, 250], [200, 40]], dtype=np.uint8)
     split = Split(torch.from_numpy(pixels), torch.zeros(3, dtype=torch.int64), scale=255.0)
-    train, test = subtract_mean(split, split)
+    data = make_dataset("", split, split, DataError, subtract=True)
     expected = pixels / 255 - pixels.mean(axis=0) / 255
-    for part in (train, test):
+    for part in (data.train, data.test):
         assert part.inputs.dtype == torch.uint8
         np.testing.assert_allclose(part.batch(np.arange(3))[0].numpy(), expected, atol=1e-7)
     np.testing.assert_allclose(split.batch(np.arange(3))[0].numpy(), pixels / 255, atol=1e-7)
@@ -96,7 +96,7 @@ def test_bytes_are_scaled_and_centred_per_mini_batch() -> None:
 def test_the_mean_of_many_samples_is_that_of_all() -> None:
     inputs = np.random.default_rng(0).normal(7, 1, (1001, 3)).astype(np.float32)
     split = Split(torch.from_numpy(inputs), torch.zeros(1001, dtype=torch.int64))
-    centred = subtract_mean(split, split)[0].batch(np.arange(1001))[0]
+    centred = make_dataset("", split, None, DataError, subtract=True).train.batch(np.arange(1001))[0]
     assert centred.mean(dim=0).abs().max() < 1e-6
 
 

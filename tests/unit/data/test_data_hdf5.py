@@ -15,7 +15,7 @@ from mpisgd import models
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.config import Hdf5Options, SoftmaxOptions
 from mpisgd.data import hdf5, load
-from mpisgd.data.dataset import make_split, subtract_mean
+from mpisgd.data.dataset import make_dataset, make_split
 
 INPUTS = np.arange(48, dtype=np.float64).reshape(8, 2, 3)
 TARGETS = np.arange(8, dtype=np.int16) % 4
@@ -161,9 +161,9 @@ def test_the_mean_has_the_bits_that_it_has_in_memory(tmp_path: Path, kind: str) 
     path = write(tmp_path / "mean.h5", train__inputs=inputs, train__targets=targets, **few)
     data = load(Hdf5Options(path=str(path), subtract_mean=True), seed=1)
     train, test = (make_split(inputs[:size], targets[:size], "", DataError) for size in (700, 9))
-    train, test = subtract_mean(train, test)
-    assert torch.equal(data.train.batch(np.arange(700))[0], train.batch(np.arange(700))[0])
-    assert torch.equal(data.test.batch(np.arange(9))[0], test.batch(np.arange(9))[0])
+    expected = make_dataset("", train, test, DataError, subtract=True)
+    assert torch.equal(data.train.batch(np.arange(700))[0], expected.train.batch(np.arange(700))[0])
+    assert torch.equal(data.test.batch(np.arange(9))[0], expected.test.batch(np.arange(9))[0])
 
 
 def test_the_cache_has_at_least_a_chunk_and_advice_is_given(tmp_path: Path) -> None:
