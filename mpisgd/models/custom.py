@@ -13,7 +13,6 @@ from mpisgd.base.imports import call_factory, load_attribute, required_of
 from mpisgd.config import CustomModelOptions
 from mpisgd.models import in_pieces, partitioned
 from mpisgd.models.partition import Partition
-from mpisgd.models.partitioned import Partitioned
 from mpisgd.models.shared_memory import refuse_shared_memory
 
 
@@ -63,7 +62,7 @@ def build(
         model = nn.Sequential(*model)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of modules")
-    _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.InPieces | Partitioned) and needed is not None)
+    _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.Pieces) and needed is not None)
     refuse_shared_memory(model, field)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")

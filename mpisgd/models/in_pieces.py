@@ -6,6 +6,7 @@ A piece draws by (seed, place): the same bits on any rank. Other pieces have nam
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ Needed = Callable[[nn.Sequential], Container[int]]
 """Map from the model on meta to the pieces that a rank needs."""
 
 
-class InPieces(nn.Sequential):
+class Pieces(nn.Sequential):
     """The pieces in order, with values or on meta; `make` returns a fresh piece."""
 
     make: Callable[[int], nn.Module]
@@ -29,8 +30,17 @@ class InPieces(nn.Sequential):
     def whole(self) -> bool:
         return not any(parameter.is_meta for parameter in self.parameters())
 
+
+class InPieces(Pieces):
+    """Layers after layers."""
+
     def skeleton(self) -> nn.Sequential:
         return _on_meta(self.make, len(self))
+
+
+def drawing(seed: int, place: int) -> AbstractContextManager[None]:
+    """Seed a piece's draws by names alone (law 5)."""
+    return seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place))
 
 
 def are_factories(made: Any) -> bool:
@@ -43,7 +53,7 @@ def build(factories: Sequence[Any], offered: dict[str, Any], seed: int, field: s
 
     def make(place: int) -> nn.Module:
         name = f"{field}: factory {place} of the list"
-        with seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place)):
+        with drawing(seed, place):
             piece = call_factory(factories[place], {}, offered, name)
         if not isinstance(piece, nn.Module):
             raise ConfigError(f"{name} returned {type(piece).__name__}, expected a torch.nn.Module")

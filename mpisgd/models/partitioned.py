@@ -14,24 +14,17 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, takes
-from mpisgd.base.streams import Domain
-from mpisgd.models.in_pieces import Needed
+from mpisgd.models.in_pieces import Needed, Pieces, drawing
 from mpisgd.models.interleaved import Interleaved
 from mpisgd.models.partition import Partition
 
 
-class Partitioned(nn.Sequential):
-    """Pieces in order, with values or on meta; a call runs all pieces and returns piece 0's result."""
+class Partitioned(Pieces):
+    """Pieces of the same layers; a call runs all pieces and returns piece 0's result."""
 
     partitions: tuple[Partition, ...]
-    make: Callable[[int], nn.Module]
-
-    @property
-    def whole(self) -> bool:
-        return not any(parameter.is_meta for parameter in self.parameters())
 
     def complete(self) -> None:
         for place in range(len(self)):
@@ -52,7 +45,7 @@ def build(
 
     def make(place: int) -> nn.Module:
         name = _name(field, place, places)
-        with seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place)):
+        with drawing(seed, place):
             piece = call_factory(factory, kwargs, {**offered, "partition": partitions[place]}, name)
         if not isinstance(piece, nn.Module):
             raise ConfigError(f"{name} is {type(piece).__name__}, expected a torch.nn.Module")
