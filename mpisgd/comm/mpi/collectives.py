@@ -130,7 +130,7 @@ class Team:
         synchronous: bool = False,
     ) -> None:
         self._wait_for = wait
-        self._send: _Send = comm.Issend if synchronous else comm.Isend
+        self._synchronous = synchronous
         self._bounds = bounds
         self._printed = printed
         self._comm = comm
