@@ -39,7 +39,6 @@ from mpisgd.records import initial
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
-from mpisgd.rules.portions import Portions
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
@@ -248,27 +247,6 @@ def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
 
 def run_samples(config: Config, train_samples: int) -> int:
     return math.ceil(config.epochs * train_samples)
-
-
-def portions_of(config: Config, train_samples: int, lambda_: int, shard: int) -> Portions | None:
-    """Return a shard's portions; None if learners draw by themselves."""
-    if config.sampling != "dealt":
-        return None
-    samples = config.mini_batches_per_push * config.mu
-    return Portions(math.ceil(run_samples(config, train_samples) / samples), lambda_, deals=shard == 0)
-
-
-def budget_samples(config: Config, protocol: Protocol, train_samples: int, shard: int) -> float:
-    """Return applied samples at which a shard stops the run; infinite if learners leave by themselves, or another shard deals."""
-    if config.sampling == "dealt":
-        return run_samples(config, train_samples) if shard == 0 else math.inf
-    return math.inf if protocol.exact else run_samples(config, train_samples)
-
-
-def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
-    """Return pushes after which a learner leaves by itself; infinite if a shard stops the run."""
-    mini_batches = math.ceil(run_samples(config, train_samples) / (config.mini_batches_per_push * config.mu))
-    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact and config.sampling != "dealt" else math.inf
 
 
 def check_stream(config: Config, train: Split, dealing: Sampling, number: int) -> None:

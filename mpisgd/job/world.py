@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,30 @@ class Setup:
     def check_schedule(self) -> None:
         """Raise ConfigError for an impossible schedule, before anything is sent or written."""
         schedule.of_run(self.config, self.gradients_per_update, self.meta.train_samples)
+
+    @property
+    def _samples(self) -> int:
+        return parts.run_samples(self.config, self.meta.train_samples)
+
+    @property
+    def _pushes(self) -> int:
+        """Pushes of the run, if each is applied once."""
+        return math.ceil(self._samples / (self.config.mini_batches_per_push * self.config.mu))
+
+    def portions(self, shard: int) -> Portions | None:
+        """Return a shard's portions; None if learners draw by themselves."""
+        dealt = self.config.sampling == "dealt"
+        return Portions(self._pushes, self.roles.lambda_, deals=shard == 0) if dealt else None
+
+    def budget_samples(self, shard: int) -> float:
+        """Return applied samples at which a shard stops the run; infinite if learners leave alone, or another shard deals."""
+        stops = shard == 0 if self.config.sampling == "dealt" else not self.protocol.exact
+        return self._samples if stops else math.inf
+
+    def share(self, learner_id: int) -> float:
+        """Return pushes after which a learner leaves by itself; infinite if a shard stops the run."""
+        alone = self.protocol.exact and self.config.sampling != "dealt"
+        return math.ceil((self._pushes - learner_id) / self.roles.lambda_) if alone else math.inf
 
     @property
     def begins_s(self) -> float:

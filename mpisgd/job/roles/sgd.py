@@ -15,7 +15,6 @@ from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
-from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles import agreement, evaluating
@@ -52,11 +51,11 @@ class ShardRole(ServingRole):
     def _make_server(self, channel: ShardChannel, update: Updates, presence: FailFast) -> Shard:
         setup, world, shard = self.setup, self.world, self.index
         config, lambda_ = setup.config, setup.roles.lambda_
-        records, samples = self._make_records(update, update), setup.meta.train_samples
+        records = self._make_records(update, update)
         protocol = config.protocol.make(lambda_)  # its own: it keeps state of this shard
-        portions = world.portions_of(self.rank, parts.portions_of(config, samples, lambda_, shard))
+        portions = world.portions_of(self.rank, setup.portions(shard))
         rules_kind, kind = agreement.of_run(config)
-        rules = rules_kind(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
+        rules = rules_kind(protocol, lambda_, setup.budget_samples(shard), portions)
         if portions is not None and portions.deals:
             channel.numbers.deal(portions.of)
         server = kind(
@@ -150,10 +149,10 @@ class LearnerRole(RankRole):
     def train(self) -> None:
         setup, learner_id, protocol = self.setup, self.index, self.setup.protocol
         self.expendable = setup.roles.tolerant
-        share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
+        share, first_seq = setup.share(learner_id), setup.first_seq(learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
         keeper = self._keeper(late=self._channel.pulls_within)
-        learn(self._channel, protocol, self._gradient, delays, share, setup.first_seq(learner_id), keeper)
+        learn(self._channel, protocol, self._gradient, delays, share, first_seq, keeper)
 
     def end(self) -> np.ndarray:
         if self._leader is not None:
