@@ -74,10 +74,8 @@ def _commits(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _directory_of_own(files: Sequence[Path]) -> Path | None:
-    """Return the directory of the started script, of the job file, or of the first file brought.
-
-    The present directory may be a stranger's run.
-    """
+    """Return the directory of the started script, of the job file, or of the first file brought."""
+    # The present directory may be a stranger's run.
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file and Path(file).stem != "mpisgd" and (spec is None or spec.name.partition(".")[0] != "mpisgd"):

@@ -89,7 +89,6 @@ class Setup:
 
     @property
     def _pushes(self) -> int:
-        """Pushes of the run, if each is applied once."""
         return math.ceil(self._samples / (self.config.mini_batches_per_push * self.config.mu))
 
     def portions(self, shard: int) -> Portions | None:

@@ -22,11 +22,9 @@ MOST_KEPT = 4
 
 
 def in_pieces(roles: Roles) -> bool:
-    """Return whether bodies travel in pieces between nodes, where links carry both ways (`comm/pieces.py`).
-
-    MPI's question for a whole gradient's receive waits behind weights on the same connection: 0.45 s between two nodes at
-    1 Gbit/s both ways, in pieces 0.38. MPI keeps early pieces, at most a slice per learner.
-    """
+    """Return whether bodies travel in pieces between nodes, where links carry both ways (`comm/pieces.py`)."""
+    # MPI's question for a whole gradient's receive waits behind weights on the same connection: 0.45 s between two nodes at
+    # 1 Gbit/s both ways, in pieces 0.38. MPI keeps early pieces, at most a slice per learner.
     return len(roles.learner_ranks) <= MOST_KEPT * len(roles.shard_ranks)
 
 
@@ -61,10 +59,8 @@ def learner_channel(
     *,
     tolerant: bool,
 ) -> LearnerChannel:
-    """Return a learner's end; layers are pulled whole if shards promise a common clock, or reject.
-
-    Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
-    """
+    """Return a learner's end; layers are pulled whole if shards promise a common clock, or reject."""
+    # Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
     ahead = config.exchange == "layerwise" and config.protocol.alike and not (config.agrees or tolerant)
     cut = config.both_ways and in_pieces(roles)
     ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, ahead=ahead)

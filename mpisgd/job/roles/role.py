@@ -187,7 +187,6 @@ class ServingRole(RankRole):
         return account(rules.clock, samples, diverged, server.updated_s, refused.total, refused.most, interrupted)
 
     def _survivors(self) -> Survivors | None:
-        """Return the other ranks of a fault-tolerant job."""
         return Survivors(self.wire, self.setup.roles, self.index) if self.setup.roles.tolerant else None
 
     def _presence(self, kind: Callable[..., FaultTolerant], channel: ShardChannel, survivors: Survivors | None) -> FailFast:
@@ -198,7 +197,7 @@ class ServingRole(RankRole):
         return kind(channel, survivors, setup.roles.lambda_, setup.config.faults.patience_s, name)
 
     def _make_records(self, copied: Copied, kept: Any) -> ShardRecords:
-        """Open log and snapshots, of the vectors in `copied`, and checkpoints, of `kept`."""
+        """Open log, snapshots, and checkpoints of `kept`."""
         setup, world, config, shard = self.setup, self.world, self.setup.config, self.index
         before = setup.account(shard)
         snapshots: Snapshots = Nowhere()

@@ -247,11 +247,9 @@ class Rank:
         return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _tell_the_terminal(self, signal: int) -> None:
-        """Print last words, and unlock, if the launcher is about to kill its ranks.
-
-        Without a terminal it was no Ctrl-C: a batch system leaves half a minute to save, and may begin the job anew meanwhile,
-        against the lock.
-        """
+        """Print last words, and unlock, if the launcher is about to kill its ranks."""
+        # Without a terminal it was no Ctrl-C: a batch system leaves half a minute to save, and may begin the job anew meanwhile,
+        # against the lock.
         if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.claim.unlock()
 

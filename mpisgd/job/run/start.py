@@ -1,4 +1,4 @@
-"""Agreement of the ranks before the first message, and claim of the directory; errors are alike on all (`guard.agree`)."""
+"""Agreements of the ranks before the first message, and claim of the directory (`guard.agree`)."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ T = TypeVar("T")
 
 
 class Start:
-    """Agreement of the ranks before the first message; each rank makes its own parts.
-
-    Raises AgreedError, on all ranks: the first agreement that a rank refuses.
-    """
+    """Agreements before the first message, in order. Raises AgreedError, on all ranks, if any refuses."""
 
     def __init__(
         self, config: Config, comm: MPI.Intracomm, user_objects: UserObjects, heartbeat: Heartbeat, *, resumed: bool
@@ -99,7 +96,7 @@ class Start:
         self.config = replace(self.config, shards=len(self.roles.shard_ranks))
 
     def _bind(self) -> None:
-        """Bind ranks to cores by role, if asked; warn of ranks on too few cores."""
+        """Bind ranks to cores by role; warn of too few cores."""
         told = f"{self.ranks.badly_bound}: {MEND}" if self.ranks.badly_bound else ""
         if self.config.binding == "roles":
             self.ranks, told = cores.bind(self.comm, self.ranks, self.roles)
@@ -120,7 +117,7 @@ class Start:
         self._agree(lambda: loggers.check(self.config.loggers, used=told))
 
     def _load_data(self) -> None:
-        """Load data on computing ranks; refuse other data than learner 0's."""
+        """Refuse other data than learner 0's."""
         config, comm = self.config, self.comm
         self._heartbeat.know(self.ranks, partial(name, self.roles, self.ranks))
         torch.set_num_threads(config.threads or self.ranks.threads)
@@ -133,11 +130,11 @@ class Start:
         require_alike(comm, "data", self._agree(lambda: None if data is None else of_data(data, config.seed)), root=self._first)
 
     def _load_loss(self) -> None:
-        """Refuse a loss, or step, that cannot be called."""
+        """Refuse an unknown loss, or step."""
         self.loss = self._agree(lambda: parts.load_loss(self.config, self.user_objects))
 
     def _measure_stages(self) -> None:
-        """Make stages even in seconds, if asked; learner 0 measures for all."""
+        """Measure stages on learner 0, for all."""
         if not balance.measures_stages(self.config):
             return
 
@@ -149,28 +146,28 @@ class Start:
         self.config = balance.with_stages_at(self.config, self.comm.bcast(self._agree(measure), root=self._first))
 
     def _choose_devices(self) -> None:
-        """Take GPUs, if asked; refuse a rank without."""
+        """Refuse a rank without GPU."""
         computes, serves = self.data is not None, self._rank in self.roles.shard_ranks
         self.device, self.shard_device = self._agree(
             lambda: (self._device("device", used=computes), self._device("shard_device", used=serves))
         )
 
     def _build_model(self) -> None:
-        """Build the model, or this rank's pieces; refuse a misfit of model and options."""
+        """Refuse a misfit of model and options."""
         own = self.config, self.meta, self.user_objects, self.device
         needed = pieces_needed_by(self.config, self.roles, self._rank)
         self.model = self._agree(lambda: parts.build_model(*own, resumed=self.resumed, needed=needed))
         self._agree(lambda: check_pieces(self.config, self.model.module))
 
     def _cut_slices(self) -> None:
-        """Cut the model for shards, and deal the data; refuse too many shards, and too few samples."""
+        """Refuse too many shards, or too few samples."""
         config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
     def _compare_models(self) -> None:
-        """Refuse other models than rank 0's; of a model in pieces, between ranks of the same piece."""
+        """Refuse other models than rank 0's; pieces are compared with equal pieces."""
         comm, facts, stages = self.comm, of_model(self.model), self.tensors.stages
         if stages is None or not (isinstance(self.model.module, InPieces) or self._pieces_of_layers):
             require_alike(comm, "model", facts, root=0)
@@ -181,11 +178,11 @@ class Start:
             require_alike(comm, "model", facts if stage == own else None, root=self.roles.shard_ranks[shards.start])
 
     def _group_parameters(self) -> None:
-        """Refuse a parameter group that matches nothing, before a shard gives up its model."""
-        self._agree(lambda: self.tensors.segments)
+        """Refuse a parameter group that matches nothing."""
+        self._agree(lambda: self.tensors.segments)  # before a shard gives up its model
 
     def _try_first_batch(self) -> None:
-        """Compute a first mini-batch on learners; refuse a misfit, and another loss than learner 0's."""
+        """Refuse a misfit of the first mini-batch, or another loss than learner 0's."""
         comm, tensors = self.comm, self.tensors
         group = self._group() if self._pieces_of_layers else None
         require_alike(comm, "loss", self._agree(lambda: self._check(group)), root=self._first)
@@ -227,11 +224,11 @@ class Start:
 
     @property
     def _pieces_of_layers(self) -> bool:
-        """Ranks of a group have pieces of layers, with initial weights of their own."""
+        """Ranks of a group share each layer."""
         return self.config.partitioned and not self.config.init_from
 
     def _device(self, field: str, *, used: bool) -> str:
-        """Return this rank's GPU, made current: pinned memory and MPI's buffers belong there; or "cpu"."""
+        """Return this rank's GPU, made current, or "cpu"."""
         config, ranks = self.config, self.ranks
         if not used or getattr(config, field) == "cpu":
             return "cpu"
@@ -239,18 +236,18 @@ class Start:
             raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
         learners, shards = config.device == "cuda", config.shard_device == "cuda"
         gpu = self.roles.turn_at_gpus(ranks.rank, ranks.hosts, learners=learners, shards=shards) % torch.cuda.device_count()
-        torch.cuda.set_device(gpu)
+        torch.cuda.set_device(gpu)  # pinned memory and MPI's buffers belong there
         return f"cuda:{gpu}"
 
     def _group(self) -> MPI.Intracomm | None:
-        """Return the ranks that have a model together, by piece; collective over all ranks."""
+        """Return this rank's group, by piece; collective over all ranks."""
         if not self._learns:
             self.comm.Split(MPI.UNDEFINED)
             return None
         return cast("MPI.Intracomm", self.comm.Split(self.roles.index(self._rank), self.roles.stage(self._rank)))
 
     def _check(self, group: MPI.Intracomm | None) -> Facts | None:
-        """Check the first mini-batch, the same on all learners; `group` has the model together."""
+        """Check the first mini-batch; `group` has the model together."""
         tensors = self.tensors
         if not self._learns or tensors.data is None:
             return None
