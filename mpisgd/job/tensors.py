@@ -189,7 +189,9 @@ class Tensors:
         """Return a slice's update; `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
         kind: Callable[..., SliceUpdate] | None = StreamedUpdate if self.config.exchange == "streamed" else None
         if charges is not None:  # all ranks are in this process: no copies for MPI
-            kind = partial(kind or SliceUpdate, charges=charges, fused=self.rules < 6)
+            kind = partial(kind or SliceUpdate, charges=charges)
+        if self.rules < 6:
+            kind = partial(kind or SliceUpdate, fused=True)
         return make_update(
             self.config,
             self.model.weights[slice(*bounds)],
