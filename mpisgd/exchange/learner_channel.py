@@ -5,9 +5,6 @@
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
                  <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending, without weights
                                                             (rounded weights travel whole: `deltas.py`)
-    agree        posts NORM_ANSWER; NORM_PULL         ->    keeps the request until its sum is whole (`job/roles/agreement.py`)
-                 <- NORM_ANSWER: the norm of its slice of the average
-                 NORM_TOLD: the norm of the whole     ->    makes the update
     interrupt    INTERRUPT header                      ->   ends the run, whichever rank heard the signal
     notice       may post NOTICE                      <-    tells a computing learner of an update
     goodbye      GOODBYE header                       ->    forgets the learner; drains after all goodbyes
@@ -18,7 +15,6 @@ answers, to receives posted before the question, and so always returns to its pr
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -128,7 +124,7 @@ class LearnerChannel(Exchanges):
 
     Args:
         interruptible: by notices of late gradients.
-        agrees: shards, all at the same clock, need the norm of the whole average for an update (`job/roles/agreement.py`).
+        agrees: shards need the norm of the whole average (`job/roles/agreement.py`).
     """
 
     exchanging_ns = 0
@@ -137,8 +133,10 @@ class LearnerChannel(Exchanges):
     _min_clock = 0
     """Least clock of weights needed in this mini-batch, or requested for the next."""
     _stopped: int = _GOES_ON
-    _agreed: float = math.inf
-    """Pushes with a norm told; inf: no norm is needed."""
+    _left: tuple[Any, Any] = (NOTHING, NOTHING)
+    """Memory of departure, and computed gradient, where apart."""
+    _agreed = 0
+    """Pushes with a norm told."""
 
     def __init__(
         self,
@@ -185,14 +183,13 @@ class LearnerChannel(Exchanges):
         self._noted: list[tuple[PushFields, Runs]] = []
         """Headers and skipped runs of a gradient to send during the next pull."""
         self._departures = Departures(wire.clock, way, len(bounds), gradients.nbytes) if way.outlasts_calls else None
-        if agrees:
-            self._agreed = 0
+        self._agrees = agrees
         self._copied: list[tuple[Any, Any]] = []
         """Slices to compute from, and of arrival."""
         if slices.computed_from is not None:
             self._copied = [(slices.computed_from[start:end], weights[start:end]) for start, end in bounds]
-        self._left: tuple[Any, Any] = (gradients, gradients if slices.computed_into is None else slices.computed_into)
-        """Memory of departure, and computed gradient."""
+        if slices.computed_into is not None:
+            self._left = gradients, slices.computed_into
 
     def _cut_for(self, shards: Iterable[int]) -> None:
         for shard in shards:
@@ -220,8 +217,8 @@ class LearnerChannel(Exchanges):
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
         """Send each slice with the clock of its weights, or wait until all have left; duplex, prefetch: note the gradient.
 
-        The header reports the durations of the previous pull and push. With duplex, a noted gradient must not change until the
-        next pull returns. Raises ProtocolError: a second push without a pull.
+        The header reports the durations of the previous pull and push. With duplex, the gradient must not change until the next
+        pull returns. Raises ProtocolError: a second push without a pull.
         """
         if self._departures is not None:
             self._wire.clock.hold()
@@ -250,7 +247,7 @@ class LearnerChannel(Exchanges):
         return self._wire.start(self._ranks[shard], _PUSH, self._told(shard, report, runs), *bodies)
 
     def _note(self, report: Report, meanwhile: Callable[[], None] | None) -> list[Any]:
-        """Note a gradient for the next pull; prefetch: copy the gradient, once the previous has left. Return no transfers."""
+        """Note a gradient for the next pull, copied for prefetch. Return no transfers."""
         if self._noted or meanwhile is not None:
             exchange = "duplex" if self._departures is None else "prefetch"
             raise ProtocolError(f"exchange = '{exchange}': two pushes, no pull in between")
@@ -263,7 +260,7 @@ class LearnerChannel(Exchanges):
         return []
 
     def _send_noted(self) -> list[Any]:
-        """Begin to send the noted gradient; return the transfers."""
+        """Begin to send the noted gradient."""
         noted, self._noted = self._noted, []
         self._pushes += 1
         sent = zip(self._ranks, noted, self._pushed, strict=True)
@@ -338,7 +335,7 @@ class LearnerChannel(Exchanges):
         """
         if self._wire.signal > 0:
             self._tell_of_signal()
-        if self._agreed < self._pushes:
+        if self._agrees and self._agreed < self._pushes:
             return self._agree_and_pull(min_clock, meanwhile)
         departures = self._departures
         if departures is not None:

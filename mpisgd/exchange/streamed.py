@@ -2,7 +2,7 @@
 
                  learner                                    shard
     pull         posts ANSWER and its PARTs; PULL      ->   keeps the request
-    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/chunked_receive.py`)
+    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/chunks.py`)
                                                             after all wanted headers, chunk by chunk:
                  <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
@@ -24,8 +24,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.exchange.ways import DUPLEX
 from mpisgd.rules.portions import NO_PORTION
-from mpisgd.vectors.chunked_receive import ChunkedReceive, Incoming, Stream
-from mpisgd.vectors.chunks import cuts
+from mpisgd.vectors.chunks import ChunkedReceive, Incoming, Stream, cuts
 
 
 class StreamedChannel(LearnerChannel):

@@ -4,8 +4,7 @@
     whole        PUSH   PULL    push the whole gradient, then pull all weights
     duplex       PULL   PULL    the push is only noted, and sent after the next pull's requests, to use both directions of a link. A
                                 shard changes its weights once its answers have left. Staleness is higher by 1
-    prefetch     PULL   BEFORE  push and pull go on during the next computation: the learner waits only for transfers longer than
-                                computing. Weights are requested before the gradient leaves; staleness is higher by 2
+    prefetch     PULL   BEFORE  both go on during the next computation: only longer transfers are waited for. Staleness + 2
     pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it
                                 [Chen16 A.3]
     ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave. For hardsync, where any
@@ -14,8 +13,7 @@
                                 top layers are the least stale [Chen16 2, Table 1]
 
 If gradients may be rejected, weights are pulled whole. Weights requested ahead arrive in separate memory, as a backward pass may
-still read older weights; a prefetching learner sends from separate memory, too. MPI moves begun transfers during computing
-(`Communicator.let_move`), or at the latest afterwards.
+still read older weights; prefetch sends from separate memory, too.
 
 No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
 `no-deadlock.md`.
@@ -67,12 +65,11 @@ LAYERWISE = Way(At.LEAVE, At.NEED)
 
 
 class Departures:
-    """Transfers, requests ahead, and times of slices exchanged while the learner computes.
+    """Transfers, requests ahead, and times, of slices exchanged during computing.
 
     Attributes:
-        sent: transfers begun, not waited for.
-        asked: awaited answers to requests ahead, by shard.
-        within: a slice's weights are pulled when needed.
+        asked: pending answers by shard.
+        within: weights are pulled when needed.
         pushing_ns: without the time hidden behind computing.
         moves: MPI must move transfers during computing.
     """

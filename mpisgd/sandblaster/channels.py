@@ -163,7 +163,7 @@ class PortionChannel:
 
 
 class Receipts:
-    """Shards' confirmations of a learner's pushes; `ranks`: those that confirm."""
+    """Confirmations of a learner's pushes by `ranks`."""
 
     def __init__(self, wire: Communicator, ranks: Sequence[int]) -> None:
         self._wire = wire

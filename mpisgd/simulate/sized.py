@@ -7,9 +7,8 @@ from typing import Any
 
 from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.update.schedule import Schedule
-from mpisgd.update.slice_update import Step
-from mpisgd.update.weighting import Weighting
-from mpisgd.vectors.chunked_receive import ChunkedReceive
+from mpisgd.update.slice_update import Step, Weighting
+from mpisgd.vectors.chunks import ChunkedReceive
 from mpisgd.vectors.computing import Rooms, Travels, Updates
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
@@ -21,7 +20,7 @@ class SizedUpdate(Updates):
 
     Args:
         service_ns: cost of one gradient, and of one update.
-        streamed: gradients come in chunks, and each chunk takes its time on arrival (`chunked_receive.py`).
+        streamed: each chunk takes its time on arrival (`chunks.py`).
     """
 
     inbox: Any = None

@@ -35,8 +35,7 @@ from mpisgd.simulate.sized import SizedGradient, SizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
 from mpisgd.simulate.timed import BatchedGradient, Service, Timed
 from mpisgd.update import schedule
-from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.update.weighting import Weighting
+from mpisgd.update.slice_update import SliceUpdate, Weighting
 from mpisgd.vectors import buckets
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Charges, Travels

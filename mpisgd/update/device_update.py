@@ -24,8 +24,7 @@ from mpisgd.update import schedule
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.groups import Segment
-from mpisgd.update.slice_update import SliceUpdate, Step
-from mpisgd.update.weighting import Weighting
+from mpisgd.update.slice_update import SliceUpdate, Step, Weighting
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
 from mpisgd.vectors.push_format import PushFormat
@@ -90,15 +89,17 @@ class StagedUpdate(DeviceUpdate):
 
     def __init__(self, weights: Tensor, *arguments: Any, **fields: Any) -> None:
         super().__init__(weights, *arguments, **fields)
-        self._inboxes = [self._new_inbox(), self._new_inbox()]
+        self._inboxes = [staging(self._travelling), staging(self._travelling)]
         self._emptying: list[Copy | None] = [None, None]
         """Pending copies out of the inboxes."""
         self._turn: Tensor | None = None
         """The next gradient, where many come at once."""
         self._serve_from(staging(weights))
 
-    def _new_inbox(self) -> Tensor:
-        return staging(self._scratch if self._coded is None else self._coded)
+    @property
+    def _travelling(self) -> Tensor:
+        """The GPU's memory for the next gradient, as it travels."""
+        return self._scratch if self._coded is None else self._coded
 
     @property
     def inbox(self) -> Any:
@@ -110,19 +111,19 @@ class StagedUpdate(DeviceUpdate):
 
     def take_in(self, skipped: Runs = NOTHING) -> str:
         if self._turn is not None:
-            (self._scratch if self._coded is None else self._coded).copy_(self._turn, non_blocking=True)
+            self._travelling.copy_(self._turn, non_blocking=True)
         else:
-            self._emptying[0] = Copy(self._scratch if self._coded is None else self._coded, self._inboxes[0])
+            self._emptying[0] = Copy(self._travelling, self._inboxes[0])
             self._inboxes.reverse()
             self._emptying.reverse()
         return super().take_in(skipped)
 
     def renew_scratch(self) -> None:
         super().renew_scratch()
-        self._inboxes[0], self._emptying[0] = self._new_inbox(), None
+        self._inboxes[0], self._emptying[0] = staging(self._travelling), None
 
     def make_room(self, gradients: int) -> np.ndarray:
-        like = self._scratch if self._coded is None else self._coded
+        like = self._travelling
         room = staging(like.new_empty(gradients * len(like)))
         self._room = torch.split(room, len(like))
         return host_view(room)

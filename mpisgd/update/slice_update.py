@@ -1,6 +1,6 @@
 """Gradients into an optimiser step on a slice: weighting, averaging, schedule, averaged weights (DESIGN 3, 5).
 
-Weights apply to gradients in the sum, before momentum, or to the rate (`weighting.py`). The divisor is the number of summed
+Weights apply to gradients in the sum, before momentum, or to the rate (`Weighting`). The divisor is the number of summed
 gradients (law 3). The learning rate follows samples applied: the number of steps depends on the protocol.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from mpisgd.update.groups import Segment
 from mpisgd.update.optimizer import CACHED_NBYTES, MISSED, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
-from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.chunks import chunks_of, cuts
 from mpisgd.vectors.computing import FREE, Charges
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts, squared_norm
@@ -40,6 +39,36 @@ class Step(NamedTuple):
     """Sum of |w_i g_i|^2 over pushes, by the divisor; NaN = not measured."""
     sum_sq: float = math.nan
     """|sum w_i g_i|^2, undivided; NaN = not measured."""
+
+
+class Weighting:
+    """Effect of a stale gradient's weight: on the gradient in the sum, or on the update's rate.
+
+        gradient    theta <- theta - gamma opt(1/c sum w_i g_i)               [Zhang16 eq. 5]; before momentum
+        rate        theta <- theta - gamma (1/c sum w_i) opt(1/c sum g_i)     [ElasticDL], for single gradients: gamma w
+
+    opt is the optimiser's step. For several gradients the papers say nothing; the mean weight moves plain SGD as far, if gradients
+    are alike.
+    """
+
+    def __init__(self, of: Literal["gradient", "rate"] = "gradient") -> None:
+        self._of_rate = of == "rate"
+        self._total = 0.0
+        self._gradients = 0
+
+    def add(self, weight: float, gradients: int) -> float:
+        """Note the weight of a gradient, or of a sum of several; return the factor in the sum."""
+        if not self._of_rate:
+            return weight
+        self._total += weight * gradients
+        self._gradients += gradients
+        return 1.0
+
+    def take(self) -> float:
+        """Return the rate's factor, and begin the next update."""
+        factor = self._total / self._gradients if self._gradients else 1.0
+        self._total, self._gradients = 0.0, 0
+        return factor
 
 
 class SliceUpdate(Reception):

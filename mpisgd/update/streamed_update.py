@@ -1,4 +1,4 @@
-"""An update that receives gradients, and sends weights, chunk by chunk (`chunked_receive.py`).
+"""An update that receives gradients, and sends weights, chunk by chunk (`chunks.py`).
 
 A chunk is summed once all gradients have delivered it, in their order: the bits are `SliceUpdate`'s. Norms are not measured: the
 update's log row would be due before.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.chunked_receive import ChunkedReceive
+from mpisgd.vectors.chunks import ChunkedReceive
 from mpisgd.vectors.skipped import NOTHING, Runs
 
 

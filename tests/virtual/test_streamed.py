@@ -23,7 +23,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors import chunks
-from mpisgd.vectors.chunked_receive import WINDOW, ChunkedReceive, Stream
+from mpisgd.vectors.chunks import WINDOW, ChunkedReceive, Stream
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 

@@ -3,7 +3,7 @@
     calculate   each complete bucket (`vectors/buckets.py`) goes to the owner of its slice, own buckets into place at last
     tell        all headers, after the passes
     wait        for buckets still under way
-    update      the own slice; weights, or d where rounded (`held.py`), leave in chunks when made
+    update      the own slice; weights, or d where rounded (`deltas.py`), leave in chunks when made
     go on       to the next mini-batch: its forward pass waits for each bucket's weights at first use
 
 Slices stay contiguous, so sums, log, checkpoints and replay are as without buckets. No deadlock: `no-deadlock.md`.

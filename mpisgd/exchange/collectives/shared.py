@@ -19,8 +19,8 @@ import numpy as np
 from mpisgd.comm.communicator import Communicator, Part, Team
 from mpisgd.comm.messages import LAYOUTS, Fields
 from mpisgd.exchange.collectives.bucket_channel import BucketChannel
-from mpisgd.exchange.collectives.held import Gathered
 from mpisgd.exchange.collectives.team_channel import TeamChannel
+from mpisgd.exchange.deltas import Gathered
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.computing import Travels, Updates

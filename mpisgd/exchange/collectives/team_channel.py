@@ -10,7 +10,7 @@ import numpy as np
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Team
 from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
-from mpisgd.exchange.collectives.held import Gathered
+from mpisgd.exchange.deltas import Gathered
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel

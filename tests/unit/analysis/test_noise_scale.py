@@ -21,8 +21,7 @@ from mpisgd.data import digits
 from mpisgd.records.log.reader import Run
 from mpisgd.update import norms
 from mpisgd.update.average import Average
-from mpisgd.update.slice_update import SliceUpdate, Step
-from mpisgd.update.weighting import Weighting
+from mpisgd.update.slice_update import SliceUpdate, Step, Weighting
 from mpisgd.vectors.flat import FlatModel, slice_bounds
 from tests.effort import thinned
 from tests.unit import fabricate

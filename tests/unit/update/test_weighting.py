@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from mpisgd.config import AdagradOptions, AdamwOptions, LambOptions, OptimizerOptions, SgdOptions
-from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.update.weighting import Weighting
+from mpisgd.update.slice_update import SliceUpdate, Weighting
 
 SIZE, RATE = 60, 0.1
 TORCHS: dict[OptimizerOptions, Callable[[Any], torch.optim.Optimizer]] = {
