@@ -246,35 +246,39 @@ class Held:
 
 
 class Gathered:
-    """A learner's end of `Common` for all slices, gathered from learners that double as shards.
+    """All slices, gathered by learners that double as shards; `rounded`: h of `Common`.
 
     First all of h travels, then only the bits of d: a learner gets every clock. With buckets, d arrives while the rest is made.
 
     `weights`: (parameters,) float32 host memory, or a `SizedVector`.
     """
 
-    def __init__(self, weights: Any, slice_nbytes: int) -> None:
+    def __init__(self, team: Team, weights: Any, slice_nbytes: int, *, rounded: bool) -> None:
+        self._team = team
         self._weights = weights
         self._slice_nbytes = slice_nbytes
-        self._deltas: Any = weights.in_half() if isinstance(weights, SizedVector) else np.zeros(len(weights), np.int16)
+        self.rounded = rounded
+        self._deltas: Any = None
+        if rounded:
+            self._deltas = weights.in_half() if isinstance(weights, SizedVector) else np.zeros(len(weights), np.int16)
         self._whole = True
 
-    def share(self, team: Team, own: Any) -> Any:
-        """Begin to gather; `own`: the bits of d, or all of h, as int16."""
+    def share(self, own: Any) -> Any:
+        """Begin to gather; `own`: weights; if rounded the bits of d, or all of h, as int16."""
         self._whole = own.nbytes == self._slice_nbytes
-        if self._whole and not isinstance(own, SizedVector):
+        if self.rounded and self._whole and not isinstance(own, SizedVector):
             own = own.view(np.float32)
-        return team.share(own, self._weights if self._whole else self._deltas)
+        return self._team.share(own, self._weights if self._whole else self._deltas)
 
-    def open(self, team: Team, parts: Sequence[Part]) -> Any:
-        self._whole = False
-        return team.open_shares(self._deltas, parts)
+    def open(self, parts: Sequence[Part]) -> Any:
+        self._whole = not self.rounded
+        return self._team.open_shares(self._weights if self._whole else self._deltas, parts)
 
-    def arrive(self, team: Team, shared: Any, number: int) -> None:
-        team.arrive(shared, number, self._take)
+    def arrive(self, shared: Any, number: int) -> None:
+        self._team.arrive(shared, number, None if self._whole else self._take)
 
-    def finish(self, team: Team, shared: Any, meanwhile: Callable[[], None]) -> None:
-        team.finish(shared, meanwhile, None if self._whole else self._take)
+    def finish(self, shared: Any, meanwhile: Callable[[], None]) -> None:
+        self._team.finish(shared, meanwhile, None if self._whole else self._take)
 
     def _take(self, part: slice) -> None:
         if not isinstance(self._deltas, SizedVector):

@@ -48,10 +48,7 @@ class BucketChannel(TeamChannel, Exchanges):
             return
         start_ns = self.now_ns()
         self._wire.clock.hold()
-        if self._held is None:
-            self._team.arrive(self._sharing, shard)
-        else:
-            self._held.arrive(self._team, self._sharing, shard)
+        self._gathered.arrive(self._sharing, shard)
         self._let_move()
         ns = self.now_ns() - start_ns
         self._needed_ns += ns
@@ -77,7 +74,7 @@ class BucketChannel(TeamChannel, Exchanges):
         return pushes
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        if self._held is not None:
+        if self._gathered.rounded:
             super().start_answers(learner_ids, weights, clock, verdicts)
             return
         self.open_answers(learner_ids, weights, clock, verdicts)
@@ -87,8 +84,7 @@ class BucketChannel(TeamChannel, Exchanges):
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         super().open_answers(learner_ids, weights, clock, verdicts)
         self._shared_ns, self._made_count = self.now_ns(), 0
-        held, team, buckets = self._held, self._team, self._buckets
-        self._sharing = team.open_shares(self._weights, buckets) if held is None else held.open(team, buckets)
+        self._sharing = self._gathered.open(self._buckets)
         self._in_parts = True
 
     def add_chunk(self, chunk: Any) -> None:
@@ -126,10 +122,7 @@ class BucketChannel(TeamChannel, Exchanges):
         if not self._in_parts:
             return
         self._in_parts = False
-        if self._held is None:
-            self._team.finish(self._sharing, _nothing)
-        else:
-            self._held.finish(self._team, self._sharing, _nothing)
+        self._gathered.finish(self._sharing, _nothing)
 
     def _move(self) -> None:
         self._team.finish_parts(self._begun)

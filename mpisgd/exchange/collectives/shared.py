@@ -20,7 +20,6 @@ from mpisgd.comm.communicator import Communicator, Part, Team
 from mpisgd.comm.messages import LAYOUTS, Fields
 from mpisgd.exchange.collectives.bucket_channel import BucketChannel
 from mpisgd.exchange.collectives.team_channel import TeamChannel
-from mpisgd.exchange.deltas import Gathered
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.computing import Travels, Updates
@@ -93,15 +92,11 @@ def team_channel(  # noqa: PLR0913 - each by name
     `rounded`: weights are gathered as bfloat16; `buckets`: travelling parts of slices.
     """
     team: Team
-    memory, held = gradient.memory, None
     if shared is not None:
         team, received = SharedTeam(shared, gradient, update, bounds), None
     else:
-        team, received = wire.team(roles.learner_ranks, bounds, memory.cuts), update.make_room(roles.lambda_)
-    if rounded:
-        start, end = bounds[learner_id]
-        held = Gathered(memory.weights, memory.weights[start:end].nbytes)
-    named: dict[str, Any] = {"team": team, "memory": memory, "received": received, "held": held}
+        team, received = wire.team(roles.learner_ranks, bounds, gradient.memory.cuts), update.make_room(roles.lambda_)
+    named: dict[str, Any] = {"team": team, "memory": gradient.memory, "received": received, "rounded": rounded}
     if buckets:
         return BucketChannel(wire, roles, learner_id, bounds[learner_id], **named, buckets=buckets)
     return TeamChannel(wire, roles, learner_id, bounds[learner_id], **named)

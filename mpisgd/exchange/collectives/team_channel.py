@@ -27,7 +27,7 @@ class TeamChannel(ShardChannel):
 
     Args:
         received: gradients of all learners for this slice, as they travel; None in shared memory.
-        held: the learner's h, where weights are rounded.
+        rounded: weights are gathered as bfloat16.
     """
 
     exchanging_ns = 0
@@ -42,7 +42,7 @@ class TeamChannel(ShardChannel):
         team: Team,
         memory: Memory,
         received: np.ndarray | None,
-        held: Gathered | None = None,
+        rounded: bool = False,
     ) -> None:
         super().__init__(wire, roles, learner_id)
         wire.deaf = True  # no rank may end alone: `exchange` tells all
@@ -50,10 +50,9 @@ class TeamChannel(ShardChannel):
         """Signal told to all ranks in the same round; 0 = none."""
         self._team = team
         self._bounds = bounds
-        self._weights = memory.weights
         self._gradients = memory.gradients
         self._received = received
-        self._held = held
+        self._gathered = Gathered(team, memory.weights, memory.weights[slice(*bounds)].nbytes, rounded=rounded)
         self._sharing: Any = None
         self._made: Buffer | None = None
         self._clock = 0
@@ -109,8 +108,7 @@ class TeamChannel(ShardChannel):
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         self._clock = clock
         self._shared_ns = self.now_ns()
-        held, team = self._held, self._team
-        self._sharing = team.share(weights, self._weights) if held is None else held.share(team, weights)
+        self._sharing = self._gathered.share(weights)
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         self._clock, self._made = clock, weights
@@ -129,10 +127,7 @@ class TeamChannel(ShardChannel):
 
     def pull(self, meanwhile: Callable[[], None]) -> int:
         """Wait for all weights; return their clock. Call `meanwhile` once gradients may change."""
-        if self._held is None:
-            self._team.finish(self._sharing, meanwhile)
-        else:
-            self._held.finish(self._team, self._sharing, meanwhile)
+        self._gathered.finish(self._sharing, meanwhile)
         self._wait_ns = self._shared_ns - self._exchanged_ns
         self._pull_ns = self.now_ns() - self._shared_ns
         return self._clock
