@@ -173,6 +173,7 @@ class LearnerChannel(Exchanges):
         """Shard numbers stated in answers."""
         self._clocks = [-1] * len(bounds)
         # Set here, not as defaults of the class: in CPython 3.11 an attribute that many instances set later slows down all others.
+        # So does a 31st.
         self._pushes = self._snapshots = 0
         self._rejected = False
         self.push_ns = self._wait_ns = self._pull_ns = 0

@@ -10,7 +10,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.survivors import Survivors
-from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED, PREFETCH
+from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED, PREFETCH, WHOLE
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
@@ -64,18 +64,21 @@ def learner_channel(
     ahead = config.exchange == "layerwise" and config.protocol.alike and not (config.agrees or tolerant)
     cut = config.both_ways and in_pieces(roles)
     ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, ahead=ahead)
-    consistent = protocol.consistent
-    if config.both_ways:
-        return LearnerChannel(*ends, consistent=False, way=DUPLEX if config.exchange == "duplex" else PREFETCH)
     if config.exchange == "streamed":
-        return StreamedChannel(*ends, consistent=consistent)
-    if config.exchange == "whole":
-        return LearnerChannel(*ends, consistent=consistent, interruptible=protocol.aborts, agrees=config.agrees)
-    delays = Delays(config.straggler, config.seed, learner_id)
+        return StreamedChannel(*ends, consistent=protocol.consistent)
     if ahead:
-        return LearnerChannel(*ends, consistent=consistent, way=AHEAD._replace(delays=delays, next_clock=protocol.next_clock))
-    way = PIPELINED if consistent or config.protocol.rejects else LAYERWISE
-    return LearnerChannel(*ends, consistent=consistent, agrees=config.agrees, way=way._replace(delays=delays))
+        way = AHEAD._replace(next_clock=protocol.next_clock)
+    elif config.exchange == "layerwise":
+        way = PIPELINED if protocol.consistent or config.protocol.rejects else LAYERWISE
+    else:
+        way = {"whole": WHOLE, "duplex": DUPLEX, "prefetch": PREFETCH}[config.exchange]
+    return LearnerChannel(
+        *ends,
+        consistent=protocol.consistent and not config.both_ways,
+        interruptible=protocol.aborts and config.exchange == "whole",
+        agrees=config.agrees,
+        way=way._replace(delays=Delays(config.straggler, config.seed, learner_id)),
+    )
 
 
 def shard_channel(
