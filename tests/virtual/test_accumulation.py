@@ -58,31 +58,6 @@ def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange:
     assert set(run.pushes["samples"]) == {COUNT * MU}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    spread(
-        [
-            {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2},
-            {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": LEARNERS, "ranks_per_node": 9}},
-            {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
-            {"protocol": {"name": "ssp", "slack": 1, "get_model_frequency": 2}, "schedule": {"name": "step", "epochs": [0.2]}},
-            {"protocol": {"name": "versioned"}, "shards": 2},
-            {"protocol": {"name": "backup", "b": 1, "abort": True}, "straggler": {"delay": "exponential", "delay_mean_s": 0.1}},
-            {"protocol": "async", "push_format": "topk", "shards": 2, "exchange": "layerwise"},
-            {"local_steps": 2, "alpha0": 0.5},
-        ],
-        4,
-    ),
-    ids=str,
-)
-def test_it_goes_with_every_protocol_and_is_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", ACCUMULATED, **changes)
-    per_push = COUNT * changes.get("local_steps", 1)
-    assert (run.pushes["samples"] % (per_push * MU) == 0).all()
-    assert replay(tmp_path / "run").holds
-
-
 def test_a_team_of_one_node_has_the_bits_of_hardsync(tmp_path: Path) -> None:
     teams = {"aggregation": "node", "virtual": {"learners": LEARNERS, "ranks_per_node": 9}}
     for name, changes in (("alone", {}), ("team", teams)):

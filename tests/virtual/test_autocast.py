@@ -126,23 +126,6 @@ def test_float16_where_a_pass_is_not_known_as_a_whole(tmp_path: Path) -> None:
         simulated(tmp_path / "run", HALF, micro_batches=2)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    spread(
-        [
-            {"protocol": "async", "exchange": "layerwise", "shards": 2},
-            {"protocol": "allreduce"},
-            {"local_steps": 3, "alpha0": 0.5, "shards": 3},
-        ],
-        3,
-    ),
-    ids=str,
-)
-def test_replay_has_the_bits(changes: dict[str, Any], tmp_path: Path) -> None:
-    simulated(tmp_path / "run", CAST, **changes, epochs=JOB["epochs"] / 3)
-    assert replay(tmp_path / "run").holds
-
-
 def test_only_training_passes_are_cast(tmp_path: Path) -> None:
     seen: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
 

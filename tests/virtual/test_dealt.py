@@ -81,23 +81,6 @@ def test_in_any_virtual_job_each_portion_counts_once(protocol: str) -> None:
     one()
 
 
-@pytest.mark.parametrize("protocol", spread([*NAMES, "accumulation", "local", "batched"], 6))
-def test_replay_computes_it_again(protocol: str, tmp_path: Path) -> None:
-    """Each learner's portions are in the log."""
-    more: dict[str, dict[str, Any]] = {
-        "accumulation": {"protocol": {"name": "softsync"}, "accumulation": 2},
-        "local": {"protocol": {"name": "async"}, "local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.5},
-        "batched": {"protocol": {"name": "async"}, "virtual": {"batched": True}},
-        "downpour": {"protocol": {"name": "downpour", "n_push": 2}},
-    }
-    changes = more.get(protocol, {"protocol": {"name": protocol}})
-    straggler = {"slowdown": {"1": 8.0}}
-    simulated(tmp_path / "run", TENSORS, shards=2, sampling="dealt", straggler=straggler, **changes)
-    proof = replay.replay(tmp_path / "run")
-    assert proof.holds
-    assert any(line.startswith("identical") or "identical" in line for line in proof.lines()) or protocol == "batched"
-
-
 def test_without_faults_hardsync_is_that_of_epochs(tmp_path: Path) -> None:
     """Who is dealt what does not depend on who asks first: 240 samples are 15 rounds of 4 learners."""
     changes: dict[str, Any] = {"protocol": {"name": "hardsync"}, "shards": 2}

@@ -17,7 +17,6 @@ from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.records.log import schema
 from mpisgd.replay import replay
 from mpisgd.vectors.memory import SizedVector
-from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated
 from tests.virtual.scene import ANYTHING, EXACT, PUSH, Exchange, body
 
@@ -191,31 +190,6 @@ def test_learners_that_share_links_fall_out_of_step(turn_nbytes: int, least: flo
     assert 20 < paused < 27
     assert 0.40 < rounds[:20].mean() < 0.44
     assert least < rounds[paused + 1 : paused + 6].mean() < most
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("protocol", "how"),
-    spread(
-        [
-            ("hardsync", {"receive": "gathered", "exchange": "layerwise"}),
-            ("hardsync", {}),
-            ("async", {}),
-            ("hardsync", {"exchange": "streamed"}),
-            ("softsync", {"receive": "gathered", "exchange": "duplex"}),
-            ("allreduce", {"exchange": "layerwise"}),
-        ],
-        3,
-        unpack=True,
-    ),
-)
-def test_such_a_run_is_replayed(protocol: str, how: dict[str, str], tmp_path: Path) -> None:
-    shards = {} if protocol == "allreduce" else {"shards": 2}
-    network = {"turn_nbytes": 64, "core_bandwidth": 1e6, "node_bandwidth": 1e5}
-    run = simulated(tmp_path / "run", TENSORS, protocol=protocol, network=network, epochs=1, **shards, **how)
-    proof = replay(run.path)
-    assert proof.holds
-    assert proof.simulated
 
 
 def test_runs_whose_cores_did_not_copy_are_not_simulated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

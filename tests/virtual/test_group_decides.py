@@ -74,15 +74,6 @@ def test_a_stage_that_is_told_to_give_up_before_it_fails_keeps_nobody_waiting(ji
     obeys(tmp_path / "run", TENSORS, changes, jitter_s)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", spread([{"local_steps": 2, "protocol": "softsync", "push_format": "bfloat16"}, {"local_steps": 3}], 2), ids=str
-)
-def test_own_optimisers_of_stages_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    simulated(tmp_path / "run", TENSORS, **GROUPS, **changes, clip_norm=0.5)
-    assert replay.check(tmp_path / "run") == ""
-
-
 def clipped_loop(norm: float) -> tuple[Weights, list[float]]:
     """The last weights of torch's own loop with `clip_grad_norm_`, and the norms that it found."""
     digits = data.load(DigitsOptions(), seed=SEED)

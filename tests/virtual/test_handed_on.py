@@ -60,33 +60,6 @@ def test_evaluations_are_those_of_the_loop(way: dict[str, Any], name: str, tmp_p
     assert not list((tmp_path / "run").glob(f"{schema.SPOOL}*")), "nothing is left"
 
 
-@pytest.mark.parametrize(
-    "way",
-    spread(
-        [
-            {"protocol": "softsync", "exchange": "duplex"},
-            {"protocol": "softsync", "exchange": "prefetch"},
-            {"protocol": "softsync", "exchange": "layerwise", "shards": 2},
-            {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
-            {"protocol": "backup", "compute": {"name": "normal"}},
-            {"protocol": "softsync", "evaluation": {"every_epochs": 0.2, "buffers": "recalibrate"}},
-            {"protocol": "hardsync", "local_steps": 2},
-        ],
-        2,
-    ),
-    ids=str,
-)
-@pytest.mark.parametrize("evaluator", spread([True, False], 2))
-def test_replay_has_the_same_whoever_evaluates(way: dict[str, Any], evaluator: bool, tmp_path: Path) -> None:
-    idiom = ZOO["BatchNorm1d"]
-    fields = {"virtual": {"learners": 3}, "evaluation": {"every_epochs": 0.2}, "alpha0": 0.01, **way, "evaluator": evaluator}
-    config = type(idiom)(**{**vars(idiom), "config": fields}).made(tmp_path / "run")
-    simulate(config, idiom.user_objects)
-    proof = replay.replay(tmp_path / "run", idiom.user_objects)
-    assert proof.holds, proof.finding
-    assert proof.evaluations == len(Run(tmp_path / "run").evaluations) > 3
-
-
 # ---------------------------------------------------------------------------------------------------------------- pieces
 
 

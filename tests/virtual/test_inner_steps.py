@@ -105,28 +105,6 @@ def test_local_sgd_averages_weights(tmp_path: Path) -> None:
     check_equal(weights(tmp_path / "run"), loop(sgd, lambda them: torch.optim.SGD(them, 1.0)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    spread(
-        [
-            {"protocol": {"name": "softsync", "n": LEARNERS}},
-            {"protocol": {"name": "versioned", "tolerance": 1}},
-            {"protocol": {"name": "backup", "b": 1}},
-            {"protocol": {"name": "ssp", "slack": 2}},
-            {"push_format": "bfloat16"},
-            {"compensation": 0.1, "protocol": "async"},
-        ],
-        6,
-    ),
-    ids=str,
-)
-def test_stale_rounds_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    """To the bit, though each learner's inner optimiser goes on from round to round, whatever became of what it pushed."""
-    run = simulated(tmp_path / "run", DILOCO, shards=2, **changes, epochs=DILOCO["epochs"] / 2)
-    assert run.done is not None
-    assert replay(tmp_path / "run").holds
-
-
 def test_a_wrong_state_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if replay began each round with a new inner optimiser."""
     simulated(tmp_path / "run", DILOCO, epochs=DILOCO["epochs"] / 2)

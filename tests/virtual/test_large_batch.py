@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.replay import replay
 from tests.effort import spread
 from tests.papers_loops import Lamb, Lars, no_bias
 from tests.virtual.jobs import simulated
@@ -18,7 +17,6 @@ from tests.virtual.test_optimisers import ALPHA0, JOB, LEARNERS, MU, check_equal
 
 #: Three layers, so that three slices can be cut between them.
 DEEP: dict[str, Any] = {"model": {"name": "mlp", "hidden": [24, 12]}}
-FEW = JOB["epochs"] / 3
 EXCLUDED: dict[str, Any] = {"weight_decay": {"*.bias": 0.0}}
 OPTIMIZERS: dict[str, tuple[type[Lars] | type[Lamb], dict[str, Any]]] = {
     "lars": (Lars, {"trust": Lars.trust, "weight_decay": 0.1}),
@@ -70,27 +68,6 @@ def test_of_a_learners_own_steps_parameters_are_those_of_the_inner_optimiser(tmp
     check_equal(weights(tmp_path / "run"), serial(loop))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    spread(
-        [
-            ("lamb", {"protocol": {"name": "async"}, "compensation": 0.04, "averaging": 0.9}),
-            ("lars", {}),
-            ("lamb", {"protocol": "allreduce", "shards": 1}),
-            ("lars", {"protocol": {"name": "ssp", "get_model_frequency": 3}, "push_format": "bfloat16"}),
-            ("lars", {"local_steps": 3, "inner_optimizer": "lamb", "inner_alpha0": 0.01, "optimizer": "sgd"}),
-        ],
-        3,
-        unpack=True,
-    ),
-    ids=str,
-)
-def test_stale_gradients_and_cut_parameters_are_proved(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    base = {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 3, "optimizer": name, "alpha0": 0.01, "epochs": FEW}
-    simulated(tmp_path / "run", JOB, **{**base, **changes}, groups=EXCLUDED)
-    assert replay(tmp_path / "run").holds
-
-
 class Clipped:
     """A loop of torch that clips before each step: the parameters' gradients as a whole, or each list of them by itself."""
 
@@ -120,26 +97,6 @@ def test_averaged_gradients_are_clipped_as_a_loop_does(shards: int, of: str, tmp
 
     check_equal(weights(tmp_path / "run"), serial(loop))
     assert loops[0].clipped > 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    spread(
-        [
-            {"clip_average_of": "slice", "shards": 2, "optimizer": "lamb"},
-            {"shards": 1},
-            {"shards": 1, "local_steps": 2, "alpha0": 0.7},
-            {"clip_average_of": "slice", "shards": 1, "protocol": "allreduce"},
-        ],
-        2,
-    ),
-    ids=str,
-)
-def test_clipped_averages_of_stale_gradients_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    base = {"protocol": {"name": "softsync", "n": 1}, "clip_average": 0.3, "epochs": FEW}
-    simulated(tmp_path / "run", JOB, **{**base, **changes})
-    assert replay(tmp_path / "run").holds
 
 
 @pytest.mark.parametrize(

@@ -87,18 +87,6 @@ def test_a_push_says_what_was_rounded_off_its_own_slice(tmp_path: Path) -> None:
     assert "rounded" in replay.check(layers.path)
 
 
-def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", protocol="async", shards=2, **DEEP)
-
-    def newer(rows: np.ndarray) -> None:
-        at = int(np.flatnonzero((rows["staleness"] > 0) & (rows["seq"] > 2))[0])
-        rows["timestamp"][at] += 1
-        rows["staleness"][at] -= 1
-
-    rewrite(run.path / schema.shard_file(1), "pushes", newer)
-    assert "row" in replay.check(run.path)
-
-
 ONE_OF_THREE = [[f"1 {part}/3"] for part in range(1, 4)]
 
 

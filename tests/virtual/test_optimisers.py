@@ -82,22 +82,11 @@ def check_equal(found: Weights, serial: tuple[Weights, Weights], still: Iterable
         assert float((found[name] - value).abs().max()) <= 2e-4 * moved, name
 
 
-def check_proved(out: Path, **changes: Any) -> None:
-    """A run of it under softsync, on two shards, is computed again to the bit."""
-    simulated(out, JOB, **{"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2, **changes})
-    assert replay(out).holds
-
-
 @pytest.mark.slow
 def test_adamw_is_torchs(tmp_path: Path) -> None:
     simulated(tmp_path / "run", JOB, optimizer={"name": "adamw", "weight_decay": 0.5, "eps": 1e-3}, shards=3)
     options = {"lr": ALPHA0, "weight_decay": 0.5, "eps": 1e-3}
     check_equal(weights(tmp_path / "run"), serial(lambda model: (torch.optim.AdamW(model.parameters(), **options), None)))
-
-
-@pytest.mark.slow
-def test_adamw_of_stale_gradients_is_proved(tmp_path: Path) -> None:
-    check_proved(tmp_path / "run", optimizer="adamw", alpha0=0.002)
 
 
 #: Schedule -> as a configuration has it, and as a loop does.
@@ -125,13 +114,6 @@ def test_a_schedule_is_that_of_torchs_loop(name: str, shards: int, tmp_path: Pat
 
     check_equal(weights(tmp_path / "run"), serial(loop))
     assert len(np.unique(run.updates["learning_rate"])) > 5
-
-
-@pytest.mark.parametrize(
-    "protocol", spread([{"name": "downpour", "n_push": 2, "n_fetch": 4}, {"name": "softsync", "n": LEARNERS}], 2), ids=str
-)
-def test_torchs_schedule_of_stale_gradients_and_own_steps_is_proved(protocol: dict[str, Any], tmp_path: Path) -> None:
-    check_proved(tmp_path / "run", protocol=protocol, schedule={"name": "OneCycleLR", "warmup_samples": 100}, alpha0=0.005)
 
 
 OWN = """

@@ -15,7 +15,6 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import OwnSampling
 from mpisgd.replay import replay
-from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
 
@@ -43,27 +42,6 @@ def test_hardsync_is_a_plain_loop_over_the_same_samples(shards: int, tmp_path: P
     updates = int(run.done["clock"][0])  # type: ignore[index]
     assert updates > 10
     check_equal(weights(tmp_path / "run"), loop(updates))
-    assert replay(tmp_path / "run").holds
-
-
-@pytest.mark.parametrize(
-    "changes",
-    spread(
-        [
-            {"protocol": "hardsync", "aggregation": "node", "virtual": {"learners": 4, "ranks_per_node": 2}},
-            {"protocol": {"name": "softsync", "n": 2}, "shards": 2},
-            {"protocol": "hardsync", "local_steps": 2, "alpha0": 0.5},
-            {"protocol": "hardsync", "accumulation": 3},
-            {"protocol": {"name": "softsync", "n": 2}, "exchange": "layerwise"},
-            {"protocol": {"name": "timeout", "N": 3, "timeout_s": 0.5}},
-        ],
-        3,
-    ),
-    ids=str,
-)
-def test_it_goes_with_every_way_to_a_gradient_and_is_proved(changes: dict[str, Any], tmp_path: Path) -> None:
-    """The protocols are in test_random_samples.py."""
-    simulated(tmp_path / "run", TENSORS, sampling="own", epochs=1, **changes)
     assert replay(tmp_path / "run").holds
 
 

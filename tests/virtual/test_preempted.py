@@ -13,7 +13,7 @@ from mpisgd.replay.checks.record import read
 from mpisgd.replay.prove import check_log
 from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
-from tests.virtual.test_run_again import KINDS
+from tests.virtual.kinds import KINDS
 
 BY_LAYERS = {
     "layerwise, async": {"protocol": {"name": "async"}, "exchange": "layerwise", "shards": 2},
@@ -22,7 +22,7 @@ BY_LAYERS = {
 JOBS = {**BY_LAYERS, **{kind: options for kind, options in KINDS.items() if "failures" not in options}}
 
 
-@pytest.mark.parametrize("kind", [*BY_LAYERS, *spread([kind for kind in JOBS if kind not in BY_LAYERS], 3)])
+@pytest.mark.parametrize("kind", [*BY_LAYERS, *spread([kind for kind in JOBS if kind not in BY_LAYERS], 12)])
 def test_seconds_add_up(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     random_ = random.Random(kind)
 

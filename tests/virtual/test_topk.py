@@ -57,25 +57,6 @@ def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: 
     assert ((rounded > 0) & (rounded < 1)).all()
 
 
-MORE: dict[str, dict[str, Any]] = {
-    "layers": {"protocol": "async", "exchange": "layerwise"},
-    "layers of one clock": {"protocol": "hardsync", "exchange": "layerwise"},
-    "teams": {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "virtual": {"learners": 4, "ranks_per_node": 7}},
-    "local": {"protocol": "hardsync", "local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
-    "own steps": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
-    "both ways": {"protocol": {"name": "softsync", "n": 2}, "pull_format": "bfloat16"},
-    "accumulated": {"protocol": "async", "accumulation": 2},
-}
-
-
-@pytest.mark.parametrize("name", spread(MORE, 4))
-def test_replay_has_the_bits_of_whatever_it_goes_with(name: str, tmp_path: Path) -> None:
-    job = {**FEW, "model": {"name": "mlp", "hidden": [8]}, "shards": 2, "alpha0": 0.01, "epochs": 1, **MORE[name]}
-    proof = replay.replay(simulated(tmp_path / "run", TENSORS, **job).path, trust=True)
-    assert proof.reason == ""
-    assert proof.simulated
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_push_is_of_eight_bytes_for_each_element_that_it_has(shards: int, tmp_path: Path) -> None:
     """Of 1,000 elements a tenth, of slices of 334 and 333 elements 34, at 1,000 bytes/s on the learner's link."""

@@ -1,4 +1,4 @@
-"""`replay`: small virtual runs of every kind, computed again from their logs to the same bits; and what it says where it cannot."""
+"""`replay` of small virtual runs: how far, with what, what it says where it cannot. All kinds of runs: `test_run_again.py`."""
 
 from __future__ import annotations
 
@@ -49,37 +49,9 @@ def simulated(path: Path, user_objects: UserObjects = NO_OBJECTS, *, learners: i
 
 
 SOFTSYNC = {"name": "softsync", "n": 2}
-FAST = {"name": "exponential", "beta": 0.5, "every_epochs": 0.05, "warmup_epochs": 0.02}
-#: Nothing but a gradient costs time: many things happen at the same virtual instant.
-AT_ONCE: dict[str, Any] = {
-    "compute": {"name": "constant", "mean_s": 0.1},
-    "network": {name: 0.0 if name.endswith("_s") else 1e18 for name in ("latency_s", "overhead_s", "bandwidth", "local_bandwidth")},
-    "service": {"gradient_s": 0.1, "gradient_s_per_byte": 0.0, "update_s_per_byte": 0.0},
-}
 RUNS: dict[str, dict[str, Any]] = {
-    "hardsync": {"protocol": "hardsync", "shards": 2},
-    "softsync-1": {"protocol": {"name": "softsync", "n": 1}},
-    "softsync-lambda": {"protocol": {"name": "softsync", "n": 4}, "shards": 3, "averaging": 0.9},
-    "plain": {"protocol": {"name": "softsync", "n": 4, "modulation": "none"}, "alpha0": 0.02, "optimizer": "adam"},
+    "softsync": {"protocol": {"name": "softsync", "n": 4}, "shards": 3, "averaging": 0.9},
     "backup": {"protocol": {"name": "backup", "b": 2}, "shards": 2, "optimizer": {"name": "rmsprop", "eps": 0.1}},
-    "clip": {"protocol": SOFTSYNC, "clip_norm": 0.5, "sampling": "replacement", "schedule": "linear", "linear_scaling": True},
-    "thetabar": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.99, "averaging_bias_correction": True},
-    "own-steps-downpour": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "shards": 2, "schedule": FAST},
-    "own-steps-ssp": {"protocol": {"name": "ssp", "get_model_frequency": 3}, "shards": 3, "schedule": FAST},
-    "cnn": {
-        "protocol": SOFTSYNC,
-        "model": "small_cnn",
-        "shards": 2,
-        "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True},
-    },
-    "batch-norm": {"protocol": SOFTSYNC, "model": {"name": "mlp", "hidden": [12], "batch_norm": True}},
-    "leaving-softsync": {"protocol": SOFTSYNC, "shards": 2, "failures": {"at_s": {"1": 0.35, "2": 0.6}}},
-    "leaving-hardsync": {"protocol": "hardsync", "shards": 2, "failures": {"at_s": {"0": 0.35, "2": 0.6}}},
-    "leaving-backup": {"protocol": {"name": "backup", "b": 1}, "failures": {"at_s": {"3": 0.35, "2": 0.6}}},
-    "all-leave": {"protocol": SOFTSYNC, "failures": {"at_s": {"0": 0.3, "1": 0.35, "2": 0.6, "3": 0.7}}},
-    "at-once": {"protocol": SOFTSYNC, "shards": 3, **AT_ONCE},
-    "at-once-leaving": {"protocol": {"name": "backup", "N": 3}, "shards": 2, "failures": {"mean_s": 1.0}, **AT_ONCE},
-    "diverged": {"protocol": SOFTSYNC, "alpha0": 1e30, "nonfinite": "continue", "averaging": 0.5},
 }
 
 
@@ -88,31 +60,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The directory of one of RUNS, which is simulated once; whoever damages it does so in a copy."""
     folder = tmp_path_factory.mktemp("runs")
     return cache(lambda name: simulated(folder / name, **RUNS[name]))
-
-
-@pytest.mark.parametrize("name", spread(RUNS, 8))
-def test_a_run_is_computed_again_to_the_same_bits(name: str, made: Callable[[str], Path]) -> None:
-    path = made(name)
-    proof = replay.replay(path)
-    assert proof.reason == ""
-    run = Run(path)
-    names = ["theta", "thetabar"] if "averaging" in RUNS[name] else ["theta"]
-    assert [(each.name, each.elements) for each in proof.differences] == [(name, 0) for name in names]
-    assert proof.clocks == tuple(run.summaries["final_clock"]) > (0,)
-    assert proof.gradients == np.count_nonzero(run.pushes["shard"] == 0)
-    assert proof.lines()[-1] == f"identical: {' and '.join(names)}, {proof.parameters:,} parameters, bit for bit"
-
-
-def test_the_runs_have_what_they_are_for(made: Callable[[str], Path]) -> None:
-    backup = Run(made("backup"))
-    assert {Verdict.APPLY, Verdict.DROP, Verdict.LATE} == set(backup.pushes["verdict"])
-    several = Run(made("softsync-lambda"))
-    assert several.pushes["staleness"].max() > 2
-    for name in ("leaving-softsync", "leaving-hardsync"):
-        left = Run(made(name)).events
-        assert np.count_nonzero(left["kind"] == schema.Event.DEPARTED) == 4
-    diverged = Run(made("diverged"))
-    assert not np.isfinite(diverged.updates["mean_loss"]).all()
 
 
 class Sometimes(nn.Module):
@@ -211,7 +158,7 @@ def test_as_many_threads_as_in_the_run_and_then_torch_is_as_it_was(tmp_path: Pat
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", spread(["softsync-lambda", "backup"], 2))
+@pytest.mark.parametrize("name", spread(RUNS, 2))
 def test_until_a_clock(name: str, made: Callable[[str], Path]) -> None:
     """Also where a shard must go on for another to come to that clock."""
     path, shards = made(name), RUNS[name]["shards"]

@@ -32,6 +32,8 @@ RUNS: dict[str, dict[str, Any]] = {
         "virtual": {"learners": 7, "ranks_per_node": 100},
     },
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},
+    "giving-up-S2": {"protocol": {"name": "backup", "b": 1, "abort": True}, "shards": 2},
+    "layers-S2": {"protocol": "async", "exchange": "layerwise", "shards": 2},
 }
 
 

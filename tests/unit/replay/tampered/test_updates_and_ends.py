@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -18,9 +17,9 @@ import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import DataError
-from mpisgd.records.log import schema, sums
+from mpisgd.records.log import sums
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.schema import Event, Verdict
 from tests.forge import unsealed
 from tests.unit.replay.tampered.hands import edit, here, rewrite, rows_of, summary, up
 
@@ -80,14 +79,6 @@ def test_an_update_too_many(run: Path) -> None:
 def test_the_last_words_of_a_shard(name: str, run: Path) -> None:
     summary(run, **{name: 1})
     assert re.match(rf"shard 0, summary: {name} \d+, run again \d+", replay.check(run))
-
-
-def test_what_done_says(run: Path) -> None:
-    done = json.loads((run / "DONE").read_text())
-    done["clock"][0] += 1
-    del done["crc32"]
-    (run / "DONE").write_text(sums.sealed_json(done))
-    assert re.match(r"shard 0, updates, row \d+: DONE says that the shard ended at clock \d+", replay.check(run))
 
 
 @pytest.mark.parametrize("name", ["theta", "thetabar"])
@@ -155,49 +146,37 @@ def say(path: Path, teams: list[list[int]]) -> None:
     (path / "config.toml").write_text(tomli_w.dumps(contents))
 
 
-def test_who_left_when(runs: Callable[[str], Path], tmp_path: Path) -> None:
-    path = shutil.copytree(runs("leaving"), tmp_path / "run")
-    events = rows_of(path, "events")
-    (departed,) = np.flatnonzero(events["kind"] == schema.Event.DEPARTED)
-    rewrite(path, "events", lambda rows: np.delete(rows, departed))
-    assert replay.check(path)
-    for changes, why in (
-        ({"time_s": 0.0, "clock": 0}, ""),
-        ({"learner_id": 3}, ""),
-        ({"clock": 500}, ""),
-        ({"time_s": up(-0.1)}, r"at .* s, expected .* to .* s: the event before, and the next update"),
-    ):
-        shutil.rmtree(path)
-        shutil.copytree(runs("leaving"), path)
-        rewrite(path, "events", edit(departed, **changes))
-        found = replay.check(path)
-        assert found
-        assert re.search(why, found), found
-
-
-def test_when_the_time_was_over(runs: Callable[[str], Path], tmp_path: Path) -> None:
-    path = shutil.copytree(runs("timeout-S2"), tmp_path / "run")
-    over = np.flatnonzero(rows_of(path, "events")["kind"] == schema.Event.TIMEOUT)
-    assert len(over) > 3
-    rewrite(path, "events", lambda rows: np.delete(rows, over[1]))
-    assert replay.check(path)
-    for changes, why in (
-        ({"clock": up(1)}, ""),
-        ({"time_s": up(-0.05)}, r"a time-out at .* s, expected .* s or later|at .* s, expected"),
-        ({"time_s": up(1.0)}, ""),
-    ):
-        shutil.rmtree(path)
-        shutil.copytree(runs("timeout-S2"), path)
-        rewrite(path, "events", edit(over[1], **changes))
-        found = replay.check(path)
-        assert found
-        assert re.search(why, found), found
+@pytest.mark.parametrize(
+    ("name", "kind", "changes", "why"),
+    [
+        ("leaving", Event.DEPARTED, None, ""),
+        ("leaving", Event.DEPARTED, {"time_s": 0.0, "clock": 0}, ""),
+        ("leaving", Event.DEPARTED, {"learner_id": 3}, ""),
+        ("leaving", Event.DEPARTED, {"clock": 500}, ""),
+        ("leaving", Event.DEPARTED, {"time_s": up(-0.1)}, r"at .* s, expected .* to .* s: the event before, and the next update"),
+        ("timeout-S2", Event.TIMEOUT, None, ""),
+        ("timeout-S2", Event.TIMEOUT, {"clock": up(1)}, ""),
+        ("timeout-S2", Event.TIMEOUT, {"time_s": up(-0.05)}, r"a time-out at .* s, expected .* s or later|at .* s, expected"),
+        ("timeout-S2", Event.TIMEOUT, {"time_s": up(1.0)}, ""),
+    ],
+)
+def test_who_left_when_and_when_the_time_was_over(
+    name: str, kind: Event, changes: dict[str, Any] | None, why: str, runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """An event is missing, or another."""
+    path = shutil.copytree(runs(name), tmp_path / "run")
+    events = np.flatnonzero(rows_of(path, "events")["kind"] == kind)
+    row = int(events[min(1, len(events) - 1)])
+    rewrite(path, "events", (lambda rows: np.delete(rows, row)) if changes is None else edit(row, **changes))
+    found = replay.check(path)
+    assert found
+    assert re.search(why, found), found
 
 
 def test_one_who_never_left(run: Path) -> None:
     """After the last row, where nothing else depends on it."""
     last = rows_of(run, "events")[-1:].copy()
-    last["kind"], last["learner_id"], last["clock"] = schema.Event.DEPARTED, 2, 500
+    last["kind"], last["learner_id"], last["clock"] = Event.DEPARTED, 2, 500
     rewrite(run, "events", lambda rows: np.concatenate([rows, last]))
     found = replay.check(run)
     assert re.match(r"shard 0, events, row \d+ \(clock 500\): clock 500", found), found
