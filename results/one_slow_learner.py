@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.analysis.tables import Cell, Table, columns_of
-from mpisgd.bench.parts.machine import describe, write
-from mpisgd.bench.train import scratch
+from mpisgd.bench.parts.measured import describe, write
+from mpisgd.bench.parts.runs import scratch
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job.run import run

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from virtual_runs import main
 
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.bench.parts.spread import Spread, show
+from mpisgd.bench.parts.measured import Spread, show
 from mpisgd.report import style
 
 BENCH = Path(__file__).parent / "bench"

@@ -1,32 +1,21 @@
-"""`bench checkpoint`: hardsync with checkpoints against hardsync without, in turn.
-
-The order changes with each repetition; ratios compare neighbouring runs.
-"""
+"""`bench checkpoint`: hardsync with checkpoints against hardsync without, in turn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, Case
-from mpisgd.bench.parts.spread import over, show, spread
+from mpisgd.bench.parts.measured import OFF, in_turn, over_off, show, spread
+from mpisgd.bench.parts.runs import run_of, scratch
 from mpisgd.config import CheckpointOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
-
-OFF = "off"
-
-
-def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
-    """Yield all ways per repetition, rotated by one each time."""
-    for repetition in range(repetitions):
-        first = repetition % len(ways)
-        yield from (*ways[first:], *ways[:first])
 
 
 class Tally:
@@ -49,7 +38,7 @@ class Tally:
         return {
             "case": self._case.name,
             "images_per_s": {name: spread(values) for name, values in rates.items()},
-            "over_off": {name: over(values, rates[OFF]) for name, values in rates.items() if name != OFF},
+            "over_off": over_off(rates),
             "stands_s": spread(self._stops) if self._stops else None,
             "checkpoints": self._counts,
         }
@@ -57,8 +46,6 @@ class Tally:
 
 def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
     """Measure images/s with checkpoints at multiples of this clock; rows are equal on all ranks."""
-    from mpisgd.bench.train import run_of, scratch
-
     ways: dict[str, dict[str, Any]] = {OFF: {}, "checkpoints": {"checkpoint": CheckpointOptions(every_updates=every_updates)}}
     rows = []
     with scratch(comm) as directory:

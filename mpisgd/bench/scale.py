@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.parts import launched
+from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, Case, config_of
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.bench.train import rate_of
+from mpisgd.bench.parts.measured import over, show, spread
 from mpisgd.config import Config
 from mpisgd.plan.costs.fit import fit
 from mpisgd.plan.costs.predict import predict
@@ -35,8 +34,9 @@ def up_to_the_cores() -> tuple[int, ...]:
 
 
 def measure(repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
-    """Return all rows. Raises ConfigError if a launch fails."""
-    return [row for protocol in ("hardsync", "softsync") for row in _rows(protocol, repetitions, learners)]
+    """Return all rows; no learners = `up_to_the_cores`. Raises ConfigError if a launch fails."""
+    counts = learners or up_to_the_cores()
+    return [row for protocol in ("hardsync", "softsync") for row in _rows(protocol, repetitions, counts)]
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -61,13 +61,13 @@ def _rows(protocol: str, repetitions: int, learners: Sequence[int]) -> list[dict
             for mu, rates in alone.items():
                 case = replace(CASE, mu=mu, updates=CASE.updates * CASE.mu // mu)
                 log = _trained(Path(directory, f"alone-{mu}"), case, protocol, 1)
-                rates.append(rate_of(log, case, 1))
+                rates.append(runs.rate_of(log, case, 1))
                 costs[mu] = fit(log)
             for (kind, count), case in points.items():
                 virtual = predict(with_learners(costs[case.mu], count))
                 predicted[kind, count].append(virtual.gradients_per_s * case.mu)
                 log = _trained(Path(directory, f"{kind}-{count}"), case, protocol, count)
-                measured[kind, count].append(rate_of(log, case, count))
+                measured[kind, count].append(runs.rate_of(log, case, count))
     return [
         {
             "protocol": protocol,
@@ -91,4 +91,4 @@ def _trained(directory: Path, case: Case, protocol: str, learners: int) -> Run:
     options: ProtocolOptions = HardsyncOptions() if protocol == "hardsync" else SoftsyncOptions(n=learners)
     config: Config = config_of(directory, case, protocol=options)
     # `config.epochs` are for LEARNERS learners
-    return launched.train(replace(config, epochs=config.epochs * learners / LEARNERS), 1 + learners)
+    return runs.launched(replace(config, epochs=config.epochs * learners / LEARNERS), 1 + learners)

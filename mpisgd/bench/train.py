@@ -6,27 +6,21 @@ counts, with or without gradients as bucket views. Only applied gradients count.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts import loops
-from mpisgd.bench.parts.among import among
-from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, WAYS, Case, Device, config_of
-from mpisgd.bench.parts.spread import Spread, over, show, spread
+from mpisgd.bench.parts.cases import ALL, CASES, LEARNERS, WAYS, Case, Device
+from mpisgd.bench.parts.measured import Spread, over, show, spread
+from mpisgd.bench.parts.runs import among, rate_of, run_of, scratch
 from mpisgd.comm.mpi.launch import words
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import kind_of
-from mpisgd.job.finish import Outcome
-from mpisgd.job.run import run
 from mpisgd.records.log.reader import Run
 
 FLOOR, OTHER_FORMAT = "loops", "loops, contiguous"
@@ -41,7 +35,9 @@ def measure(
     device: Device = "cpu",
     shard_device: Device = "cpu",
 ) -> list[dict[str, Any]]:
-    """Measure cases in ways of `cases.WAYS`; rows are equal on all ranks. Raises ConfigError if a way needs more ranks."""
+    """Measure cases in `cases.WAYS` or ALL; rows are equal on all ranks. Raises ConfigError if a way needs more ranks."""
+    if ALL in ways:
+        ways = [name for name, way in WAYS.items() if len(way.ranks) <= 3]
     for name in ways:
         most = 1 + max(WAYS[name].ranks)
         if comm.Get_size() < most:
@@ -132,23 +128,3 @@ def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, device
     with among(comm, way.ranks) as part:
         outcome = run_of(part, directory, case, **devices, **way.special) if part is not None else None
     return float(comm.bcast(rate_of(Run(outcome.path), case) if outcome is not None else None, root=LEARNERS))
-
-
-def rate_of(log: Run, case: Case, learners: int = LEARNERS) -> float:
-    """Return applied images/s on shard 0, after the warm-up."""
-    updates = log.updates[log.updates["shard"] == 0]
-    samples, time_s = updates["samples"], updates["time_s"]
-    first = int(np.searchsorted(samples, WARM_UP * learners * case.mu))
-    return float((samples[-1] - samples[first]) / (time_s[-1] - time_s[first]))
-
-
-@contextmanager
-def scratch(comm: MPI.Intracomm) -> Iterator[Path]:
-    """Yield a temporary directory, common to all ranks."""
-    with tempfile.TemporaryDirectory() as own:
-        yield Path(comm.bcast(own, root=0))
-        comm.Barrier()
-
-
-def run_of(comm: MPI.Intracomm, directory: Path, case: Case, **special: Any) -> Outcome:
-    return run(config_of(directory, case, **special), comm)

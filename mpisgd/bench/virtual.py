@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.parts.spread import over, show, spread
+from mpisgd.bench.parts.measured import over, show, spread
 from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SmallCnnOptions, SoftmaxOptions, replace
 from mpisgd.config.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
@@ -35,7 +35,10 @@ MODELS: dict[str, ModelOptions] = {
 
 
 def measure(repetitions: int) -> list[dict[str, Any]]:
-    """Measure without tensors; at the least lambda also with the run log."""
+    return _of_sizes(repetitions) + _of_models(repetitions)
+
+
+def _of_sizes(repetitions: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for learners, gradients in SIZES.items():
         for log in (False, True) if learners == min(SIZES) else (False,):
@@ -53,7 +56,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure_batched(repetitions: int) -> list[dict[str, Any]]:
+def _of_models(repetitions: int) -> list[dict[str, Any]]:
     rows = []
     for name, model in MODELS.items():
         single, batched = [], []
@@ -65,14 +68,16 @@ def measure_batched(repetitions: int) -> list[dict[str, Any]]:
     return rows
 
 
-def lines_of(rows: Sequence[Mapping[str, Any]], batched: Sequence[Mapping[str, Any]]) -> list[str]:
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
-    for row in rows:
+    for row in (each for each in rows if "learners" in each):
         log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
         real, rate = f"{row['real_s']['median']:.2f} s", show(row["gradients_per_s"], 0)
         lines.append(f"{row['learners']:9,} {row['gradients']:10,} {log:>4} {real:>9} {rate:>32} {peak:>9}")
     return lines + [
-        f"gradients of 30 learners in batches, over one by one, {row['model']}: {show(row['speed_up'])}" for row in batched
+        f"gradients of 30 learners in batches, over one by one, {row['model']}: {show(row['speed_up'])}"
+        for row in rows
+        if "speed_up" in row
     ]
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd.bench.parts.among import among
-from mpisgd.bench.parts.spread import over, show, spread
+from mpisgd.bench.parts.measured import over, show, spread
+from mpisgd.bench.parts.runs import among
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire

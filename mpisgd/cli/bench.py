@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,10 @@ import tyro
 
 from mpisgd.base.checks import require
 from mpisgd.base.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
-from mpisgd.bench.parts.cases import CASES, USUAL, WAYS, Device
+from mpisgd.bench.parts.cases import ALL, CASES, USUAL, WAYS, Device
 from mpisgd.comm.mpi.launch import version, words
 from mpisgd.config import OPTIMIZERS
 from mpisgd.liveness.guard import failing_fast, launched_rank, launched_size
-
-ALL = "all"
-Measured = tuple[list[dict[str, Any]], list[str]]
-"""JSON rows, and lines to print."""
 
 
 @dataclass(frozen=True)
@@ -62,52 +59,16 @@ def check(field: str, names: Sequence[str], known: Collection[str]) -> None:
         require(name in known, field, name, f"some of {', '.join(known)}{nearest(name, known)}")
 
 
-def _wire(options: Options) -> Measured:
-    from mpisgd.bench import wire
-    from mpisgd.comm.mpi.library import MPI
-
-    rows = wire.measure(MPI.COMM_WORLD, options.sizes, options.repetitions, options.optimizers)
-    return rows, wire.lines_of(rows)
-
-
-def _train(options: Options) -> Measured:
-    from mpisgd.bench import train
-    from mpisgd.comm.mpi.library import MPI
-
-    ways = tuple(each for each in WAYS if len(WAYS[each].ranks) <= 3) if ALL in options.ways else options.ways
-    rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways, options.device, options.shard_device)
-    return rows, train.lines_of(rows)
-
-
-def _checkpoint(options: Options) -> Measured:
-    from mpisgd.bench import checkpoint
-    from mpisgd.comm.mpi.library import MPI
-
-    rows = checkpoint.measure(MPI.COMM_WORLD, options.repetitions, options.every_updates)
-    return rows, checkpoint.lines_of(rows)
-
-
-def _scale(options: Options) -> Measured:
-    from mpisgd.bench import scale
-
-    rows = scale.measure(options.repetitions, options.learners or scale.up_to_the_cores())
-    return rows, scale.lines_of(rows)
-
-
-def _virtual(options: Options) -> Measured:
-    from mpisgd.bench import virtual
-
-    rows, batched = virtual.measure(options.repetitions), virtual.measure_batched(options.repetitions)
-    return rows + batched, virtual.lines_of(rows, batched)
-
-
 @dataclass(frozen=True)
 class Bench:
-    """A bench. `ranks`: 1 = a process that starts its own; `least`: fewest others possible, 0 = none."""
+    """A module: `measure([communicator,] ...)` returns JSON rows, `lines_of(rows)` lines.
+
+    `ranks`: 1 = a process that starts its own; `takes`: options measured with; `least`: fewest others possible, 0 = none.
+    """
 
     ranks: int
     about: str
-    measure: Callable[[Any], Measured]
+    takes: tuple[str, ...]
     least: int = 0
 
     def fits(self, ranks: int) -> bool:
@@ -116,22 +77,36 @@ class Bench:
 
 BENCHES = {
     "wire": Bench(
-        4, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update", _wire, least=2
+        4,
+        "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update",
+        ("sizes", "repetitions", "optimizers"),
+        least=2,
     ),
     "train": Bench(
-        3, "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate", _train, least=4
+        3,
+        "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate",
+        ("repetitions", "cases", "ways", "device", "shard_device"),
+        least=4,
     ),
-    "checkpoint": Bench(3, "images/s of hardsync with checkpoints, over without; the loop's seconds per checkpoint", _checkpoint),
-    "scale": Bench(1, "images/s over the number of learners, and the virtual cluster's prediction; starts ranks itself", _scale),
-    "virtual": Bench(1, "gradients/s of the virtual cluster, from 30 to 100,000 learners", _virtual),
+    "checkpoint": Bench(
+        3,
+        "images/s of hardsync with checkpoints, over without; the loop's seconds per checkpoint",
+        ("repetitions", "every_updates"),
+    ),
+    "scale": Bench(
+        1,
+        "images/s over the number of learners, and the virtual cluster's prediction; starts ranks itself",
+        ("repetitions", "learners"),
+    ),
+    "virtual": Bench(1, "gradients/s of the virtual cluster, from 30 to 100,000 learners", ("repetitions",)),
 }
 
 
 def main(argv: list[str]) -> int:
-    return run(argv, "mpisgd bench", BENCHES, Options)
+    return run(argv, "mpisgd bench", "mpisgd.bench", BENCHES, Options)
 
 
-def run(argv: list[str], prog: str, benches: Mapping[str, Bench], options_type: type[Any]) -> int:
+def run(argv: list[str], prog: str, package: str, benches: Mapping[str, Bench], options_type: type[Any]) -> int:
     """Run a bench on this job's ranks; rank 0 prints and writes. Raises ConfigError: ranks, or no bench."""
     if not argv or argv[0] in ("-h", "--help"):
         if launched_rank() == 0:
@@ -142,10 +117,13 @@ def run(argv: list[str], prog: str, benches: Mapping[str, Bench], options_type: 
         raise ConfigError(f"bench {what!r} is unknown{nearest(what, benches)}")
     options = tyro.cli(options_type, args=rest, prog=f"{prog} {what}", console_outputs=launched_rank() == 0)
     bench = benches[what]
+    taken = [getattr(options, name) for name in bench.takes]
     if bench.ranks == 1:
         if launched_size() > 1:
             raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: leave mpirun out")
-        _tell(what, options.out, *bench.measure(options), mpi=version(), ranks=1)
+        page: Any = import_module(f"{package}.{what}")
+        rows = page.measure(*taken)
+        _tell(what, options.out, rows, page.lines_of(rows), mpi=version(), ranks=1)
         return EXIT_OK
     from mpisgd.comm.mpi.library import MPI
 
@@ -154,10 +132,11 @@ def run(argv: list[str], prog: str, benches: Mapping[str, Bench], options_type: 
         expected = f"expected {bench.ranks}{f', or at least {bench.least}' if bench.least else ''}: {words(bench.ranks)} ..."
         raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), {expected}")
     with failing_fast(comm, lambda: f"bench {what}"):
-        rows, lines = bench.measure(options)
+        page = import_module(f"{package}.{what}")
+        rows = page.measure(comm, *taken)
     if comm.Get_rank() == 0:
         mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        _tell(what, options.out, rows, lines, mpi=mpi, ranks=comm.Get_size())
+        _tell(what, options.out, rows, page.lines_of(rows), mpi=mpi, ranks=comm.Get_size())
     return EXIT_OK
 
 
@@ -169,7 +148,7 @@ def usage(prog: str, benches: Mapping[str, Bench]) -> str:
 
 
 def _tell(what: str, out: str, rows: list[dict[str, Any]], lines: list[str], *, mpi: str, ranks: int) -> None:
-    from mpisgd.bench.parts.machine import describe, write
+    from mpisgd.bench.parts.measured import describe, write
 
     print("\n".join(lines))
     write(Path(out) / f"{what}.json", {"bench": what, "machine": describe(ranks, mpi), "rows": rows})

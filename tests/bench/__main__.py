@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from mpisgd.base.checks import require
 from mpisgd.base.errors import EXIT_USAGE, ConfigError
-from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
-from mpisgd.bench.parts.spread import show
-from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import beside, clipping, crowd, faults, memory, nodes, peers, pieces, settings, stages, start, vectors
+from mpisgd.cli import bench as of_users
+from mpisgd.cli.bench import Bench, check
+from tests.bench import nodes
 
 
 @dataclass(frozen=True)
@@ -52,122 +51,50 @@ class Options:
         check("exchanges", self.exchanges, nodes.WAYS)
 
 
-def _log(options: Options) -> Measured:
-    from mpisgd.comm.mpi.library import MPI
-    from tests.bench import log
-
-    rows = log.measure(MPI.COMM_WORLD, options.repetitions, options.cases)
-    return rows, [f"{row['case']}: log on / off {show(row['on_over_off'], 3)}" for row in rows]
-
-
-def _oversubscribed(options: Options) -> Measured:
-    from mpisgd.comm.mpi.library import MPI
-    from tests.bench import oversubscribed
-
-    rows = oversubscribed.measure(MPI.COMM_WORLD, options.repetitions)
-    return rows, oversubscribed.lines_of(rows)
-
-
-def _peers(options: Options) -> Measured:
-    rows = peers.measure(options.repetitions, options.cases, options.peer_python)
-    return rows, peers.lines_of(rows)
-
-
-def _faults(options: Options) -> Measured:
-    rows = faults.measure(options.repetitions, options.every_updates)
-    return rows, checkpoint.lines_of(rows)
-
-
-def _near(options: Options) -> Measured:
-    from mpisgd.comm.mpi.library import MPI
-    from tests.bench import near
-
-    rows = near.measure(MPI.COMM_WORLD, options.repetitions, options.every_updates)
-    return rows, near.lines_of(rows)
-
-
-def _state(options: Options) -> Measured:
-    from mpisgd.comm.mpi.library import MPI
-    from tests.bench import state
-
-    rows = state.measure(MPI.COMM_WORLD, options.repetitions)
-    return rows, state.lines_of(rows)
-
-
-def _settings(options: Options) -> Measured:
-    rows = settings.measure(options.repetitions)
-    return rows, settings.lines_of(rows)
-
-
-def _beside(options: Options) -> Measured:
-    rows = beside.measure(options.repetitions, options.checkout)
-    return rows, beside.lines_of(rows)
-
-
-def _clipping(options: Options) -> Measured:
-    rows = clipping.measure(options.repetitions)
-    return rows, clipping.lines_of(rows)
-
-
-def _start(options: Options) -> Measured:
-    rows = start.measure(options.repetitions, options.ranks)
-    return rows, start.lines_of(rows)
-
-
-def _crowd(options: Options) -> Measured:
-    rows = crowd.measure(options.ranks)
-    return rows, crowd.lines_of(rows)
-
-
-def _memory(options: Options) -> Measured:
-    rows = memory.measure(options.nbytes)
-    return rows, memory.lines_of(rows)
-
-
-def _pieces(options: Options) -> Measured:
-    rows = pieces.measure(options.model_nbytes)
-    return rows, pieces.lines_of(rows)
-
-
-def _vectors(options: Options) -> Measured:
-    rows = vectors.measure()
-    return rows, vectors.lines_of(rows)
-
-
-def _stages(options: Options) -> Measured:
-    rows = stages.measure(options.repetitions)
-    return rows, stages.lines_of(rows)
-
-
-def _nodes(options: Options) -> Measured:
-    rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit, options.exchanges, options.hosts)
-    return rows, nodes.lines_of(rows)
-
-
 BENCHES = {
-    "peers": Bench(1, "images/s of hardsync, over other parameter servers and allreduces, where installed", _peers),
-    "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", _oversubscribed, least=3),
-    "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
-    "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
-    "near": Bench(3, "images/s of hardsync that keeps states on two nodes, over without, AlexNet's shapes", _near),
-    "state": Bench(2, "CPU seconds of a state of AlexNet's shapes, on its own node and on a partner's", _state),
-    "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
-    "beside": Bench(1, "cycles and images/s of this checkout over another one's, each by its own benches", _beside),
-    "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", _clipping),
-    "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
-    "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
-    "crowd": Bench(1, "messages and bytes of each of thousands of ranks at a job's start and end", _crowd),
-    "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
-    "pieces": Bench(1, "memory of ranks that train a model of 1.5 GB of which each has a piece", _pieces),
-    "vectors": Bench(1, "vectors of the model's size that each kind of rank keeps, by way, learners and shards", _vectors),
-    "stages": Bench(1, "images/s of two stages on two cores over one rank on one; neighbours' messages over MPI's", _stages),
+    "peers": Bench(
+        1,
+        "images/s of hardsync, over other parameter servers and allreduces, where installed",
+        ("repetitions", "cases", "peer_python"),
+    ),
+    "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", ("repetitions",), least=3),
+    "log": Bench(3, "images/s of hardsync with the run log, over without", ("repetitions", "cases")),
+    "faults": Bench(
+        1,
+        "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without",
+        ("repetitions", "every_updates"),
+    ),
+    "near": Bench(
+        3,
+        "images/s of hardsync that keeps states on two nodes, over without, AlexNet's shapes",
+        ("repetitions", "every_updates"),
+    ),
+    "state": Bench(2, "CPU seconds of a state of AlexNet's shapes, on its own node and on a partner's", ("repetitions",)),
+    "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", ("repetitions",)),
+    "beside": Bench(
+        1, "cycles and images/s of this checkout over another one's, each by its own benches", ("repetitions", "checkout")
+    ),
+    "clipping": Bench(1, "seconds of an update whose shards agree on the norm of an average, over one without", ("repetitions",)),
+    "nodes": Bench(
+        1,
+        "seconds of a round over several nodes' links, beside DDP and the limit (as root)",
+        ("repetitions", "cases", "nodes", "gbit", "exchanges", "hosts"),
+    ),
+    "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", ("repetitions", "ranks")),
+    "crowd": Bench(1, "messages and bytes of each of thousands of ranks at a job's start and end", ("ranks",)),
+    "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", ("nbytes",)),
+    "pieces": Bench(1, "memory of ranks that train a model of 1.5 GB of which each has a piece", ("model_nbytes",)),
+    "vectors": Bench(1, "vectors of the model's size that each kind of rank keeps, by way, learners and shards", ()),
+    "stages": Bench(
+        1, "images/s of two stages on two cores over one rank on one; neighbours' messages over MPI's", ("repetitions",)
+    ),
 }
 
 
 def main(argv: list[str]) -> int:
     """Run one bench, and say what is refused."""
     try:
-        return run(argv, "python -m tests.bench", BENCHES, Options)
+        return of_users.run(argv, "python -m tests.bench", "tests.bench", BENCHES, Options)
     except ConfigError as error:
         print(f"bench: ConfigError: {error}", file=sys.stderr)
         return EXIT_USAGE

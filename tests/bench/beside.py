@@ -16,9 +16,8 @@ from typing import Any
 
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.checkpoint import in_turn
 from mpisgd.bench.parts.cases import LEARNERS
-from mpisgd.bench.parts.spread import over, show
+from mpisgd.bench.parts.measured import in_turn, over, show
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 HERE = Path(__file__).resolve().parents[2]

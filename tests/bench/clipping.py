@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.checkpoint import OFF, in_turn
-from mpisgd.bench.parts import launched
+from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.bench.train import rate_of
+from mpisgd.bench.parts.measured import OFF, in_turn, over_off, show, spread
 from mpisgd.config import replace
 
 SHARDS = (2, 4)
@@ -36,11 +34,10 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
             for name in in_turn(list(WAYS), repetitions):
                 with tempfile.TemporaryDirectory() as directory:
                     config = replace(config_of(Path(directory), case), shards=shards, **WAYS[name])
-                    rate = rate_of(launched.train(config, shards + LEARNERS), case)
+                    rate = runs.rate_of(runs.launched(config, shards + LEARNERS), case)
                 found[name].append(1e3 * LEARNERS * case.mu / rate)
-            ratios = {name: over(values, found[OFF]) for name, values in found.items() if name != OFF}
             ms = {name: spread(values) for name, values in found.items()}
-            rows.append({"case": case.name, "shards": shards, "learners": LEARNERS, "update_ms": ms, "over_off": ratios})
+            rows.append({"case": case.name, "shards": shards, "learners": LEARNERS, "update_ms": ms, "over_off": over_off(found)})
     return rows
 
 

@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.checkpoint import OFF, Tally, in_turn, seen
-from mpisgd.bench.parts import launched
+from mpisgd.bench.checkpoint import Tally, lines_of, seen
+from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
+from mpisgd.bench.parts.measured import OFF, in_turn
 from mpisgd.config import CheckpointOptions, FaultOptions, LogOptions
+
+__all__ = ["lines_of", "measure"]
 
 TOLERANT = ("--with-ft", "ulfm")
 LONGER = 6
@@ -36,6 +39,6 @@ def measure(repetitions: int, every_updates: int) -> list[dict[str, Any]]:
         for name in in_turn(list(ways), repetitions):
             with tempfile.TemporaryDirectory() as directory:
                 options, special = ways[name]
-                tally.add(name, *seen(launched.train(config_of(Path(directory), case, **special), 1 + LEARNERS, options)))
+                tally.add(name, *seen(runs.launched(config_of(Path(directory), case, **special), 1 + LEARNERS, options)))
         rows.append(tally.row() | {"every_updates": every_updates})
     return rows

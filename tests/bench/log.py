@@ -7,7 +7,7 @@ second window of a few updates, and what is compared is such a window with the m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, Case
-from mpisgd.bench.parts.spread import spread
-from mpisgd.bench.train import run_of, scratch
+from mpisgd.bench.parts.measured import show, spread
+from mpisgd.bench.parts.runs import run_of, scratch
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.config import LogOptions
 from mpisgd.job.roles import role
@@ -85,6 +85,11 @@ def _row(comm: MPI.Intracomm, directory: Path, case: Case, repetitions: int) -> 
         "on_over_off": spread(ratios),
         "windows": {"updates": WINDOW, "pairs": PAIRS},
     }
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format the rows for printing."""
+    return [f"{row['case']}: log on / off {show(row['on_over_off'], 3)}" for row in rows]
 
 
 def split(windows: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,10 +13,11 @@ from unittest import mock
 
 import numpy as np
 
-from mpisgd.bench.checkpoint import OFF, Tally, in_turn, seen
+from mpisgd.bench.checkpoint import Tally, seen
 from mpisgd.bench.checkpoint import lines_of as lines_of_checkpoints
 from mpisgd.bench.parts.cases import CASES, WARM_UP
-from mpisgd.bench.train import run_of, scratch
+from mpisgd.bench.parts.measured import OFF, in_turn
+from mpisgd.bench.parts.runs import run_of, scratch
 from mpisgd.config import CheckpointOptions
 from mpisgd.records.log.reader import Run
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.checkpoint import in_turn
 from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.bench.train import rate_of
+from mpisgd.bench.parts.measured import in_turn, over, show, spread
+from mpisgd.bench.parts.runs import rate_of
 from mpisgd.config import Config, CustomModelOptions, config_file
 from mpisgd.exchange import link_load
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions

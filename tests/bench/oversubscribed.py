@@ -16,8 +16,8 @@ from typing import Any
 
 from mpisgd.bench.parts import loops
 from mpisgd.bench.parts.cases import CASES, WARM_UP, Case
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.bench.train import rate_of, run_of, scratch
+from mpisgd.bench.parts.measured import over, show, spread
+from mpisgd.bench.parts.runs import rate_of, run_of, scratch
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions

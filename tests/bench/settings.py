@@ -13,11 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.checkpoint import OFF, in_turn
-from mpisgd.bench.parts import launched
+from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.bench.train import rate_of
+from mpisgd.bench.parts.measured import OFF, in_turn, over_off, show, spread
 from mpisgd.comm.mpi.launch import version
 
 WAITING: dict[str, dict[str, str]] = {
@@ -44,13 +42,13 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
         rates: dict[str, list[float]] = {name: [] for name in settings}
         for name in in_turn(list(settings), repetitions):
             with tempfile.TemporaryDirectory() as directory:
-                log = launched.train(config_of(Path(directory), case), 1 + LEARNERS, env=settings[name])
-                rates[name].append(rate_of(log, case))
+                log = runs.launched(config_of(Path(directory), case), 1 + LEARNERS, env=settings[name])
+                rates[name].append(runs.rate_of(log, case))
         rows.append(
             {
                 "case": case.name,
                 "images_per_s": {name: spread(values) for name, values in rates.items()},
-                "over_off": {name: over(values, rates[OFF]) for name, values in rates.items() if name != OFF},
+                "over_off": over_off(rates),
             }
         )
     return rows

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.parts.spread import over, show, spread
+from mpisgd.bench.parts.measured import over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.pipeline.micro_batches import StagePasses
 from mpisgd.pipeline.travelling import Rooms

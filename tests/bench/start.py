@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.parts.spread import over, show, spread
+from mpisgd.bench.parts.measured import over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import Config, EvaluationOptions, LogOptions, SoftmaxOptions, config_file
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpisgd.bench.parts.spread import show, spread
-from mpisgd.bench.train import scratch
+from mpisgd.bench.parts.measured import show, spread
+from mpisgd.bench.parts.runs import scratch
 from mpisgd.job.run.courier import Courier
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.near import Near

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.bench.parts.machine import write
+from mpisgd.bench.parts.measured import write
 from mpisgd.comm.mpi.launch import mpirun
 from mpisgd.config import config_file
 from tests.faults.job import end_all, stop_orderly

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.bench.parts.machine import write
+from mpisgd.bench.parts.measured import write
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from tests.faults.campaign import configured, kept, launcher

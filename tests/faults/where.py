@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from mpisgd.bench.parts.machine import describe
+from mpisgd.bench.parts.measured import describe
 
 
 def machine(mpi: str = "") -> dict[str, Any]:

@@ -98,6 +98,8 @@ WAYS = {
     "sandblaster": Way({"protocol": SandblasterOptions(iterations=3), "alpha0": Config.alpha0, "epochs": Config.epochs}),
 }
 """softsync: n = lambda. sandblaster: images of summed gradients, line search and commands included."""
+ALL = "all"
+"""Ways of three ranks."""
 
 
 def config_of(directory: Path, case: Case, **special: Any) -> Config:

@@ -21,10 +21,9 @@ from typing import Any
 
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench.parts import launched
+from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WAYS, Case, config_of
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.bench.train import rate_of
+from mpisgd.bench.parts.measured import over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 _HERE = Path(__file__).parent
@@ -79,8 +78,8 @@ def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[st
             for name in OURS:
                 with tempfile.TemporaryDirectory() as directory:
                     way = WAYS[name]
-                    log = launched.train(config_of(Path(directory), case, **way.special), len(way.ranks))
-                    rates[name].append(rate_of(log, case))
+                    log = runs.launched(config_of(Path(directory), case, **way.special), len(way.ranks))
+                    rates[name].append(runs.rate_of(log, case))
             for name, own_python in peers.items():
                 rates[name].append(run(name, key, case, own_python))
         rows.append(

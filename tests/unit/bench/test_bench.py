@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import json
 import math
 import sys
@@ -21,10 +23,10 @@ from mpisgd.__main__ import main
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench import scale, train, wire
 from mpisgd.bench.checkpoint import lines_of
-from mpisgd.bench.parts import launched
+from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
-from mpisgd.bench.parts.spread import over, show, spread
-from mpisgd.cli.bench import BENCHES, Options
+from mpisgd.bench.parts.measured import over, show, spread
+from mpisgd.cli.bench import BENCHES, Bench, Options
 from mpisgd.comm.mpi.launch import version
 from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, compatibility, replace
 from mpisgd.exchange.roles import of_job
@@ -33,6 +35,8 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.bench import faults, log, peers, settings
+from tests.bench.__main__ import BENCHES as OWN_BENCHES
+from tests.bench.__main__ import Options as OwnOptions
 from tests.bench.peers import torch_networks
 from tests.effort import spread as spread_cases
 from tests.unit.fabricate import Log, row, rows, write_run
@@ -60,7 +64,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, int, dict[st
         )
         return Run(simulate(mine).path)
 
-    monkeypatch.setattr(launched, "train", fake)
+    monkeypatch.setattr(runs, "launched", fake)
     monkeypatch.setattr(scale, "CASE", dataclasses.replace(scale.CASE, updates=24))
     for each in (settings, faults):
         monkeypatch.setattr(each, "LONGER", 1)
@@ -135,7 +139,7 @@ def test_images_are_counted_from_the_end_of_the_warm_up(tmp_path: Path) -> None:
         row("updates", clock=clock, samples=8 * clock, time_s=clock if clock <= WARM_UP else 2.0 * clock) for clock in range(1, 21)
     ]
     write_run(tmp_path / "run", Log(updates=rows("updates", updates)), {"name": "hardsync"}, 2)
-    assert train.rate_of(Run(tmp_path / "run"), case) == 8 * 10 / (40.0 - WARM_UP)
+    assert runs.rate_of(Run(tmp_path / "run"), case) == 8 * 10 / (40.0 - WARM_UP)
 
 
 @pytest.mark.parametrize("layout", wire.LAYOUTS)
@@ -242,9 +246,9 @@ def test_what_is_installed() -> None:
 
 
 def test_a_launch_that_left_no_run_is_told_of_whatever_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launched, "mpirun", lambda ranks: ["true"])
+    monkeypatch.setattr(runs, "mpirun", lambda ranks: ["true"])
     with pytest.raises(ConfigError, match=r"mpisgd train .*: exit status 0"):
-        launched.train(replace(Config(), out=str(tmp_path / "run")), 2)
+        runs.launched(replace(Config(), out=str(tmp_path / "run")), 2)
 
 
 def test_a_peer_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +293,16 @@ def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:
     assert set(Options().optimizers) == set(wire.OPTIMIZERS)
     assert [ranks for ranks in range(1, 7) if BENCHES["wire"].fits(ranks)] == [2, 3, 4, 5, 6]
     assert [ranks for ranks in range(1, 7) if BENCHES["train"].fits(ranks)] == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("package", "benches"), [("mpisgd.bench", BENCHES), ("tests.bench", OWN_BENCHES)])
+def test_each_bench_takes_options_that_there_are(package: str, benches: Mapping[str, Bench]) -> None:
+    options = Options if benches is BENCHES else OwnOptions
+    for what, bench in benches.items():
+        page = importlib.import_module(f"{package}.{what}")
+        taken: list[Any] = [getattr(options(), name) for name in bench.takes]
+        inspect.signature(page.measure).bind(*(["communicator"] if bench.ranks > 1 else []), *taken)
+        inspect.signature(page.lines_of).bind([])
 
 
 @pytest.mark.slow

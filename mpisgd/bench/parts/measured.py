@@ -1,4 +1,4 @@
-"""JSON files of benchmarks, with their machine."""
+"""Alternatives in turn, median and range, and JSON files with their machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,36 @@ import torch
 
 from mpisgd.base.git import commit_of_package
 from mpisgd.base.version import __version__
+
+OFF = "off"
+Spread = Mapping[str, float]
+"""median, min, max."""
+
+
+def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
+    """Yield all ways per repetition, rotated by one each time."""
+    for repetition in range(repetitions):
+        first = repetition % len(ways)
+        yield from (*ways[first:], *ways[:first])
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def over(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Return ratios of neighbouring repetitions."""
+    return spread([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def over_off(measured: Mapping[str, Sequence[float]]) -> dict[str, Spread]:
+    """Return the ratios of all others to OFF."""
+    return {name: over(values, measured[OFF]) for name, values in measured.items() if name != OFF}
+
+
+def show(value: Spread, digits: int = 2, factor: float = 1.0) -> str:
+    middle, low, high = (value[key] * factor for key in ("median", "min", "max"))
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
