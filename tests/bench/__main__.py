@@ -1,4 +1,7 @@
-"""`[mpirun -n RANKS] python -m tests.bench WHAT`: benches of the project itself; the rest is as with `mpisgd bench`."""
+"""`[mpirun -n RANKS] python -m tests.bench WHAT`: benches of the project itself; the rest is as with `mpisgd bench`.
+
+`python -m tests.bench all` runs those of a machine (`make bench`), `mpisgd bench` first, and launches the ranks of each.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import sys
 from dataclasses import dataclass
 
 from mpisgd.base.checks import require
-from mpisgd.base.errors import EXIT_USAGE, ConfigError
+from mpisgd.base.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.cli import bench as of_users
 from mpisgd.cli.bench import Bench, check
+from mpisgd.comm.mpi.launch import mpirun
+from tests import run
 from tests.bench import nodes
 
 
@@ -89,11 +94,26 @@ BENCHES = {
         1, "images/s of two stages on two cores over one rank on one; neighbours' messages over MPI's", ("repetitions",)
     ),
 }
+ALL = ("oversubscribed", "log", "faults", "settings", "clipping", "start", "memory", "pieces", "stages")
+"""Benches of `make bench`, after those of `mpisgd bench`."""
+
+
+def every(words: list[str]) -> int:
+    """Run each bench that measures a machine, up to one that fails."""
+    ours = {name: BENCHES[name] for name in ALL}
+    for module, benches in ((["mpisgd", "bench"], of_users.BENCHES), (["tests.bench"], ours)):
+        for name, bench in benches.items():
+            launcher = mpirun(bench.ranks) if bench.ranks > 1 else []
+            if status := run.run([*launcher, sys.executable, "-m", *module, name, *words]):
+                return status
+    return EXIT_OK
 
 
 def main(argv: list[str]) -> int:
-    """Run one bench, and say what is refused."""
+    """Run one bench, or `all`, and say what is refused."""
     try:
+        if argv[:1] == ["all"]:
+            return every(argv[1:])
         return of_users.run(argv, "python -m tests.bench", "tests.bench", BENCHES, Options)
     except ConfigError as error:
         print(f"bench: ConfigError: {error}", file=sys.stderr)

@@ -80,7 +80,7 @@ def known_reach(copy: Copy, faults: Sequence[Fault], head: dict[str, Any], optio
         told = json.loads(file.read_text())
         return Reach(**told | {"tests": {int(number): tests for number, tests in told["tests"].items()}})
     say(f"the suite is run with probes at {len(faults)} sites")
-    reach = learn(copy, faults, [shlex.split(each) for each in ([options.suite] if options.suite else SUITE)])
+    reach = learn(copy, faults, [shlex.split(options.suite)] if options.suite else SUITE)
     file.parent.mkdir(exist_ok=True)
     save(file, dataclasses.asdict(reach))
     return reach

@@ -20,16 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.run import REAL_JOBS, together, unit
+
 PACKAGE = "mpisgd"
-REAL_JOBS = ("tests/jobs/test_slurm.py", "tests/jobs/test_lsf.py", "tests/jobs/test_pbs.py")
-LEFT_OUT = "long or slow or rare"
-#: What `make test` runs (see the Makefile): tests without ranks, tests of real ranks.
-SUITE = (
-    "-n 2 --dist worksteal --ignore=tests/mpi --ignore=tests/nodes "
-    + "".join(f"--ignore={each} " for each in REAL_JOBS)
-    + f"-m 'not ({LEFT_OUT})'",
-    f"tests/mpi tests/nodes {' '.join(REAL_JOBS)} -m 'not (alone or {LEFT_OUT})' -n 2 --dist loadscope --no-loadscope-reorder",
-)
+#: What `make test` runs: tests without ranks, tests of real ranks.
+SUITE = (unit("some", "2"), together("some", "2"))
 ALWAYS = ("-q", "-p", "planted_probe", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 

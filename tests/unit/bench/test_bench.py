@@ -34,9 +34,11 @@ from mpisgd.protocols import AllreduceOptions
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
+from tests import run
 from tests.bench import faults, log, peers, settings
 from tests.bench.__main__ import BENCHES as OWN_BENCHES
 from tests.bench.__main__ import Options as OwnOptions
+from tests.bench.__main__ import main as own_benches
 from tests.bench.peers import torch_networks
 from tests.effort import spread as spread_cases
 from tests.unit.fabricate import Log, row, rows, write_run
@@ -303,6 +305,16 @@ def test_each_bench_takes_options_that_there_are(package: str, benches: Mapping[
         taken: list[Any] = [getattr(options(), name) for name in bench.takes]
         inspect.signature(page.measure).bind(*(["communicator"] if bench.ranks > 1 else []), *taken)
         inspect.signature(page.lines_of).bind([])
+
+
+def test_all_are_run_each_on_its_ranks_to_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(run, "run", lambda command: (seen.append(command), 7 if command[-3] == "log" else 0)[1])
+    assert own_benches(["all", "--repetitions", "1"]) == 7
+    assert [command[-3] for command in seen] == [*BENCHES, "oversubscribed", "log"]
+    ranks = [int(command[command.index("-n") + 1]) if "-n" in command else 1 for command in seen]
+    assert ranks == [4, 3, 3, 1, 1, 31, 3]
+    assert [command[-4] for command in seen] == ["bench"] * 5 + ["tests.bench"] * 2
 
 
 @pytest.mark.slow

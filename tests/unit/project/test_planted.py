@@ -204,12 +204,3 @@ def test_faults_that_only_the_first_suite_found_are_told(tmp_path: Path, capsys:
     assert planted.main(["--compare", str(files[0]), str(files[0])]) == 0
     files[1].write_text(json.dumps({"seed": 2, "count": 3, "package": "x", "faults": []}))
     assert planted.main(["--compare", *map(str, files)]) == 2
-
-
-def test_the_suite_is_what_make_test_runs() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    assert f"LEFT_OUT_some := {suites.LEFT_OUT}\n" in makefile
-    assert f"REAL_JOBS := {' '.join(suites.REAL_JOBS)}\n" in makefile
-    for words in ("--dist worksteal", "--ignore=tests/mpi --ignore=tests/nodes", "--dist loadscope --no-loadscope-reorder"):
-        assert words in makefile
-        assert any(words in suite for suite in suites.SUITE)
