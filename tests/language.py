@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
 def docstrings(root: Path) -> Iterator[Text]:
     """Yield the docstrings of all modules below a directory."""
-    for file, tree in _modules(root):
+    for file, tree in modules(root):
         for node in ast.walk(tree):
             for literal in _literals(node):
                 yield Text(file, literal.lineno, str(literal.value))
@@ -56,7 +56,7 @@ def docstrings(root: Path) -> Iterator[Text]:
 
 def messages(root: Path) -> Iterator[Text]:
     """Yield all other strings of `LEAST_WORDS` or more, in which values are left out."""
-    for file, tree in _modules(root):
+    for file, tree in modules(root):
         apart = {id(literal) for node in ast.walk(tree) for literal in _literals(node)}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
@@ -70,7 +70,8 @@ def messages(root: Path) -> Iterator[Text]:
                 yield found
 
 
-def _modules(root: Path) -> Iterator[tuple[Path, ast.Module]]:
+def modules(root: Path) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield all modules below a directory, parsed."""
     for file in sorted(root.rglob("*.py")):
         yield file, ast.parse(file.read_text("utf-8"))
 

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import mpisgd
+from tests.language import modules
 
 MOST = 15
 PACKAGE = Path(mpisgd.__file__).parent
 
 
-def classes(source: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef):
-            methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-            yield node.name, sum(not name.startswith("_") for name in methods)
-
-
 def wide(root: Path) -> dict[str, int]:
     found = {}
-    for path in sorted(root.rglob("*.py")):
+    for path, tree in modules(root):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
-        found |= {f"{module}.{name}": count for name, count in classes(path.read_text()) if count > MOST}
-    return found
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                methods = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+                found[f"{module}.{node.name}"] = sum(not name.startswith("_") for name in methods)
+    return {name: count for name, count in found.items() if count > MOST}
 
 
 @pytest.mark.slow

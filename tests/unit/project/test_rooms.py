@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mpisgd
+from tests.language import modules
 
 PACKAGE = Path(mpisgd.__file__).parent
 
@@ -42,12 +43,6 @@ FORBIDDEN = {
 }
 
 
-def modules(root: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        yield ".".join(part for part in parts if part != "__init__"), path
-
-
 def room_of(module: str) -> str:
     """The longest name in the list that the module begins with; "" where there is none."""
     parts = module.split(".") if module else ["."]
@@ -55,9 +50,9 @@ def room_of(module: str) -> str:
     return next((name for name in names if name in ROOMS), "")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+def imports(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, absolute name), wherever in the file they stand, also late ones and those under TYPE_CHECKING."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -67,12 +62,13 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def violations(root: Path) -> list[str]:
     found = []
-    for name, path in modules(root):
+    for path, tree in modules(root):
+        name = ".".join(part for part in path.relative_to(root).with_suffix("").parts if part != "__init__")
         room = room_of(name)
         if not room:
             found.append(f"{name} is in no room: place it in the list above")
             continue
-        for line, target in imports(path):
+        for line, target in imports(path, tree):
             package, _, rest = target.partition(".")
             if package == "mpi4py" and name != "comm.mpi.library":
                 found.append(f"{name}:{line} imports mpi4py, which mpisgd/comm/mpi/library.py alone may")
