@@ -15,6 +15,8 @@ The first 2 lambda gradients of each layer are left out: they come from clock 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import inception_v3
 import numpy as np
 from matplotlib.figure import Figure
@@ -73,7 +75,7 @@ def draw(numbers: dict[str, list[list[int]]]) -> tuple[list[Table], Figure]:
     found = {name: [of_histogram(np.array(layer), 0) for layer in each] for name, each in numbers.items()}
     first = found["5 GB/s"]
     least, most = ([float(getattr(layer, name) or 0) for layer in first] for name in ("minimum", "maximum"))
-    shade = {"color": style.COLOURS[5], "alpha": 0.3, "linewidth": 0}
+    shade: dict[str, Any] = {"color": style.COLOURS[5], "alpha": 0.3, "linewidth": 0}
     axes.fill_between(layers, least, most, step="mid", label="5 GB/s, least to largest", **shade)
     for at, (name, each) in enumerate(found.items()):
         axes.plot(layers, [layer.mean or 0.0 for layer in each], label=f"{name}, mean", drawstyle="steps-mid", **style.line(at))
@@ -95,8 +97,8 @@ def draw(numbers: dict[str, list[list[int]]]) -> tuple[list[Table], Figure]:
     rows = []
     for at in reversed(range(len(LAYERS))):
         s = first[at]
-        numbers = (s.minimum, s.mean, s.median, s.maximum, s.deviation, in_use()[at])
-        rows.append((LAYERS[at], KEPT["layers"][LAYERS[at]], *numbers, found["1 Gbit/s"][at].mean, found["whole vectors"][at].mean))
+        told = (s.minimum, s.mean, s.median, s.maximum, s.deviation, in_use()[at])
+        rows.append((LAYERS[at], KEPT["layers"][LAYERS[at]], *told, found["1 Gbit/s"][at].mean, found["whole vectors"][at].mean))
     return [
         Table("chen16_table1_layers", f"Staleness by layer, {LAMBDA} learners, the top layer first", columns, tuple(rows))
     ], figure

@@ -196,8 +196,7 @@ def _on_training(data: DataSet) -> DataSet:
 def order_of(config: Config, path: Path, train_samples: int, parameters: int) -> np.ndarray:
     """The gradients that the virtual run applies, in order; kept in a file."""
     if not path.is_file():
-        sizes = {"train_samples": train_samples, "parameters": parameters}
-        virtual = dataclasses.replace(config.virtual, gradients=False, **sizes)
+        virtual = dataclasses.replace(config.virtual, gradients=False, train_samples=train_samples, parameters=parameters)
         with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
             log: dict[str, Any] = {"progress": "off", "flush_rows": 8192, "flush_s": 1e9}
             quiet = dataclasses.replace(config.log, **log)

@@ -105,7 +105,7 @@ class Counted(Interleaved):
     def pass_of(self, place: int, piece: nn.Module, inputs: Tensor, targets: Tensor) -> None:
         with self.counters[place]:
             loss = functional.cross_entropy(piece(inputs), targets)
-            loss.backward(None if place == 0 else torch.zeros_like(loss))  # type: ignore[no-untyped-call]
+            loss.backward(None if place == 0 else torch.zeros_like(loss))
 
 
 def programs(shape: Shape, machines: int) -> tuple[list[int], list[list[Step]], int]:

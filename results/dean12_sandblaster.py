@@ -118,8 +118,8 @@ def draw(numbers: dict[str, dict[str, Any]]) -> tuple[list[Table], Figure]:
     over_s.set(xlabel="virtual seconds", xscale="log", yscale="log")
     over_ranks.set(xlabel="ranks", xscale="log", yscale="log")
     over_s.legend(fontsize=7, loc="lower left")
-    numbers = (1, 2, 5, 10, 20, 50, 100, 200)
-    for axis, ticks in ((over_s.yaxis, (3, 5, 10, 20, 50)), (over_ranks.yaxis, numbers), (over_ranks.xaxis, numbers[1:])):
+    powers = (1, 2, 5, 10, 20, 50, 100, 200)
+    for axis, ticks in ((over_s.yaxis, (3, 5, 10, 20, 50)), (over_ranks.yaxis, powers), (over_ranks.xaxis, powers[1:])):
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.set_ticks([], minor=True)
     columns = (

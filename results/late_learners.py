@@ -130,7 +130,7 @@ def _check_pauses(run: Run) -> None:
 def _draw_shares(axes: Axes, late: Late) -> None:
     bottom, width = np.zeros(len(late.clock)), late.clock[1] - late.clock[0]
     for learner_id, share in enumerate(100 * late.share.T):
-        look = {"color": style.COLOURS[learner_id], "edgecolor": "white", "linewidth": 0.5}
+        look: dict[str, Any] = {"color": style.COLOURS[learner_id], "edgecolor": "white", "linewidth": 0.5}
         hatch = "////" if learner_id == LAMBDA - 1 else ""
         axes.bar(late.clock, share, width, bottom, label=f"learner {learner_id}", hatch=hatch, **look)
         bottom += share

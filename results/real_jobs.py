@@ -180,7 +180,7 @@ def shown(task: Task, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[
         _, seconds, nbytes, _, value = np.array(one["rows"]).T
         steps = f", H = {one['job']['local_steps']}" if "local_steps" in one["job"] else ""
         for axes, x, first in ((over_s, seconds, 0), (over_bytes, nbytes / 1e9, 1)):
-            look = {"marker": ".", "markersize": 4, "color": style.COLOURS[number]}
+            look: dict[str, Any] = {"marker": ".", "markersize": 4, "color": style.COLOURS[number]}
             axes.plot(x[first:], scale * value[first:], label=label + steps, **look)
         last = (float(seconds[-1]), float(nbytes[-1]) / 1e9, one["mean_staleness"], one["updates"], scale * float(value[-1]))
         rows.append((label + steps, *last))

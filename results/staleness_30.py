@@ -46,7 +46,7 @@ def measured(n: int, folder: Path) -> list[int]:
     command = [*mpirun(LAMBDA + 1), sys.executable, "-m", "mpisgd", "train", str(path)]
     subprocess.run(command, env=environment(), check=True)
     rows = Run(folder / str(n)).pushes
-    return np.bincount(rows["staleness"][rows["verdict"] == Verdict.APPLY][2 * LAMBDA :]).tolist()
+    return list(np.bincount(rows["staleness"][rows["verdict"] == Verdict.APPLY][2 * LAMBDA :]).tolist())
 
 
 def compute() -> dict[str, list[int]]:

@@ -24,6 +24,7 @@ from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config, SgdOptions
 from mpisgd.data import Split
+from mpisgd.gradient.objective import OwnStep
 from mpisgd.job.tensors import Tensors
 from mpisgd.update.schedule import momentum_of_run
 
@@ -58,7 +59,7 @@ class Windows:
     def __init__(
         self, config: Config, tensors: Tensors, columns: Mapping[str, list[Any]], rates: Sequence[float], weights: Tensor
     ) -> None:
-        assert tensors.data is not None
+        assert tensors.data is not None and not isinstance(tensors.loss, OwnStep)
         assert isinstance(config.optimizer, SgdOptions)
         device, count, mu = weights.device, config.virtual.learners, config.mu
         self._sampling, self._rates, self._train = tensors.sampling, rates, tensors.data.train.on(device)

@@ -280,8 +280,8 @@ def draw(numbers: dict[str, Any]) -> tuple[list[Table], Figure]:
                 [row.gradients for row in some], [row.bound for row in some], color=look["color"], linewidth=0.9, linestyle=":"
             )
         beside.set(xscale="log", yscale="log")
-        numbers = sorted({round(row.gradients, -2) for row in own})
-        beside.set_xticks(numbers, [f"{number:,}" for number in numbers])
+        counts = sorted({round(row.gradients, -2) for row in own})
+        beside.set_xticks(counts, [f"{count:,}" for count in counts])
         beside.minorticks_off()
         beside.legend(fontsize=7, frameon=False)
     figure.suptitle("[Zhang16 Theorem 1] on digits: reached, and dotted: the bound; mean of five seeds", fontsize=11)
