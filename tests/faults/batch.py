@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpisgd import replay
 from mpisgd.base.errors import EXIT_INTERRUPTED
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Outcome
 from tests.faults.campaign import Found, configured, main
-from tests.faults.job import Job
+from tests.faults.job import ULFM, Job
 
 LIMIT_S = 200.0
 ITERATIONS = 16
@@ -108,28 +107,25 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
         found.totals["stopped" if stops else "killed"] += 1
         found.totals["after a signal"] += bool(drawn.again)
     status = job.end(LIMIT_S)
-    well = status == 0 and job.left_s is not None and (out / "DONE").is_file()
-    if not found.expect(well, f"status {status}, gone {job.left_s}, DONE {(out / 'DONE').is_file()}, {drawn}\n{job.text}"):
+    if not found.well(job, status, out, drawn):
         return found
     return _look(out, found)
 
 
 def _job(shards: int, learners: int, words: list[str]) -> Job:
-    return Job(shards + 1 + learners, words, ["--with-ft", "ulfm"])
+    return Job(shards + 1 + learners, words, ULFM)
 
 
 def _look(out: Path, found: Found) -> Found:
     run = Run(out)
-    for books in run.books():
-        found.expect(books.balanced, f"{books}")
+    found.balanced(run)
     portions = run.of_coordinator("portions")
     for outcome in Outcome:
         found.totals[f"portions {outcome.name.lower()}"] += int((portions["outcome"] == outcome).sum())
     found.totals["evaluations"] += int(portions["clock"].max()) + 1
     for kind in (Event.LOST, Event.STUCK):
         found.totals[kind.name.lower()] += int(((run.events["kind"] == kind) & (run.events["shard"] == 0)).sum())
-    proof = replay.replay(out)
-    found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+    found.proved(out)
     found.totals["replayed"] += 1
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import collections
 import json
 import math
@@ -16,15 +17,21 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from mpisgd.bench.parts.measured import write
-from mpisgd.comm.mpi.launch import mpirun
+from mpisgd import replay
+from mpisgd.bench.parts.measured import describe, write
+from mpisgd.comm.mpi.launch import mpirun, version
 from mpisgd.config import config_file
-from tests.faults.job import end_all, stop_orderly
-from tests.faults.where import machine
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from tests.faults.job import Job, end_all, stop_orderly
+
+if TYPE_CHECKING:
+    from tests.jobs import slurm
 
 TABLE_S = 10.0
 """Seconds from one table to the next where there are many runs: it takes a while to be made."""
@@ -52,6 +59,36 @@ class Found:
             self.failures.append(what)
         return bool(true)
 
+    def well(self, job: Job, status: int | None, out: Path, drawn: object = "") -> bool:
+        """The job has ended with status 0 and DONE, and nobody is left."""
+        done = (out / schema.DONE).is_file()
+        told = f"status {status}, gone {job.left_s}, DONE {done}, {drawn}\n{job.text}"
+        return self.expect(status == 0 and job.left_s is not None and done, told)
+
+    def balanced(self, run: Run) -> None:
+        """The books of each shard balance."""
+        for books in run.books():
+            self.expect(books.balanced, f"{books}")
+
+    def no_update_lost(self, run: Run, shard: int, final_clock: int) -> int:
+        """A shard's updates are there, each once; how many."""
+        clocks = run.updates["clock"][run.updates["shard"] == shard].tolist()
+        self.expect(clocks == list(range(1, final_clock + 1)), f"shard {shard}: updates are lost or doubled")
+        return len(clocks)
+
+    def proved(self, out: Path) -> None:
+        """Replay proves the run."""
+        proof = replay.replay(out)
+        well = not proof.reason and proof.lines()[-1].startswith("identical")
+        self.expect(well, f"replay: {proof.reason} {proof.lines()[-2:]}")
+
+    def same_bits(self, out: Path, alone: Path) -> None:
+        """The run ends with the weights of the same job left alone."""
+        ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (out, alone))
+        same = all(torch.equal(ours[kind][key], theirs[kind][key]) for kind in theirs for key in theirs[kind])
+        self.expect(same and ours.keys() == theirs.keys(), "it ends with other bits than the job left alone")
+        self.totals["compared bit for bit"] += 1
+
 
 Execute = Callable[[random.Random, Path, int], Found]
 """(generator, an empty directory, the run's number) -> what was found; all that is random is drawn from the generator."""
@@ -62,6 +99,21 @@ def configured(directory: Path, settings: dict[str, Any]) -> str:
     path = directory / "job.toml"
     path.write_text(config_file.dumps(config_file.from_mapping(settings)))
     return str(path)
+
+
+def lasting() -> Path:
+    """A directory that lives as long as this process: runs that others are compared with lie there."""
+    directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def left_alone(ranks: int, settings: Callable[[Path], dict[str, Any]], limit_s: float) -> Path:
+    """The run of a job to which nothing is done; it must end well."""
+    directory = lasting()
+    job = Job(ranks, [configured(directory, settings(directory / "run"))])
+    assert job.end(limit_s) == 0, job.text
+    return directory / "run"
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -76,6 +128,18 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 def launcher() -> str:
     done = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=True)
     return done.stdout.partition("\n")[0]
+
+
+def machine(mpi: str = "") -> dict[str, Any]:
+    """Where a campaign runs, for its table."""
+    described = describe(1, mpi)
+    del described["ranks"]  # each run has its own
+    edited = " and edits" if _git("status", "--porcelain", "--", "mpisgd", "tests") else ""
+    return {"commit": _git("rev-parse", "--short", "HEAD") + edited, **described}
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _run(execute: Execute, seed: int, number: int, keep: Path | None) -> tuple[Found, float]:
@@ -160,6 +224,23 @@ def kept(path: Path, head: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return table if all(table.get(name) == value for name, value in head.items()) else {}
+
+
+ExecuteOnSlurm = Callable[["slurm.Slurm", str, random.Random, Path, int], Found]
+"""(cluster, MPI as the scripts call it, and what `Execute` takes) -> what was found."""
+
+
+def main_on_slurm(name: str, about: str, count: int, execute: ExecuteOnSlurm, argv: list[str]) -> int:
+    """`main` on a real SLURM of virtual nodes, which lives as long (as root); status 2, and why, where there can be none."""
+    from tests.jobs import slurm
+    from tests.jobs.submitting import NODES
+
+    if reason := slurm.missing():
+        print(reason, file=sys.stderr)
+        return 2
+    mpi = "openmpi" if "Open MPI" in version() else "mpich"
+    with tempfile.TemporaryDirectory() as directory, slurm.cluster(Path(directory), NODES) as cluster:
+        return main(name, about, count, lambda generator, path, number: execute(cluster, mpi, generator, path, number), argv)
 
 
 def main(name: str, about: str, count: int, execute: Execute, argv: list[str]) -> int:

@@ -10,22 +10,19 @@ from __future__ import annotations
 import random
 import signal
 import sys
-import tempfile
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from mpisgd import replay
 from mpisgd.base.errors import MpisgdError
 from mpisgd.job.interruption import newest
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Reason
-from tests.faults.campaign import Found, configured, main
+from tests.faults.campaign import Found, configured, left_alone, main
 from tests.faults.job import Job
 
 KILLS = 10
@@ -61,12 +58,9 @@ def settings(name: str, out: Path) -> dict[str, Any]:
 
 
 @cache
-def whole(name: str) -> tuple[tempfile.TemporaryDirectory[str], Path]:
-    """The same job left alone: the directory, which lives as long as this is known, and the run in it."""
-    directory = tempfile.TemporaryDirectory()
-    job = Job(JOBS[name][0], [configured(Path(directory.name), settings(name, Path(directory.name) / "run"))])
-    assert job.end(LIMIT_S) == 0, job.text
-    return directory, Path(directory.name) / "run"
+def whole(name: str) -> Path:
+    """The same job left alone."""
+    return left_alone(JOBS[name][0], partial(settings, name), LIMIT_S)
 
 
 def rows(out: Path, name: str) -> dict[str, np.ndarray]:
@@ -105,7 +99,6 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
                 job.send(rank, signal.SIGKILL)
         except (TimeoutError, ProcessLookupError, MpisgdError) as error:
             found.failures.append(f"{type(error).__name__}: {error}")
-            job.end(0)
             return found
         found.seconds["started_s"].append(begun_s - before_s)
         found.expect(job.end(10) not in (0, None) and job.left_s is not None, "the launcher says 0, or somebody is left")
@@ -123,23 +116,17 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     for table in TABLES:
         found.expect(within(earlier[0][table], last[table], earlier[1] - (table == "pushes")), f"{table}: rows are lost or doubled")
     _look_at_the_whole(Run(out), found)
-    proof = replay.replay(out)
-    found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+    found.proved(out)
     if name in SYNCHRONOUS:
-        found.totals["compared bit for bit"] += 1
-        ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (out, whole(name)[1]))
-        same = all(torch.equal(ours[kind][key], theirs[kind][key]) for kind in theirs for key in theirs[kind])
-        found.expect(same and ours.keys() == theirs.keys(), "it ends with other bits than the job left alone")
+        found.same_bits(out, whole(name))
     return found
 
 
 def _look_at_the_whole(run: Run, found: Found) -> None:
     found.totals["jobs"] += 1
-    for books in run.books():
-        found.expect(books.balanced, f"{books}")
+    found.balanced(run)
     for shard, summary in enumerate(run.summaries):
-        clocks = run.updates["clock"][run.updates["shard"] == shard].tolist()
-        found.expect(clocks == list(range(1, summary["final_clock"] + 1)), f"shard {shard}: updates are lost or doubled")
+        updates = found.no_update_lost(run, shard, summary["final_clock"])
         # What another shard had not applied at the cut was computed again; a shard that had drops the second one, and says so.
         pushes = run.pushes[(run.pushes["shard"] == shard) & (run.pushes["reason"] != Reason.REPEATED)]
         found.totals["repeated"] += int(
@@ -148,7 +135,7 @@ def _look_at_the_whole(run: Run, found: Found) -> None:
         for learner_id in range(run.lambda_):
             mine = pushes["seq"][pushes["learner_id"] == learner_id].tolist()
             found.expect(mine == list(range(len(mine))), f"shard {shard}, learner {learner_id}: pushes are lost or doubled")
-        found.totals["updates"] += len(clocks)
+        found.totals["updates"] += updates
     found.expect(len(run.environment["attempts"]) == KILLS + 1, "the run does not know of each time")
 
 

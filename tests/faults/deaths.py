@@ -23,7 +23,7 @@ from mpisgd.job.interruption import newest
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults.campaign import Found, configured, main
-from tests.faults.job import Job
+from tests.faults.job import ULFM, Job
 from tests.faults.kills import PROTOCOLS
 
 EVERY = 5
@@ -82,7 +82,7 @@ class Draw:
         told = {"FAIL_RANK": str(fails[0]), "FAIL_WHERE": fails[1], "FAIL_WHEN": str(directory / "now")}
         path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
         words = [configured(directory, self.settings(directory / "run", epochs))]
-        return Job(self.ranks, words, ["--with-ft", "ulfm"] if self.tolerant else [], PYTHONPATH=path, **told)
+        return Job(self.ranks, words, ULFM if self.tolerant else [], PYTHONPATH=path, **told)
 
 
 def draw(generator: random.Random) -> Draw:
@@ -120,7 +120,6 @@ def _shard(generator: random.Random, directory: Path, drawn: Draw, found: Found)
         killed_s = job.send(shard, signal.SIGKILL)
     except (TimeoutError, ProcessLookupError) as error:
         found.failures.append(f"not killed: {error}")
-        job.end(0)
         return
     found.totals["killed: training / shard"] += 1
     _ended(job, out, killed_s, "a shard's death", found)
@@ -150,19 +149,16 @@ def _exception(generator: random.Random, directory: Path, drawn: Draw, found: Fo
         raised_s = job.wait_for(MESSAGE, 60)
     except TimeoutError as error:
         found.failures.append(f"nothing was raised: {error}")
-        job.end(0)
         return
     what = f"an exception in the {where}"
     if not goes_on:
         _ended(job, out, raised_s, what, found)
         return
     status = job.end(LIMIT_S)
-    well = status == 0 and job.left_s is not None and (out / "DONE").is_file()
-    if not found.expect(well, f"status {status}, gone {job.left_s}\n{job.text}"):
+    if not found.well(job, status, out):
         return
     run = Run(out)
-    for books in run.books():
-        found.expect(books.balanced, f"{books}")
+    found.balanced(run)
     is_learner = rank < drawn.ranks - drawn.evaluator
     lost = run.events[run.events["kind"] == Event.LOST]
     expected = [rank - drawn.shards] * drawn.shards if is_learner else []

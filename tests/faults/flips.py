@@ -17,7 +17,6 @@ and anything else (another exception, other data, no end) is a failure, told wit
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import hashlib
 import json
@@ -26,7 +25,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +56,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import host_view
-from tests.faults.campaign import Found, main
+from tests.faults.campaign import Found, lasting, main
 
 LIMIT_S = 20
 """Longer than this, on files of some hundred kB, is a hang."""
@@ -319,8 +317,7 @@ class Made(NamedTuple):
 @cache
 def made(shards: int) -> Made:
     """They stay for the next damages, as long as this process lives. Raises AssertionError where a file is of no kind."""
-    directory = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    directory = lasting()
     make(directory, shards)
     done, killed = directory / "done", directory / "killed"
     whole = {

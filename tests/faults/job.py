@@ -15,6 +15,10 @@ from pathlib import Path
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 _RANKS = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
+ULFM = ["--with-ft", "ulfm"]
+"""Open MPI's launcher then tells of failures: for fault-tolerant jobs."""
+HERE = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""The PYTHONPATH of ranks that run a module of the tests."""
 GONE_S = 40.0
 """After the launcher has ended, or was to end, all processes must be gone."""
 

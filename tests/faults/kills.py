@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import replay
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from tests.faults.campaign import Found, configured, main
-from tests.faults.job import Job
+from tests.faults.job import ULFM, Job
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "hardsync": {},
@@ -107,7 +106,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     drawn = draw(generator, number)
     found = Found([drawn.way, f"S = {drawn.shards}", drawn.model, drawn.carrier, f"{drawn.ranks} ranks"])
     out = directory / "run"
-    options = ["--with-ft", "ulfm", "--mca", "btl", CARRIERS[drawn.carrier]]
+    options = [*ULFM, "--mca", "btl", CARRIERS[drawn.carrier]]
     job = Job(drawn.ranks, [configured(directory, config_of(drawn, out))], options)
     killed: dict[int, float] = {}
     try:
@@ -120,21 +119,18 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     except (TimeoutError, ProcessLookupError, KeyError) as error:
         found.failures.append(f"not killed: {error}")
     status = job.end(LIMIT_S)
-    well = status == 0 and job.left_s is not None and (out / "DONE").is_file()
-    if not found.expect(well, f"status {status}, gone {job.left_s}, DONE {(out / 'DONE').is_file()}, {drawn}\n{job.text}"):
+    if not found.well(job, status, out, drawn):
         return found
     _look_at_log(Run(out), drawn, killed, job, found)
     if number % 2 == 0:
-        proof = replay.replay(out)
-        found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+        found.proved(out)
         found.totals["replayed"] += 1
     return found
 
 
 def _look_at_log(run: Run, drawn: Draw, killed: dict[int, float], job: Job, found: Found) -> None:
     pushes, events, updates = run.pushes, run.events, run.updates
-    for books in run.books():
-        found.expect(books.balanced, f"{books}")
+    found.balanced(run)
     found.totals["torn"] += int(np.count_nonzero(pushes["reason"] == Reason.TORN))
     found.totals["gradients"] += int(np.count_nonzero(pushes["verdict"] == Verdict.APPLY))
     seen = collections.defaultdict(list)

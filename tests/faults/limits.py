@@ -13,11 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-from mpisgd import replay
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
-from tests.faults.campaign import Found
-from tests.faults.on_slurm import campaign
+from tests.faults.campaign import Found, main_on_slurm
 from tests.jobs import slurm
 from tests.jobs.submitting import ONE_EACH, Submitting
 
@@ -78,13 +76,10 @@ class Chain:
         log = Run(run)
         resumed = (log.events["kind"] == Event.RESUMED) & (log.events["shard"] == 0)
         found.expect(resumed.sum() == saved, f"gone on {resumed.sum()} times, saved {saved}")
-        for books in log.books():
-            found.expect(books.balanced, f"{books}")
+        found.balanced(log)
         for shard, summary in enumerate(log.summaries):
-            clocks = log.updates["clock"][log.updates["shard"] == shard].tolist()
-            found.expect(clocks == list(range(1, summary["final_clock"] + 1)), f"shard {shard}: updates are lost or doubled")
-        proof = replay.replay(run)
-        found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+            found.no_update_lost(log, shard, summary["final_clock"])
+        found.proved(run)
 
 
 def execute(cluster: slurm.Slurm, mpi: str, generator: random.Random, directory: Path, number: int) -> Found:
@@ -102,4 +97,4 @@ def execute(cluster: slurm.Slurm, mpi: str, generator: random.Random, directory:
 
 
 if __name__ == "__main__":
-    sys.exit(campaign("limits", "Time limits that strike chains of jobs.", 3, execute, sys.argv[1:]))
+    sys.exit(main_on_slurm("limits", "Time limits that strike chains of jobs.", 3, execute, sys.argv[1:]))

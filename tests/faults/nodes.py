@@ -11,8 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.campaign import Found
-from tests.faults.on_slurm import campaign
+from tests.faults.campaign import Found, main_on_slurm
 from tests.jobs import slurm
 from tests.jobs.submitting import NODES, Submitting
 
@@ -52,4 +51,4 @@ def execute(cluster: slurm.Slurm, mpi: str, generator: random.Random, directory:
 
 
 if __name__ == "__main__":
-    sys.exit(campaign("nodes", "Nodes that lose their power.", 8, execute, sys.argv[1:]))
+    sys.exit(main_on_slurm("nodes", "Nodes that lose their power.", 8, execute, sys.argv[1:]))

@@ -11,26 +11,21 @@ checkpoint goes on to a DONE that replay proves, and a synchronous job to the bi
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mpisgd import replay
 from mpisgd.job.interruption import newest
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from tests.faults.campaign import Found, configured, main
+from tests.faults.campaign import Found, configured, left_alone, main
 from tests.faults.dying import ANY, SAID, SAVING
-from tests.faults.job import Job
+from tests.faults.job import HERE, ULFM, Job
 
 WAYS: dict[str, dict[str, Any]] = {
     "hardsync": {"protocol": {"name": "hardsync"}},
@@ -55,8 +50,6 @@ LIMIT_S = 60.0
 """In which a job that goes on must have ended."""
 ENDS_S = 30.0
 """In which one that is to end must have, patience and reapers included."""
-ULFM = ["--with-ft", "ulfm"]
-HERE = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
 WHY = {
     "INT ranks": ("SIGINT", "signal 2", "KeyboardInterrupt"),
     "TERM ranks": ("SIGTERM", "signal 15"),
@@ -113,13 +106,9 @@ def settings(way: str, shards: int, out: Path) -> dict[str, Any]:
 
 
 @cache
-def whole(way: str, shards: int) -> tuple[tempfile.TemporaryDirectory[str], Path]:
-    """The same job left alone: the directory, which lives as long as this is known, and the run in it."""
-    directory = tempfile.TemporaryDirectory()
-    path = Path(directory.name) / "run"
-    job = Job(shards if way == "allreduce" else shards + 2, [configured(path.parent, settings(way, shards, path))])
-    assert job.end(LIMIT_S) == 0, job.text
-    return directory, path
+def whole(way: str, shards: int) -> Path:
+    """The same job left alone."""
+    return left_alone(shards if way == "allreduce" else shards + 2, partial(settings, way, shards), LIMIT_S)
 
 
 def draw(generator: random.Random, number: int) -> Draw:
@@ -155,7 +144,6 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     try:
         at_s = job.wait_for(SAID, LIMIT_S)
     except TimeoutError as error:
-        job.end(0)
         return Found(found.kinds, failures=[f"it did not come to the point: {error}"])
     if len(job.pids) < job.ranks:
         found.totals["ranks not seen"] += 1
@@ -174,7 +162,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     if not done:
         found.seconds[f"{kind}: until all are gone"].append(took_s)
     synchronous = drawn.way in SYNCHRONOUS and not (done and drawn.tolerant)
-    proved(out, done, drawn.ranks, found, whole(drawn.way, drawn.shards)[1] if synchronous else None, options)
+    proved(out, done, drawn.ranks, found, whole(drawn.way, drawn.shards) if synchronous else None, options)
     return found
 
 
@@ -201,16 +189,11 @@ def proved(out: Path, done: bool, ranks: int, found: Found, same: Path | None, o
         job = Job(ranks, ["--resume", str(out)], options)
     if not done and not found.expect(job.end(LIMIT_S) == 0 and (out / schema.DONE).is_file(), f"not gone on with\n{job.text}"):
         return
-    for books in Run(out).books():
-        found.expect(books.balanced, f"{books}")
-    proof = replay.replay(out)
-    found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.reason} {proof.lines()[-2:]}")
+    found.balanced(Run(out))
+    found.proved(out)
     found.totals["replayed"] += 1
     if same is not None:
-        ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (out, same))
-        bits = all(torch.equal(ours[kind][key], theirs[kind][key]) for kind in theirs for key in theirs[kind])
-        found.expect(bits and ours.keys() == theirs.keys(), "it ends with other bits than the job left alone")
-        found.totals["compared bit for bit"] += 1
+        found.same_bits(out, same)
 
 
 if __name__ == "__main__":

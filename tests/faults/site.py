@@ -22,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from functools import cache
 from pathlib import Path
@@ -32,10 +31,10 @@ import h5py
 from mpisgd.comm.mpi.launch import environment
 from mpisgd.job.interruption import newest
 from mpisgd.records.log import schema
-from tests.faults.campaign import Found, configured, main
+from tests.faults.campaign import Found, configured, lasting, main
 from tests.faults.dying import ANY, SAID
-from tests.faults.job import Job
-from tests.faults.phases import HERE, LIMIT_S, SYNCHRONOUS, ULFM, ended, proved, settings, whole
+from tests.faults.job import HERE, ULFM, Job
+from tests.faults.phases import LIMIT_S, SYNCHRONOUS, ended, proved, settings, whole
 
 WAYS = ("hardsync", "softsync", "async")
 SHARDS, RANKS = 2, 4
@@ -89,15 +88,14 @@ print(json.dumps([said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 10
 
 
 @cache
-def interrupted() -> tuple[tempfile.TemporaryDirectory[str], Path]:
-    """A synchronous run that a signal has interrupted: the directory, which lives as long as this is known, and the run."""
-    directory = tempfile.TemporaryDirectory()
-    path = Path(directory.name) / "run"
+def interrupted() -> Path:
+    """A synchronous run that a signal has interrupted."""
+    path = lasting() / "run"
     told = {"DIE_AT": "training", "DIE_RANK": str(SHARDS), "DIE_BY": "SIGTERM"}
     words = [configured(path.parent, settings("hardsync", SHARDS, path))]
     job = Job(RANKS, words, module="tests.faults.dying", PYTHONPATH=HERE, **told)
     assert job.end(LIMIT_S) == 85 and newest(path) is not None, job.text
-    return directory, path
+    return path
 
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
@@ -159,7 +157,7 @@ def _hurt(what: str, how: str, generator: random.Random, directory: Path, found:
     if what == "removed":
         found.expect(not out.exists(), "the directory is made again")
         return
-    same = whole(way, SHARDS)[1] if way in SYNCHRONOUS else None
+    same = whole(way, SHARDS) if way in SYNCHRONOUS else None
     proved(out, done, RANKS, found, same, options)
 
 
@@ -179,7 +177,7 @@ def _two(how: str, directory: Path, found: Found) -> None:
     out = directory / "run"
     words = [configured(directory, settings("hardsync", SHARDS, out))]
     if how != "anew":
-        shutil.copytree(interrupted()[1], out)
+        shutil.copytree(interrupted(), out)
         words = ["--resume", str(out)] if how == "resume" else [*words, "--overwrite"]
     jobs = [Job(RANKS, words) for _ in range(2)]
     statuses = [job.end(LIMIT_S) for job in jobs]
@@ -191,13 +189,13 @@ def _two(how: str, directory: Path, found: Found) -> None:
         found.expect(status == 0 or named, f"the reason is not told\n{job.text}")
         found.totals["refused"] += status == 2
     if found.expect((out / schema.DONE).is_file(), "no DONE"):
-        proved(out, True, RANKS, found, whole("hardsync", SHARDS)[1], [])
+        proved(out, True, RANKS, found, whole("hardsync", SHARDS), [])
 
 
 def _resumed(how: str, directory: Path, found: Found) -> None:
     """It goes on in another shape; under another MPI, to the same bits."""
     out = directory / "run"
-    shutil.copytree(interrupted()[1], out)
+    shutil.copytree(interrupted(), out)
     number = int(how[0]) if how[0].isdigit() else 0
     if how == "MPICH":
         python = Path(".venv-mpich/bin/python").absolute()
@@ -216,13 +214,13 @@ def _resumed(how: str, directory: Path, found: Found) -> None:
         text = job.text
         found.expect("no longer to the bits" in text, f"it does not say that the bits are others\n{text}")
     if found.expect(not found.failures and (out / schema.DONE).is_file(), f"not gone on with\n{text}"):
-        proved(out, True, RANKS, found, whole("hardsync", SHARDS)[1] if how == "MPICH" else None, [])
+        proved(out, True, RANKS, found, whole("hardsync", SHARDS) if how == "MPICH" else None, [])
 
 
 def _false(what: str, where: str, generator: random.Random, directory: Path, found: Found) -> None:
     """A file of HDF5 that is shorter than it was, or says that it has 2^40 rows; all who read it."""
     out = directory / "run"
-    shutil.copytree(interrupted()[1] if where == "checkpoint" else whole("hardsync", SHARDS)[1], out)
+    shutil.copytree(interrupted() if where == "checkpoint" else whole("hardsync", SHARDS), out)
     for lock in out.glob("LOCK*"):
         lock.unlink()
     pattern = {"log.h5": "log.h5", "shard": "shard-*.h5", "checkpoint": "checkpoint/*/shard-*.h5"}[where]
@@ -255,7 +253,7 @@ def _false(what: str, where: str, generator: random.Random, directory: Path, fou
         found.expect(status in (0, 2), f"--resume: status {status}\n{job.text}")
         if status == 0:
             found.totals["passed over, and gone on with"] += "passed over" in job.text
-            proved(out, True, RANKS, found, whole("hardsync", SHARDS)[1], [])
+            proved(out, True, RANKS, found, whole("hardsync", SHARDS), [])
         else:
             found.expect("checkpoint" in job.text and ".h5" in job.text, f"--resume does not name the file\n{job.text}")
             found.totals["no checkpoint is left"] += 1

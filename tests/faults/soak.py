@@ -23,9 +23,8 @@ import numpy as np
 from mpisgd.bench.parts.measured import write
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from tests.faults.campaign import configured, kept, launcher
+from tests.faults.campaign import configured, kept, launcher, machine
 from tests.faults.job import Job, end_all, stop_orderly
-from tests.faults.where import machine
 
 SETTLED_S = 120.0
 GROWTH = 0.05

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpisgd import replay
 from mpisgd.job.interruption import newest
 from mpisgd.records.log.reader import Run
 from tests.faults.campaign import Found, configured, main
 from tests.faults.dying import BEFORE_MPI, LATER, POINTS, SAID, START, TORCH
-from tests.faults.job import Job
+from tests.faults.job import HERE, ULFM, Job
 
 TEAM = 2
 EPOCHS = 2.0
@@ -45,8 +44,8 @@ WAYS: dict[str, dict[str, Any]] = {
 ROLES = ("shard", "learner", "evaluator", "learner and shard", "leader", "member")
 """Leaders and members are those of teams."""
 FORMS = {
-    "fault-tolerant": ("tolerant", ["--with-ft", "ulfm"]),
-    "fail-fast, ULFM": ("fail-fast", ["--with-ft", "ulfm"]),
+    "fault-tolerant": ("tolerant", ULFM),
+    "fail-fast, ULFM": ("fail-fast", ULFM),
     "fail-fast": ("fail-fast", []),
 }
 LIMIT_S = 120.0
@@ -189,8 +188,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
         words = ["--resume", str(out), "--epochs", str(_epochs(out) + EPOCHS) if drawn.late or not drawn.ends else "10000"]
     told = {"DIE_AT": drawn.point, "DIE_RANK": str(drawn.victim), "DIE_MARK": str(directory / "mark")}
     told["DIE_WAITS"] = str((drawn.victim + 1) % drawn.ranks)
-    path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-    job = Job(drawn.ranks, words, FORMS[drawn.form][1], module="tests.faults.dying", PYTHONPATH=path, **told)
+    job = Job(drawn.ranks, words, FORMS[drawn.form][1], module="tests.faults.dying", PYTHONPATH=HERE, **told)
     try:
         dead_s = job.wait_for(SAID, LIMIT_S)
     except TimeoutError as error:
@@ -233,13 +231,10 @@ def _ended(job: Job, out: Path, dead_s: float, drawn: Draw, found: Found) -> Non
 
 def _went_on(job: Job, out: Path, drawn: Draw, found: Found) -> None:
     status = job.end(LIMIT_S)
-    well = status == 0 and job.left_s is not None and (out / "DONE").is_file()
     found.totals["went on"] += 1
-    if found.expect(well, f"status {status}, gone {job.left_s}, {drawn}\n{job.text}"):
-        for books in Run(out).books():
-            found.expect(books.balanced, f"{books}")
-        proof = replay.replay(out)
-        found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+    if found.well(job, status, out, drawn):
+        found.balanced(Run(out))
+        found.proved(out)
 
 
 if __name__ == "__main__":

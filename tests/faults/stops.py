@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import replay
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults.campaign import Found, configured, main
-from tests.faults.job import Job
+from tests.faults.job import ULFM, Job
 from tests.faults.kills import CARRIERS, PROTOCOLS
 
 PATIENCE_S = 0.3
@@ -49,7 +48,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     carrier, victim = generator.choice(list(CARRIERS)), generator.randrange(learners)
     found = Found([protocol, f"S = {shards}", carrier, f"{learners} learners"])
     out, ranks = directory / "run", shards + learners
-    options = ["--with-ft", "ulfm", "--mca", "btl", CARRIERS[carrier]]
+    options = [*ULFM, "--mca", "btl", CARRIERS[carrier]]
     job = Job(ranks, [configured(directory, settings(protocol, shards, out))], options)
     try:
         job.wait_for("epoch ")
@@ -60,15 +59,12 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
         continued_s = job.send(shards + victim, signal.SIGCONT)
     except (TimeoutError, ProcessLookupError) as error:
         found.failures.append(f"not stopped: {error}\n{job.text}")
-        job.end(0)
         return found
     status = job.end(LIMIT_S)
-    well = status == 0 and job.left_s is not None and (out / "DONE").is_file()
-    if not found.expect(well, f"status {status}, gone {job.left_s}\n{job.text}"):
+    if not found.well(job, status, out):
         return found
     run = Run(out)
-    for books in run.books():
-        found.expect(books.balanced, f"{books}")
+    found.balanced(run)
     found.seconds["noticed_s"].append(missed_s - stopped_s)
     for shard in range(shards):
         mine = run.events[(run.events["shard"] == shard) & (run.events["learner_id"] == victim)]
@@ -87,8 +83,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
             lost_s = float(gaps[during].max() - np.median(gaps))
             found.seconds["others_lost_s"].append(lost_s)
             found.expect(lost_s <= LOSS_S, f"shard {shard}: the others lost {lost_s:.3f} s")
-    proof = replay.replay(out)
-    found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+    found.proved(out)
     found.totals["stops"] += 1
     return found
 

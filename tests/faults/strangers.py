@@ -20,14 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from tests.faults import job as one_host
 from tests.faults import phases
 from tests.faults.campaign import Found, configured, main
 from tests.faults.dying import SAID
+from tests.faults.job import HERE, ULFM
 from tests.nodes import job as several
 from tests.nodes.cluster import Cluster, missing
 
@@ -142,14 +141,14 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
         return Found(found.kinds, failures=["only root can be another user"])
     more: dict[str, Any] = {"faults": {"mode": "tolerant"}}
     words = [configured(directory, phases.settings("hardsync", SHARDS, out) | more)]
-    env = {"PYTHONPATH": phases.HERE}
+    env = {"PYTHONPATH": HERE}
     dies = "death" in attack
     if dies:
         env |= {"DIE_AT": "mpi-init", "DIE_RANK": "1", "DIE_WAITS": "2", "DIE_MARK": str(directory / "mark")}
     module = "tests.faults.dying" if dies else "mpisgd"
     if place == "one host":
         strangers = [Stranger(attack, [], socket.gethostname())]
-        job = one_host.Job(SHARDS + 2, words, phases.ULFM, module=module, **env)
+        job = one_host.Job(SHARDS + 2, words, ULFM, module=module, **env)
         _look(job, out, strangers, found, dies)
     elif why := missing():
         return Found([*found.kinds, "left out"], failures=[why])
@@ -158,7 +157,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
             strangers = [Stranger(attack, cluster.inside(node), f"node{node}") for node in cluster.nodes]
             for stranger in strangers:
                 cluster.adopt(stranger.pid)
-            _look(several.Job(cluster, (2, 1), words, phases.ULFM, module=module, **env), out, strangers, found, dies)
+            _look(several.Job(cluster, (2, 1), words, ULFM, module=module, **env), out, strangers, found, dies)
     return found
 
 
@@ -194,11 +193,7 @@ def _look(job: one_host.Job, out: Path, strangers: list[Stranger], found: Found,
     run = Run(out)
     found.expect(not any(word in job.text for word in ("is lost", "not heard of", "Killed")), f"somebody was given up\n{job.text}")
     found.expect(all(books.balanced for books in run.books()), "the books")
-    whole = phases.whole("hardsync", SHARDS)[1]
-    ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (out, whole))
-    bits = all(torch.equal(ours[kind][key], theirs[kind][key]) for kind in theirs for key in theirs[kind])
-    found.expect(bits, "it ends with other bits than the job left alone")
-    found.totals["compared bit for bit"] += 1
+    found.same_bits(out, phases.whole("hardsync", SHARDS))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from mpisgd.records.log import schema
 from tests.faults import campaign
 from tests.faults.campaign import Found
 
@@ -131,3 +135,31 @@ def test_a_run_that_raises_is_a_failure_of_that_run(tmp_path: Path) -> None:
     assert runs.done == [0, 1, 2]
     assert "ValueError: a bug of the campaign" in table(tmp_path)["failures"][0]
     assert (tmp_path / "keep" / "1" / "left").is_file()
+
+
+def test_other_bits_and_a_lack_of_updates_are_failures(tmp_path: Path) -> None:
+    found = Found()
+    for name, weights in (("run", [1.0, 2.0]), ("alone", [1.0, 2.0]), ("other", [1.0, 2.5])):
+        (tmp_path / name).mkdir()
+        torch.save({"theta": {"layer": torch.tensor(weights)}}, tmp_path / name / schema.WEIGHTS)
+    updates = np.array([(0, 1), (1, 1), (0, 2), (1, 3)], [("shard", int), ("clock", int)])
+    run: Any = SimpleNamespace(updates=updates, books=lambda: [SimpleNamespace(balanced=True)])
+    found.same_bits(tmp_path / "run", tmp_path / "alone")
+    found.balanced(run)
+    assert found.no_update_lost(run, 0, 2) == 2
+    assert found.failures == []
+    found.same_bits(tmp_path / "run", tmp_path / "other")
+    found.no_update_lost(run, 1, 3)
+    assert found.failures == ["it ends with other bits than the job left alone", "shard 1: updates are lost or doubled"]
+    assert found.totals["compared bit for bit"] == 2
+
+
+def test_a_job_that_left_no_done_or_a_process_is_a_failure(tmp_path: Path) -> None:
+    job: Any = SimpleNamespace(left_s=0.1, text="all it said")
+    assert not Found().well(job, 0, tmp_path), "there is no DONE"
+    (tmp_path / schema.DONE).touch()
+    found = Found()
+    assert found.well(job, 0, tmp_path) and not found.well(job, 1, tmp_path, "drawn")
+    job.left_s = None
+    assert not found.well(job, 0, tmp_path)
+    assert found.failures[0] == "status 1, gone 0.1, DONE True, drawn\nall it said"
