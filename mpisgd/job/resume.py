@@ -142,7 +142,7 @@ def forget_newer(run: Path, clock: int) -> None:
     for path in disk.directories(run):
         if disk.clock_of(path) > clock:
             remove(path)
-    for name in (schema.ASIDE, f".{schema.LOG}.*"):  # left by a rank killed in the making
+    for name in (schema.ASIDE, f".{schema.LOG}.*", f".{schema.SPOOL}*"):  # left by a rank killed in the making
         for path in run.glob(name):
             path.unlink()
 

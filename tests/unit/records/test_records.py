@@ -174,7 +174,8 @@ def test_nobody_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     table_file(tmp_path / "shard.h5").close()
     assert seen == [".shard.h5.new"]
     assert [path.name for path in tmp_path.iterdir()] == ["shard.h5"]
-    (tmp_path / ".shard.h5.new").write_bytes(b"half")
+    for half in (".shard.h5.new", ".log.h5.host.17", f".{schema.SPOOL}learner-1.4.host.17"):
+        (tmp_path / half).write_bytes(b"half")
     resume.forget_newer(tmp_path, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["shard.h5"]
 
