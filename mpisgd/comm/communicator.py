@@ -122,9 +122,6 @@ class Communicator(Protocol):
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Return a team; exactly its ranks call this. `bounds`, `cuts`: as of `Team`."""
 
-    def group(self, ranks: Sequence[int]) -> Group:
-        """Return the ranks of one learner; exactly these ranks call this. Their waits raise Broken if any is lost."""
-
     def node(self, ranks: Sequence[int]) -> Node:
         """Return ranks that share a node's memory; exactly these ranks call this."""
 

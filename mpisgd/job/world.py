@@ -154,6 +154,10 @@ class World(ABC):
     def update(self, rank: int, gradients_per_update: float) -> Updates:
         """Return the update of a shard's slice, from initial or saved weights."""
 
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        """Return the ranks that are one learner; collective. Waiting raises Broken if any is lost."""
+        return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
+
     def _staged(self, rank: int, passes: Any, team: Group) -> Stage:
         """Return the gradient of a rank's stage, by its `passes`."""
         config, group = self.config, self.roles.groups[self.roles.index(rank)]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Group, Pattern
+from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.clock import Clock
@@ -260,13 +260,10 @@ class Wire:
                     raise
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
-        return Team(self._wait_together, self._printed, self._among(ranks), bounds, cuts, synchronous=self._synchronous)
-
-    def group(self, ranks: Sequence[int]) -> Group:
-        return self.team(ranks, [(0, 0) for _ in ranks])
+        return Team(self._wait_together, self._printed, self._group(ranks), bounds, cuts, synchronous=self._synchronous)
 
     def node(self, ranks: Sequence[int]) -> Node:
-        return Node(self._wait_together, self._among(ranks))
+        return Node(self._wait_together, self._group(ranks))
 
     def _wait(self, request: MPI.Request) -> None:
         if self.polite:
@@ -274,7 +271,7 @@ class Wire:
         else:
             request.Wait()
 
-    def _among(self, ranks: Sequence[int]) -> MPI.Intracomm:
+    def _group(self, ranks: Sequence[int]) -> MPI.Intracomm:
         return self._comm.Create_group(self._comm.Get_group().Incl(list(ranks)))
 
     def _wait_together(self, words: str, request: MPI.Request, *, moves: bool = False) -> None:

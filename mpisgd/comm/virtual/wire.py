@@ -165,9 +165,6 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> VirtualTeam:
         return VirtualTeam(self, self._post, ranks, bounds, cuts)
 
-    def group(self, ranks: Sequence[int]) -> VirtualTeam:
-        return self.team(ranks, [(0, 0) for _ in ranks])
-
     def node(self, ranks: Sequence[int]) -> VirtualNode:
         first = self._wires[ranks[0]]
         if first._node is None:

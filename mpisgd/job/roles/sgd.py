@@ -119,7 +119,7 @@ class LearnerRole(RankRole):
         config = setup.config
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
-        self._group = group = self.wire.group(setup.roles.groups[self.index]) if config.in_groups else None
+        self._group = group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
         computed = self._leader or self._gradient_of(group=group)
         seen = setup.seen_by(rank)
         tensors, samples = world.tensors, setup.meta.train_samples

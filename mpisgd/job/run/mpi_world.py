@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from mpisgd.base.terminal import warn
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi.library import takes_gpu_memory
+from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
@@ -78,6 +79,9 @@ class MpiWorld(World):
             self.tensors.model.forget()
         self._drop_model()
         return self._staged(rank, passes, team)
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        return self._wire.group(ranks) if isinstance(self._wire, TolerantWire) else super().group(rank, ranks)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)

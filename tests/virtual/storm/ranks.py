@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,10 @@ class Ranks(World):
         if self.config.by_layers:
             self._next_s[rank], next_s = next_s, lambda: 0.0
         return Computing(self.tensors.gradient(learner_id, memory), next_s)
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        told: Group = self.wires[rank].group(ranks) if self.drawn.tolerant else super().group(rank, ranks)
+        return told
 
     def _stage(self, rank: int, learner_id: int, group: Group) -> Stage:
         """A rank's stage, of a model of its own."""
