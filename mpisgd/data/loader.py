@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
@@ -170,7 +170,8 @@ class ReadAhead:
     def close(self) -> None:
         iterator, self._iterator, self._next = self._iterator, None, -1
         if iterator is not None:
-            iterator._shutdown_workers()
+            with suppress(RuntimeError):  # a worker that aborts as it ends: its mini-batches are not wanted
+                iterator._shutdown_workers()
 
     def _begin(self, seq: int) -> None:
         workers = self._workers

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,19 @@ def test_what_a_worker_is_asked_is_what_a_learner_asks_itself() -> None:
     for seq, batch in zip(range(5, 9), itertools.islice(inside, 4), strict=True):
         assert equal(batch, by_itself(split, seq))
     assert not equal(by_itself(split, 5), by_itself(split, 6))
+
+
+def test_a_worker_that_aborts_as_it_ends_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen under load: torch's threads of a worker abort while Python ends it, and torch raises that in the learner."""
+
+    def aborts() -> None:
+        raise RuntimeError("DataLoader worker (pid 29410) is killed by signal: Aborted.")
+
+    split = split_of()
+    ahead = ReadAhead(split, loader.Workers(1), named, pinned=False)
+    monkeypatch.setattr(ahead, "_iterator", SimpleNamespace(_shutdown_workers=aborts))
+    ahead.close()
+    assert ahead._iterator is None
 
 
 SCRIPT = """
