@@ -272,10 +272,10 @@ class ShardScript(Script):
         return None
 
     def _is_missed(self, learner_id: int) -> bool:
-        """Return whether a learner's return is to come."""
+        """Return whether a learner's absence, or return, is to come."""
         kinds = self._log.events["kind"]
         items = (item for item in self._items[self._at :] if item.tag == _PRESENCE and item.learner_id == learner_id)
-        return any(kinds[item.row] == Event.RETURNED for item in items)
+        return any(kinds[item.row] in (Event.MISSED, Event.RETURNED) for item in items)
 
     def _snapshot_pull(self, pulls: Iterable[Sending]) -> Sending | None:
         for message in pulls:
