@@ -155,7 +155,8 @@ class ShardScript(Script):
             return self._ranks
         item = self._next
         comes_anyway = item.learner_id < 0 or (item.tag == Tag.PULL and not self._gives_up)
-        return () if comes_anyway else [self._ranks[item.learner_id]]
+        untold = [self._ranks[learner_id] for learner_id, left in self._unlogged.items() if left > 0] if self._stops else []
+        return untold if comes_anyway else [self._ranks[item.learner_id], *untold]
 
     def stuck(self) -> Finding:
         """Return the row that never comes, run again."""
