@@ -53,6 +53,12 @@ class Resumption:
         """Clocks of checkpoints that replay needs."""
         return {self.checkpoint.clock} | {each["clock"] for each in self.attempts if "clock" in each}
 
+    @property
+    def begun(self) -> dict[int, int]:
+        """Return the clock at which each continued attempt began."""
+        clocks = {each["attempt"]: each.get("clock", 0) for each in self.attempts}
+        return {attempt: clocks.get(attempt, 0) for attempt in self.checkpoint.attempts}
+
     def attributes(self, rows: list[list[int]]) -> dict[str, Any]:
         """Return attributes of a log file after these rows (`schema`)."""
         own = {

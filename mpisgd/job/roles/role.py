@@ -118,7 +118,7 @@ class RankRole:
             snapshots = min(len(part.account.snapshots) for part in resumption.checkpoint.parts)
             rows_each = (2 if config.averaging > 0 else 1) * len(config.evaluated)
             warn = functools.partial(self.world.warn, self.rank)
-            first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
+            first, before = evaluated(setup.path, resumption.begun, snapshots, rows_each, warn)
         name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
 
         def begin() -> TableFile:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -99,18 +100,20 @@ def begins(path: Path) -> Begins:
 
 
 def evaluated(
-    run: Path, attempts: list[int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
+    run: Path, attempts: Mapping[int, int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
 ) -> tuple[int, list[list[int]]]:
     """Return the first snapshot to evaluate, and the rows before (`schema`, `continues`).
 
     No checkpoint waits for the evaluator: a log torn by a loss of power is passed over, and the attempt before counts.
 
     Args:
+        attempts: clock at which each began; later attempts made snapshots after their clock anew.
         snapshots: taken at the checkpoint.
         rows_each: of one snapshot.
     """
     parts: list[tuple[int, np.ndarray]] = []
-    for attempt in reversed(attempts):
+    last_clock: float = math.inf
+    for attempt, clock in sorted(attempts.items(), reverse=True):
         path = run / schema.evaluator_file(attempt)
         if path.is_file():
             try:
@@ -118,7 +121,9 @@ def evaluated(
                 break
             except DataError as error:
                 complain(f"{error}; the evaluations of this file are made again")
-    done = sum(int(np.count_nonzero(rows["snapshot"] < snapshots)) for _, rows in parts) // rows_each
+        last_clock = min(last_clock, clock)
+    kept = ((rows["snapshot"] < snapshots) & (rows["clock_max"] <= last_clock) for _, rows in parts)
+    done = sum(map(int, map(np.count_nonzero, kept))) // rows_each
     left, before = done * rows_each, []
     for attempt, rows in parts:
         before.append([attempt, *(min(left, len(rows)) if table == "evaluations" else 0 for table in schema.TABLES)])

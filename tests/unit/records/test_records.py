@@ -250,16 +250,19 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
         file = TableFile(path, shard=-1, flush_rows=9, flush_s=1e9, attributes=attributes)
         for number in range(2):
             row = random_rows("evaluations", 2)
-            row["snapshot"] = 2 * attempt + number
+            row["snapshot"] = row["clock_max"] = 2 * attempt + number
             for each in row:
                 file.append("evaluations", tuple(each.tolist()))
         file.close()
     said: list[str] = []
-    assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (4, [[0, 0, 0, 4, 0], [1, 0, 0, 4, 0]])
+    begun = {0: 0, 1: 1}
+    anew = continuing.evaluated(tmp_path, {**begun, 2: 2}, 4, 2)
+    assert anew == (3, [[0, 0, 0, 4, 0], [1, 0, 0, 2, 0]]), "attempt 2 began at clock 2, and made snapshot 3 anew"
+    assert continuing.evaluated(tmp_path, begun, 4, 2, said.append) == (4, [[0, 0, 0, 4, 0], [1, 0, 0, 4, 0]])
     path.write_bytes(bytes(path.stat().st_size))
-    assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (2, [[0, 0, 0, 4, 0]])
+    assert continuing.evaluated(tmp_path, begun, 4, 2, said.append) == (2, [[0, 0, 0, 4, 0]])
     (tmp_path / schema.evaluator_file(0)).write_bytes(b"")
-    assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
+    assert continuing.evaluated(tmp_path, begun, 4, 2, said.append) == (0, [])
     assert len(said) == 3
     assert all("evaluator.attempt-" in each and each.endswith("the evaluations of this file are made again") for each in said)
 
