@@ -145,9 +145,15 @@ class Again(Job):
         given = given_elsewhere(log, self._record.shards, consistent=protocol.consistent)
         asks = Asks(next_clock, protocol.pushes_per_pull)
         self._scripts[rank] = script = ShardScript(
-            log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees
+            log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees, late=self._late
         )
         ScriptedWire(cluster, world.network, world.wires, script, world.eager, late=late)
+
+    @property
+    def _late(self) -> bool:
+        """Return whether a shard ended in order though not by an update of its own: all learners were told of the end."""
+        ended = (log.events["kind"] for log in self._record.shards if log.finished)
+        return any(not np.isin((Event.STOPPED, Event.ENOUGH), kinds).any() for kinds in ended)
 
     def _stuck(self) -> Finding | None:
         """Return a row that never comes, unless a killed shard holds up all ranks."""

@@ -57,6 +57,7 @@ class ShardScript(Script):
     Args:
         ranks: of its learners, in the order of learner_ids.
         agrees: updates are made when a norm is told.
+        late: a signal came too late to matter: no learner heard of the signal before the last update.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ShardScript(Script):
         *,
         both_ways: bool,
         agrees: bool,
+        late: bool,
     ) -> None:
         turns = Turns(log, list(_TAGS))
         self._on_push = on_push
@@ -77,6 +79,7 @@ class ShardScript(Script):
         self._items = list(items_of(turns, pulls_of(turns, asks, given, both_ways=both_ways)))
         self._at = 0
         self._last = self._last_counted()
+        self._endings = () if late and self._last >= 0 else _ENDINGS
         self._to_come: list[deque[int]] = [deque() for _ in ranks]
         """Tags of learners' messages."""
         self._pushes_to_come: list[deque[int]] = [deque() for _ in ranks]
@@ -176,7 +179,7 @@ class ShardScript(Script):
         item = self._items[self._at]
         self._silences = 0
         self._torn = item.tag == Tag.PUSH and self._log.row(item.row).reason == Reason.TORN
-        self._stops = self._stops or self._at == self._last or item.tag in _ENDINGS or self._ends_all(item)
+        self._stops = self._stops or self._at == self._last or item.tag in self._endings or self._ends_all(item)
         if item.tag == Tag.PUSH:
             self._on_push(item.row)
         self._pass(item)
