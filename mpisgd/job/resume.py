@@ -55,7 +55,7 @@ class Resumption:
 
     @property
     def begun(self) -> dict[int, int]:
-        """Return the clock at which each continued attempt began."""
+        """Begin of each continued attempt, in clocks."""
         clocks = {each["attempt"]: each.get("clock", 0) for each in self.attempts}
         return {attempt: clocks.get(attempt, 0) for attempt in self.checkpoint.attempts}
 

@@ -107,7 +107,7 @@ def evaluated(
     No checkpoint waits for the evaluator: a log torn by a loss of power is passed over, and the attempt before counts.
 
     Args:
-        attempts: clock at which each began; later attempts made snapshots after their clock anew.
+        attempts: clock at which each began; snapshots after this clock are made anew.
         snapshots: taken at the checkpoint.
         rows_each: of one snapshot.
     """

@@ -151,7 +151,7 @@ class Again(Job):
 
     @property
     def _late(self) -> bool:
-        """Return whether a shard ended in order though not by an update of its own: all learners were told of the end."""
+        """Return whether a shard ended by its learners' departures: these heard of the end, not of a signal."""
         ended = (log.events["kind"] for log in self._record.shards if log.finished)
         return any(not np.isin((Event.STOPPED, Event.ENOUGH), kinds).any() for kinds in ended)
 

@@ -37,7 +37,7 @@ class Pull(NamedTuple):
 
 
 class Asks(NamedTuple):
-    """How learners pull: `next_clock` of the protocol, for which a pull waits since the push (-1 = none); pushes between pulls."""
+    """Pulls by the protocol; `next_clock`: awaited since the push, -1 = none."""
 
     next_clock: Callable[[int], int]
     pushes_per_pull: int
@@ -102,7 +102,7 @@ class Turns:
 
 
 def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord], *, consistent: bool) -> dict[int, int]:
-    """Return, by learner, the clock of weights whose push is missing in a killed shard's log alone; -1 = own to each shard."""
+    """Return the clock of weights whose push only a killed shard's log lacks, by learner; -1 = own to each shard."""
     found = {}
     for learner_id, rows in enumerate(() if log.finished else log.rows_of):
         further = [other for other in others if len(other.rows_of[learner_id]) > len(rows)]

@@ -57,7 +57,7 @@ class ShardScript(Script):
     Args:
         ranks: of its learners, in the order of learner_ids.
         agrees: updates are made when a norm is told.
-        late: a signal came too late to matter: no learner heard of the signal before the last update.
+        late: no learner was told of a signal.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ShardScript(Script):
         self._departing = {ranks[learner_id] for learner_id in range(log.lambda_) if _leaves_first(log, learner_id)}
         """Ranks with a pull, or none, and no push: not stopped, hence given weights."""
         self._given = {ranks[learner_id] for learner_id in given}
-        """Ranks that got weights after their last push here."""
+        """Ranks with weights and no further push."""
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._silences = 0
         self._let_in = -1
@@ -108,7 +108,7 @@ class ShardScript(Script):
         """Pulls are told to stop."""
 
     def _last_counted(self) -> int:
-        """Return the item that made the last update; -1 = the log has no end."""
+        """Return the item of the last update; -1 = no end."""
         log = self._log
         if Event.STOPPED not in log.events["kind"]:
             return -1
@@ -251,7 +251,7 @@ class ShardScript(Script):
         return message
 
     def _never_taken(self, message: Sending) -> bool:
-        """Return whether a lost rank says goodbye, or a rank pulls weights that this log, cut short, does not tell."""
+        """Return whether a lost rank says goodbye, or a pull got weights beyond this cut log."""
         rank = message.source.rank
         if message.tag == Tag.GOODBYE:
             return rank in self._lost
@@ -351,7 +351,7 @@ def _leaves_first(log: ShardRecord, learner_id: int) -> bool:
 
 
 def _pushing(arrived: Arrived) -> set[int]:
-    """Return ranks whose last message was sent behind a push that is not yet taken."""
+    """Return ranks with an untaken push."""
     return {message.source.rank for message in arrived[Tag.PUSH]}
 
 
