@@ -3,9 +3,9 @@
 Transfers of a dead rank (`ulfm.py`), or of a rank that hangs beyond patience, are given up; `take` says so before any message, as
 LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 
-Without its *group* a rank can do nothing. Waiting for another of the group, a rank asks MPI now and then for failures in the group,
-as the awaited rank may live, and wait itself, and raises Broken. A hanging rank is awaited while alive; shards miss the learner,
-and end. Groups talk by messages: MPI's collectives may hang after a failure.
+A learner of several ranks, a *group*, is lost with any of these. A rank that waits for another of its group also looks for losses
+elsewhere in the group: the awaited rank may wait for the lost. It then raises Broken. A hanging rank is awaited while alive; shards
+miss its learner. Groups talk by messages: MPI's collectives may hang after a failure.
 
 At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
 """

@@ -122,8 +122,10 @@ def evaluated(
             except DataError as error:
                 complain(f"{error}; the evaluations of this file are made again")
         last_clock = min(last_clock, clock)
-    kept = ((rows["snapshot"] < snapshots) & (rows["clock_max"] <= last_clock) for _, rows in parts)
-    done = sum(map(int, map(np.count_nonzero, kept))) // rows_each
+    done = 0
+    for _, rows in parts:
+        done += int(np.count_nonzero((rows["snapshot"] < snapshots) & (rows["clock_max"] <= last_clock)))
+    done //= rows_each
     left, before = done * rows_each, []
     for attempt, rows in parts:
         before.append([attempt, *(min(left, len(rows)) if table == "evaluations" else 0 for table in schema.TABLES)])
