@@ -1,9 +1,9 @@
 """A virtual run, computed in the order of its log: the same gradients, sums and steps to the bit, resumable after every epoch.
 
 How stale a gradient is depends on seconds alone. So the virtual cluster runs first, without gradients; its log says which weights
-each gradient came from, and of which gradients each update is made. That order is then computed, one gradient after the other, or
-on a GPU in windows (`windows.py`). All of it is kept after every epoch: weights that gradients still to come are computed from, the
-optimiser, the epochs evaluated.
+each gradient came from, and of which gradients each update is made. That order is then computed, one gradient after the other,
+those of an update at the same weights in one pass, or on a GPU in windows (`windows.py`). All of it is kept after every epoch:
+weights that gradients still to come are computed from, the optimiser, the epochs evaluated.
 
 One shard; learners without own steps; models without buffers; no compensation of delays.
 """
@@ -15,14 +15,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.lib.recfunctions import repack_fields
+from passes import Drawing, layers_of
 from torch import Tensor
 from virtual_runs import Job
 from windows import Windows, refusal
@@ -30,6 +31,7 @@ from windows import Windows, refusal
 from mpisgd.config import Config, Part
 from mpisgd.config.config_file import from_mapping
 from mpisgd.data import DataSet
+from mpisgd.data.sampling import Indices, Sampling
 from mpisgd.job import parts
 from mpisgd.job.parts import NO_OBJECTS
 from mpisgd.job.tensors import Tensors
@@ -44,7 +46,25 @@ ROW = ("epochs", "test_error", "test_loss", "training_error", "training_loss")
 """What is known of each epoch; training: at the same weights, of the first `TRAINING` samples."""
 AVERAGED = ("averaged_error", "averaged_loss")
 """More, where weights are averaged: of their average, on the test data."""
+Passing = Literal["one by one", "same weights", "windows"]
 COLUMNS = ("clock", "timestamp", "learner_id", "seq", "samples", "gradients", "weight")
+
+
+@dataclass
+class Joined:
+    """A sampling: as one mini-batch those of several `rows`."""
+
+    sampling: Sampling
+    columns: Mapping[str, Sequence[Any]]
+    rows: Sequence[int] = ()
+    ahead = False
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        named = ((self.columns["learner_id"][row], self.columns["seq"][row]) for row in self.rows)
+        return np.concatenate([self.sampling.indices(*each) for each in named])
+
+    def deal(self, learner_id: int, portion: int) -> None:
+        raise AssertionError("portions are not dealt")
 
 
 @dataclass
@@ -74,12 +94,12 @@ class Course:
 
     Args:
         folder: where the state is kept; it must be of this job.
-        at_once: compute it in windows, where the job allows it: to float tolerance, and not to the bit, it is the same.
+        passes: which gradients are computed in one pass, where the job allows it; but "one by one" to float tolerance.
 
     Raises ConfigError, DataError where the job or its data cannot be had.
     """
 
-    def __init__(self, job: Job, folder: Path, device: str = "cpu", *, at_once: bool = False) -> None:
+    def __init__(self, job: Job, folder: Path, device: str = "cpu", passes: Passing = "one by one") -> None:
         self.config = config = from_mapping({**job, "out": str(folder / "run")})
         self.folder = folder
         torch.set_num_threads(config.threads)
@@ -102,8 +122,11 @@ class Course:
         """Of each update the row of its last gradient."""
         self.samples = np.cumsum(self.order["samples"])[self.last]
         self.state = State(kept={0: self.update.weights.clone()})
-        why = refusal(config, self.tensors) if at_once else ""
-        self.windows = self._windows(per_update) if at_once and not why else None
+        joined = Joined(self.tensors.sampling, self.columns)
+        why = "" if passes == "one by one" else _refusal(passes, config, self.tensors)
+        self.windows = self._windows(per_update) if passes == "windows" and not why else None
+        self._joined = joined if passes == "same weights" and not why else None
+        self._together = dataclasses.replace(self.tensors, sampling=joined).gradient(0)
         if why:
             print(f"computed one gradient after the other: {why}", file=sys.stderr, flush=True)
         self._resume()
@@ -137,18 +160,40 @@ class Course:
         return int(self.last[min(update, len(self.last) - 1)]) + 1
 
     def _advance(self, stop: int) -> None:
-        """Take the gradients up to this row, each computed by itself."""
-        for row in range(self.state.row, stop):
-            clock, timestamp, learner_id, seq, samples, gradients, weight = (column[row] for column in self.columns.values())
-            self.model.weights.copy_(self.state.kept[timestamp])
-            self.gradients[learner_id].compute(seq)
-            self.update.scratch[:] = self.gradients[learner_id].memory.gradients
-            self.uses[timestamp] -= 1
-            if not self.uses[timestamp]:
-                del self.state.kept[timestamp]
-            self.update.accumulate(weight, samples, timestamp, gradients)
-            if row == self.last[clock]:
-                self._step(clock + 1)
+        """Take the gradients up to this row, the last of an update."""
+        start = self.state.row
+        while start < stop:
+            clock = self.columns["clock"][start]
+            for rows in self._passes(range(start, self.last[clock] + 1)):
+                _, timestamp, _, _, samples, gradients, weight = (column[rows[0]] for column in self.columns.values())
+                self.model.weights.copy_(self.state.kept[timestamp])
+                self.update.scratch[:] = self._sum_of(rows)
+                self.uses[timestamp] -= len(rows)
+                if not self.uses[timestamp]:
+                    del self.state.kept[timestamp]
+                self.update.accumulate(weight, samples * len(rows), timestamp, gradients * len(rows))
+            self._step(clock + 1)
+            start = self.last[clock] + 1
+
+    def _passes(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The rows of an update whose gradients are computed in one pass."""
+        if self._joined is None:
+            yield from ([row] for row in rows)
+            return
+        same = dict[int, list[int]]()
+        for row in rows:
+            same.setdefault(self.columns["timestamp"][row], []).append(row)
+        yield from same.values()
+
+    def _sum_of(self, rows: Sequence[int]) -> Tensor:
+        """The sum of the gradients of these rows, at the model's weights."""
+        if self._joined is None or len(rows) == 1:
+            gradient = self.gradients[self.columns["learner_id"][rows[0]]]
+            gradient.compute(self.columns["seq"][rows[0]])
+            return torch.as_tensor(gradient.memory.gradients)
+        self._joined.rows = rows
+        self._together.compute(rows[0])
+        return torch.as_tensor(self._together.memory.gradients) * len(rows)
 
     def _windows(self, per_update: float) -> Windows:
         factor, alpha0 = of_run(self.config, per_update, self.train_samples), self.update.learning_rate
@@ -187,6 +232,13 @@ class Course:
         aside = self.folder / f".state.{os.getpid()}"
         torch.save({item.name: getattr(self.state, item.name) for item in dataclasses.fields(State)}, aside)
         aside.replace(self.folder / "state.pt")
+
+
+def _refusal(passes: Passing, config: Config, tensors: Tensors) -> str:
+    """Why gradients are computed one by one; "" = they need not be."""
+    if passes == "same weights" and any(isinstance(layer, Drawing) for _, layer in layers_of(tensors.model.module)):
+        return "the network draws numbers, by learner and mini-batch"
+    return refusal(config, tensors)
 
 
 def _on_training(data: DataSet) -> DataSet:

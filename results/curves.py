@@ -130,7 +130,7 @@ def _compute(folder: Path, curve: Curve, place: Path, device: str) -> None:
     if told.is_file() and json.loads(told.read_text("utf-8")) != _plain(curve.job):
         raise SystemExit(f"{place} is of another job: remove it to begin {curve.name} anew")
     told.write_text(json.dumps(curve.job), "utf-8")
-    course, found = Course(curve.job, place, device, at_once=device != "cpu"), read(folder, curve)
+    course, found = Course(curve.job, place, device, "windows" if device != "cpu" else "same weights"), read(folder, curve)
     staleness, began, done = course.staleness, time.monotonic(), len(course.state.rows)
     commits = list(dict.fromkeys([*(found.about["commits"] if found is not None else []), BEGUN.name]))
     for row in course.run():

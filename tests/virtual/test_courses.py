@@ -70,14 +70,14 @@ def test_a_course_has_the_weights_of_the_run_also_when_it_was_interrupted(name: 
     found = weights_of(again)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert (again.state.clock,) == run.clocks
-    at_once = tmp_path / "at once"
-    at_once.mkdir()
-    together = module.Course(job, at_once, at_once=True)
-    next(rows := together.run()), next(rows)
-    together = module.Course(job, at_once, at_once=True)
-    assert len(list(together.run())) == 2
-    for key, tensor in weights_of(together).items():
-        torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
+    for passes in ("same weights", "windows"):
+        (folder := tmp_path / passes).mkdir()
+        together = module.Course(job, folder, passes=passes)
+        next(rows := together.run()), next(rows)
+        together = module.Course(job, folder, passes=passes)
+        assert len(list(together.run())) == 2
+        for key, tensor in weights_of(together).items():
+            torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5)
 
 
 DEVICES = [
@@ -92,10 +92,10 @@ DEVICES = [
 def test_windows_have_the_weights_of_one_by_one(name: str, model: dict[str, Any], device: str, tmp_path: Path) -> None:
     ramp = {"protocol": {"name": "async", "ramp": 30}, "averaging": 0.9, "averaging_bias_correction": True}
     job, found = {**JOB, **PROTOCOLS.get(name, ramp), **model}, []
-    for at, at_once in ((device, True), ("cpu", False)):
-        (tmp_path / str(at_once)).mkdir()
-        course = script("course").Course(job, tmp_path / str(at_once), at, at_once=at_once)
-        assert (course.windows is not None) == at_once
+    for at, passes in ((device, "windows"), ("cpu", "one by one")):
+        (tmp_path / passes).mkdir()
+        course = script("course").Course(job, tmp_path / passes, at, passes)
+        assert (course.windows is not None) == (passes == "windows")
         begun = course.update.weights.clone()
         assert len(list(course.run())) == job["epochs"] + 1
         averaged = course.update.weights if course.update.averaged is None else course.update.averaged
@@ -103,14 +103,34 @@ def test_windows_have_the_weights_of_one_by_one(name: str, model: dict[str, Any]
     assert (found[0] - found[1]).norm() < (1e-4 if device == "cpu" else 1e-3) * found[1].norm()
 
 
+@pytest.mark.parametrize(("name", "most"), [("softsync", 0.5), ("softsync n = 6", 1.0), ("hardsync", 0.2)])
+def test_gradients_of_an_update_at_the_same_weights_take_one_pass(name: str, most: float, tmp_path: Path) -> None:
+    job, found = {**JOB, **PROTOCOLS[name], **IMAGES}, []
+    for passes in ("one by one", "same weights"):
+        (tmp_path / passes).mkdir()
+        course = script("course").Course(job, tmp_path / passes, passes=passes)
+        begun, count = course.update.weights.clone(), [0]
+        course.model.module.conv1.register_forward_hook(lambda *args, count=count: count.append(count.pop() + args[0].training))
+        list(course.run())
+        found.append(course.update.weights - begun)
+        assert count[0] <= (1 if passes == "one by one" else most) * len(course.order)
+    assert (found[0] - found[1]).norm() < 1e-4 * found[1].norm()
+
+
+def test_gradients_that_draw_numbers_are_computed_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script("course").Course({**JOB, **PROTOCOLS["softsync"], **DRAWN}, tmp_path, passes="same weights")
+    assert "one gradient after the other: the network draws numbers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["softsync", "softsync n = 6", "ramp"])
 @pytest.mark.parametrize("windows_first", [False, True])
 def test_what_a_gpu_began_a_cpu_ends_and_the_other_way_round(name: str, windows_first: bool, tmp_path: Path) -> None:
     job = {**JOB, **PROTOCOLS.get(name, {"protocol": {"name": "async", "ramp": 30}})}
-    begun = script("course").Course(job, tmp_path, at_once=windows_first)
+    first, second = ("windows", "same weights") if windows_first else ("same weights", "windows")
+    begun = script("course").Course(job, tmp_path, passes=first)
     for _ in zip(range(2), begun.run(), strict=False):
         pass
-    ended = script("course").Course(job, tmp_path, at_once=not windows_first)
+    ended = script("course").Course(job, tmp_path, passes=second)
     assert len(list(ended.run())) == 2
     (tmp_path / "whole").mkdir()
     whole = script("course").Course(job, tmp_path / "whole")
@@ -136,12 +156,12 @@ def test_weights_that_no_next_gradient_needs_but_a_later_one_are_kept(tmp_path: 
     for column, values in rows.items():
         order[column] = values
     found = []
-    for at, ways in enumerate([(False, False), (True, False), (False, True)]):
+    for at, ways in enumerate([("one by one",) * 2, ("windows", "one by one"), ("same weights", "windows")]):
         folder = tmp_path / str(at)
         folder.mkdir()
         np.save(folder / "order.npy", order)
-        for at_once in ways:
-            course = module.Course(job, folder, at_once=at_once)
+        for passes in ways:
+            course = module.Course(job, folder, passes=passes)
             for _ in zip(range(2 if course.state.row == 0 else 1), course.run(), strict=False):
                 pass
             course._keep()
@@ -159,9 +179,12 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("passes", ["windows", "same weights"])
 @pytest.mark.parametrize("name", spread(REFUSED, 2))
-def test_what_windows_cannot_have_is_computed_one_by_one(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    course = script("course").Course({**JOB, **PROTOCOLS["softsync"], "epochs": 0.1, **REFUSED[name]}, tmp_path, at_once=True)
+def test_what_windows_cannot_have_is_computed_one_by_one(
+    name: str, passes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    course = script("course").Course({**JOB, **PROTOCOLS["softsync"], "epochs": 0.1, **REFUSED[name]}, tmp_path, passes=passes)
     assert course.windows is None
     assert "computed one gradient after the other: " in capsys.readouterr().err
     assert len(list(course.run())) == 2
