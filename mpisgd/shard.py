@@ -6,7 +6,7 @@ receives (law 1).
 After a signal a shard answers each pull with an ending, and takes pushes until all learners have left. All shards then have the
 same pushes, and need not agree on the clock of the last checkpoint. (Under time-outs, or bounded staleness above 0, clocks may
 differ: then the newest complete checkpoint counts.) Where the evaluator has seen enough, shards end likewise, and the run is
-finished. Pushes to an unfinished sum are in flight, or late.
+finished.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int = 4, **kwargs: A
         The result of rank 0.
 
     Raises:
-        LaunchError: a rank has failed, and all were ended; with its traceback. This process may call again.
+        LaunchError: a rank has failed, and all were ended; with its traceback.
         ConfigError: something cannot be sent; this process has initialised MPI, or is a rank; no launcher.
         KeyboardInterrupt: Ctrl-C, after the ranks have saved (in `train`) and left.
     """

@@ -2,7 +2,7 @@
 
 A host is a process (`pid`), a rank a thread (`tid`). Spans are `X`, moments `i`; arrows (`s`, `f`) lead from a push to its update;
 counters (`C`) show clocks and staleness. `ts` and `dur` are microseconds. Events are written block by block: a trace may exceed
-memory. Viewers order them.
+memory.
 """
 
 from __future__ import annotations

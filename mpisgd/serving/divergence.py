@@ -21,8 +21,7 @@ def has_diverged(losses: np.ndarray) -> bool:
 
     Far above its start is a loss of more than the start's median + 3 u. The unit u is the median's size, or the start's range if
     larger: losses may be negative, and a trained network's are mostly tiny, now and then large. Long is more than half of the last
-    quarter. Nothing is far from a start of zeros; fewer than 32 mini-batches are not judged. A finite rise within the first 8 may
-    go unseen.
+    quarter. Nothing is far from a start of zeros; fewer than 32 mini-batches are not judged.
 
     `losses`: (gradients,) floats, of each applied mini-batch in the order of the clock.
     """

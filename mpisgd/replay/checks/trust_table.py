@@ -3,8 +3,6 @@
     proved     computed again from configuration, seed and data: another value is refused
     checked    must agree with the rest of the log, and seconds with each other; consistent changes pass unseen
     on trust   not computable; seconds spent must fit the available time
-
-A test changes each value separately.
 """
 
 from __future__ import annotations
