@@ -1,8 +1,8 @@
 """Claims: parts of a log proved, checked, or on trust in a replay; source of `mpisgd replay`'s table.
 
-    proved     computed again from configuration, seed and data: another value is refused
-    checked    must agree with the rest of the log, and seconds with each other; consistent changes pass unseen
-    on trust   not computable; seconds spent must fit the available time
+proved     computed again from configuration, seed and data: another value is refused
+checked    must agree with the rest of the log, and seconds with each other; consistent changes pass unseen
+on trust   not computable; seconds spent must fit the available time
 """
 
 from __future__ import annotations
