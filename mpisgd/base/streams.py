@@ -51,7 +51,7 @@ class _Key(ISeedSequence):
 
 
 def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0, part: int = 0) -> np.random.Generator:
-    """Return the generator of a name, in about 3 us. `part`: stage or micro-batch with its own draws.
+    """Return the generator of a name. `part`: stage or micro-batch with its own draws.
 
     Raises ConfigError for a seed, ProtocolError for a learner_id or seq, outside [0, 2^64).
     """

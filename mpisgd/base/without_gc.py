@@ -21,10 +21,7 @@ def without_gc() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without garbage collection: searching 300,000 permanent objects takes a fifth longer.
-
-    Freeze them: a later full collection would stop a training rank for 90 ms.
-    """
+    """Import without garbage collection, and freeze all permanent objects (TRAPS 11)."""
     with without_gc():
         yield
         gc.freeze()

@@ -1,8 +1,7 @@
 """`bench scale`: images/s over learners, measured and predicted.
 
-*Weak*: mini-batches of 64 per learner. *Strong*: mu = 64 / learners. The speed-up is over one learner with mu = 64. Each point is a
-separate launch. A prediction takes costs from the log of one learner with the same mu, as `mpisgd plan` does, and ignores the
-number of cores.
+*Weak*: mini-batches of 64 per learner. *Strong*: mu = 64 / learners. The speed-up is over one learner with mu = 64. A prediction
+takes costs from the log of one learner with the same mu, as `mpisgd plan` does, and ignores the number of cores.
 """
 
 from __future__ import annotations

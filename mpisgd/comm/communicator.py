@@ -13,10 +13,7 @@ from mpisgd.comm.messages import Fields
 from mpisgd.comm.presence import Presence
 
 STILL_NBYTES = 2**22
-"""Bytes that fit the kernel's buffers: a thread to move them costs more than it hides.
-
-Of the CIFAR-10 network at mu = 64, 28 ms of computing took 32 to 37.
-"""
+"""Bytes that fit the kernel's buffers: a thread to move them costs more than it hides (TRAPS 11)."""
 
 Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None = any."""

@@ -12,10 +12,7 @@ from typing import Any
 
 _SPIN_S = 20e-6
 YIELD_S = 1e-3
-"""Seconds of yielding before the first sleep, divided by the ranks of a core.
-
-Undivided, softsync is 6 % slower under Open MPI, 14 % under MPICH (31 ranks on two cores).
-"""
+"""Seconds of yielding before the first sleep, divided by the ranks of a core (TRAPS 11)."""
 SLEEP_LEAST_S = 20e-6
 SLEEP_MOST_S = 1e-3
 BODY_SLEEP_S = 100e-6

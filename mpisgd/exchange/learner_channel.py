@@ -9,8 +9,7 @@
     notice       may post NOTICE                      <-    tells a computing learner of an update
     goodbye      GOODBYE header                       ->    forgets the learner; drains after all goodbyes
 
-No deadlock (law 1, `no-deadlock.md`): a learner finishes its pushes, to all shards at once, before a pull. A shard sends only
-answers, to receives posted before the question, and so always returns to its probe.
+No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

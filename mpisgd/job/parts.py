@@ -1,6 +1,6 @@
 """Parts of a job from its configuration, alike for a real rank, a virtual cluster and a replay.
 
-Nothing here knows ranks. An object in `UserObjects` replaces a configured part.
+An object in `UserObjects` replaces a configured part.
 """
 
 from __future__ import annotations

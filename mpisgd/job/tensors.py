@@ -177,7 +177,7 @@ class Tensors:
     def check_pieces_fit(self) -> None:
         """Check shapes of pieces, data and loss, if no rank has the whole model. Raises ConfigError.
 
-        For a single rank: torch's imports to compute without values take 75 MB, and seconds.
+        For a single rank: torch's imports take 75 MB, and seconds.
         """
         if (pieces := self.in_pieces) is not None:
             assert self.data is not None and self.stages is not None and not isinstance(self.loss, OwnStep)  # a step has no stages

@@ -3,8 +3,8 @@
 `MPI_Finalize` waits for all ranks, and mpirun for its daemons, as long as TCP: a quarter of an hour or more. All is written by
 then, so no rank waits beyond `LEAVE_S`. With ULFM nobody finalizes; only mpirun waits.
 
-If ranks of several nodes leave with nonzero status, Open MPI's launcher hangs once in twelve times (on a single node, never in
-1,300): the first rank says the status for all.
+If ranks of several nodes leave with nonzero status, Open MPI's launcher may hang (TRAPS 11): the first rank says
+the status for all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Ranks of a job as started: hosts, cores, conduct on a node.
-
-Classic errors of binding: all ranks on core 0, or two on a core while others idle.
-"""
+"""Ranks of a job as started: hosts, cores, conduct on a node."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """AlexNet (Krizhevsky, Sutskever, Hinton 2012) for ImageNet inputs.
 
 [Zhang16 4.1] has about 72 M parameters, 289 MB, unexplained; the network of 2012 has 61.0 M. This network keeps its grouped
-convolutions and widths, but pads the last pooling to 7x7 pixels, not 6x6: 74,596,712 parameters for 1000 classes, 298 MB (3.6 %
-above 72 M). No local response normalisation; torch's default initialisation.
+convolutions and widths, but pads the last pooling to 7x7 pixels, not 6x6: 74,596,712 parameters for 1000 classes, 298 MB. No local
+response normalisation; torch's default initialisation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A timeline as a Chrome trace (JSON, Trace Event Format), for https://ui.perfetto.dev and chrome://tracing.
 
 A host is a process (`pid`), a rank a thread (`tid`). Spans are `X`, moments `i`; arrows (`s`, `f`) lead from a push to its update;
-counters (`C`) show clocks and staleness. `ts` and `dur` are microseconds. Events are written block by block: a trace may exceed
-memory.
+counters (`C`) show clocks and staleness. `ts` and `dur` are microseconds.
 """
 
 from __future__ import annotations

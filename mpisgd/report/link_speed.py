@@ -68,10 +68,7 @@ def links(run: Run) -> list[Link]:
 
 
 def slow(found: list[Link]) -> dict[str, float]:
-    """Return hosts with slow links, and the median of other links' rates.
-
-    Learners of a node share its link: a slow link is slow for each learner and for all together.
-    """
+    """Return hosts with slow links, and the median of other links' rates."""
     told = [link for link in found if link.rate is not None]
     each = np.array([link.faster for link in told])
     together = each * [link.carried.learners for link in told]

@@ -11,8 +11,8 @@
     evaluator has seen enough  `on_enough`     whether news
 
 After each event the shard obeys until nothing is due: the parked push in `turn`, then `update_due`, `on_update` and `late`, and the
-pulls that are `ready`. No tensors, no seconds, no messages: `shard.py` obeys and logs, and `replay` asks the same object for the
-expected log. A fail-fast run is a patient one: no learner is ever lost or missed.
+pulls that are `ready`. No tensors, no seconds, no messages: `shard.py` obeys and logs. A fail-fast run is a patient one: no learner
+is ever lost or missed.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@
     push         posts TAKEN; PUSH, GRADIENT          ->    parks
                  <- TAKEN: whole or torn (where ranks may be lost)
 
-No deadlock by construction. All sends but commands go to posted receives. A shard waits for nobody, and so gets back to its
-commands. A learner waits for the coordinator, or for shards. The coordinator waits for shards only until its commands are taken and
-answered.
+No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradients of many virtual learners, each at its own weights, computed as one batch (torch.func.vmap).
 
-Faster where a single gradient leaves the machine idle; equal within float tolerance, not bit for bit. Models that draw random
-numbers or change buffers in training (dropout, batch norm) are refused: a batch would differ.
+Equal within float tolerance, not bit for bit. Models that draw random numbers or change buffers in training (dropout, batch norm)
+are refused: a batch would differ.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Wishes:
 class Layout:
     """Ranks = shards + learners (+ evaluator), `tasks_per_node` per node; only the last node may have fewer.
 
-    LSF and mpirun fill nodes in this way; SLURM's other options leave nodes empty. `shards` is 0 where learners double as shards
-    (allreduce); with node aggregation or groups, `learners` are all computing ranks.
+    LSF and mpirun fill nodes in this way. `shards` is 0 where learners double as shards (allreduce); with node aggregation or
+    groups, `learners` are all computing ranks.
     """
 
     nodes: int

@@ -102,11 +102,7 @@ def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float, fu
 
 @contextmanager
 def without_the_compiler() -> Iterator[None]:
-    """Keep torch's optimisers from importing torch's compiler.
-
-    The import takes 1.5 s, as long as torch itself, only to mark a function as not compiled. The mark is set before (see
-    `torch._compile`).
-    """
+    """Keep torch's optimisers from importing torch's compiler, as slow as torch: set `torch._compile`'s mark before."""
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is None or "torch._dynamo" in sys.modules or hasattr(function, _SAID):
         yield

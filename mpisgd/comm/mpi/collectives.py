@@ -221,7 +221,7 @@ def _sizes_and_starts(bounds: Sequence[tuple[int, int]]) -> tuple[list[int], lis
 class Node:
     """Shared memory: MPI-3 windows (`MPI_Win_allocate_shared`), unified model, and a barrier.
 
-    MPI refuses ranks that cannot share; Open MPI says if memory is short (in a container, /dev/shm is often small).
+    MPI refuses ranks that cannot share; Open MPI says if memory is short.
     """
 
     def __init__(self, wait: _Wait, comm: MPI.Intracomm) -> None:

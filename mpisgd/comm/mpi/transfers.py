@@ -28,9 +28,9 @@ def name_of_tag(tag: int) -> str:
 class Outbox:
     """Copies of bodies, kept until received, so nobody waits: MPI's buffered mode in bounded memory.
 
-    With more ranks than cores, a waiting learner sleeps, then queues for a core. A shard would wait most of its time for answers to
-    be taken, and all others for the shard: 83 % with 30 learners on two cores. A learner gets one answer at a time: at most as many
-    copies as learners. Nothing rests on copies (law 1): shards answer only posted receives, and MPISGD_SSEND=1 makes none.
+    With more ranks than cores, a shard would wait most of its time for learners to take answers (TRAPS 11). A learner gets one
+    answer at a time: at most as many copies as learners. Nothing rests on copies (law 1): shards answer only posted receives, and
+    MPISGD_SSEND=1 makes none.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """Messages that share links in turns, as TCP connections do.
 
 Some bytes of each queue at its links; once across, the next queue behind later arrivals. Messages between the same two ranks cross
-in order. If whole messages queued, the first would have a link alone; sharing, a late learner also slows a punctual one, and falls
-further behind.
+in order.
 """
 
 from __future__ import annotations

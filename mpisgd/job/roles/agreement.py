@@ -11,9 +11,7 @@ No shard asks another (law 2): learners carry norms, for a round trip more in ea
 other. Updates of all shards have the same mini-batches (`ProtocolOptions.alike`), so all sums become whole. Norms are added in the
 order of shards, in double precision.
 
-No deadlock, as in `learner_channel.py`: a learner asks after its push, with receives of answers posted (law 1). An answer waits for
-pushes of other learners, after their pulls of the clock before; a learner that waits for shards alone has told of that update. When
-a signal ends the run, and all present wait for an incomplete sum, shards tell them.
+When a signal ends the run, and all present wait for an incomplete sum, shards tell them. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

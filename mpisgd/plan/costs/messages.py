@@ -33,10 +33,7 @@ TELLING_NBYTES = 64 * 1024
 #: Seconds of a shard's loop for a push or an update of a few bytes (this package, one 3 GHz core); any more is per byte.
 HANDLING_S = 50e-6
 TURN_NBYTES = 1_000_000
-"""Bytes of a message's turn on shared links between nodes, as by TCP (`comm/virtual/fair_links.py`); of large slices, an eighth.
-
-A quarter or twice predicts the same within 3 % if learners stay in step (`python -m tests.bench nodes`).
-"""
+"""Bytes of a message's turn on shared links between nodes, as by TCP (`comm/virtual/fair_links.py`); of large slices, an eighth."""
 _BESIDE = "bytes of a node's pushes or pulls over their seconds"
 
 

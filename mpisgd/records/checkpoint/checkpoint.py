@@ -286,8 +286,7 @@ def write_part(directory: Path, account: Account, tensors: Mapping[str, np.ndarr
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:
     """Write a part; return its bytes and CRC-32. Raises OSError, and leaves nothing aside.
 
-    HDF5 writes to memory alone: a full disk would crash HDF5 at the end of the process (TRAPS 8); on a busy disk HDF5 would keep
-    its lock, needed by the run log, and Python's.
+    HDF5 writes to memory alone: disks may be full or busy (TRAPS 8).
     """
     layout = _Layout(-1, sum(4 * tensor.size for tensor in tensors.values()) + _LAYOUT_NBYTES * (16 + len(tensors)))
     with h5py.File(layout, "w") as file:

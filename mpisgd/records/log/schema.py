@@ -55,25 +55,13 @@ from mpisgd.rules.verdict import Reason
 __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "LogRows", "Reason", "Verdict"]
 
 LogRows: TypeAlias = Any
-"""Rows of a table: a one-dimensional array of a dtype of this module.
-
-mypy tries all overloads of `rows["clock"] + 1` for 0.2 s, and arrives at Any, too.
-"""
+"""Rows of a table: a one-dimensional array of a dtype of this module. mypy tries all overloads, and arrives at Any, too."""
 
 SCHEMA_VERSION = 4
 
 RULES = 6
-"""Version of the rules of a run that neither configuration nor log names; `rules` in config.toml's [environment]. Runs without it
-follow 1.
-
-With 1, a warm-up began with a rate of 0; learners' own steps kept alpha0 while the schedule went on; batch norm was recalibrated on
-the first stored samples, or had the statistics of the evaluating rank ("initial"); a run whose test loss did not fall by 1 % had
-diverged. With 2, slices by layers ended within a layer only with more shards than layers. With 3, buckets of an allreduce had twice
-as many bytes. With 4, cores that move bytes (`network.core_bandwidth`) copied none within their node. With 5, a parameter without a
-gradient had zeros, as if torch's optimisers did not skip it; Adam, AdamW and Adagrad had the bits of torch's fused kernels, as had
-the last elements of a large slice with SGD; elements of a parameter lay in a slice in the order of its dimensions, whatever the
-strides; a model's state beside parameters was saved as evaluations had left it.
-"""
+"""Version of the rules of a run that neither configuration nor log names; `rules` in config.toml's [environment], 1 where missing.
+Earlier rules: `docs/explanation/log-is-a-proof.md`."""
 
 
 class Event(enum.IntEnum):

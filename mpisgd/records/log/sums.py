@@ -1,9 +1,8 @@
 """Checksums of a log: a flipped bit is reported, never read as a number (TRAPS 9).
 
 `log.h5`, written once, has HDF5's own, fletcher32. Files read while being written, or after a kill, cannot: a chunk cut short is
-lost with all its rows (measured, with a writer that only writes: 2 of 120 kills, 28 of 1200 live readings). Here the sum covers
-flushed rows, written again only in the amended field; that field is summed when the file is closed. HDF5's metadata have sums of
-their own.
+lost with all its rows (TRAPS 8). Here the sum covers flushed rows, written again only in the amended field; that field is summed
+when the file is closed.
 """
 
 from __future__ import annotations

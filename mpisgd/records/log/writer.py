@@ -30,10 +30,9 @@ _CACHE_NBYTES = 4 << 20
 
 
 class Rows:
-    """Rows of an open dataset, by HDF5's own calls.
+    """Rows of an open dataset, by HDF5's own calls, five times as fast as h5py's slices (TRAPS 11).
 
-    h5py's slices look at types and selections anew each time: a flush took 2.8 ms without answers, and takes 0.5 ms now. Raises
-    OSError, RuntimeError, ValueError (`storage.writing` names the file).
+    Raises OSError, RuntimeError, ValueError (`storage.writing` names the file).
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -97,7 +96,7 @@ class _Table:
             self.filled = 0
 
     def _write_amendments(self, data: Rows) -> None:
-        """Amend flushed rows chunk by chunk: row by row would take 200 us for each."""
+        """Amend flushed rows chunk by chunk."""
         chunks: dict[int, list[tuple[int, str, float]]] = {}
         for number, field, value in self._amendments:
             chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
