@@ -60,10 +60,7 @@ def _ranks(comm: MPI.Intracomm, group: MPI.Group) -> list[int]:
 
 
 def turn_s(place: int, each_s: float) -> float:
-    """Return seconds until a rank speaks, after `place` others; the first is heard alone.
-
-    Later turns lie ever closer.
-    """
+    """Return seconds until a rank speaks, after `place` others; the first is heard alone."""
     return each_s * math.log2(1 + place)
 
 
