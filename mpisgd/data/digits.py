@@ -25,7 +25,7 @@ _TEST_EVERY = 5
 def load(subtract: bool) -> DataSet:
     """Return 1,437 training and 360 test samples, inputs float32 (1, 8, 8) in [0, 1] before mean subtraction.
 
-    In the order of classes, then of the file, every fifth sample from the first is a test sample. Splits keep the file's order.
+    In the order of classes, then of the file, every fifth sample from the first is a test sample.
     Raises DataError: scikit-learn, or its known file, is missing.
     """
     table = _read(_find())

@@ -2,7 +2,7 @@
 
 A pull tells the rate of received bytes; a push ends once the system has the last bytes, and seems faster. Both also wait while a
 shard serves others, seldom together: the better rate counts. A link without learners is not measured. With shards on several nodes,
-all transfers cross a slow link, most of all its own learners': at most one node is named, among few nodes perhaps none.
+all transfers cross a slow link, most of all its own learners': at most one node is named.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compute time of virtual learners: nanoseconds per mini-batch, a function of (seed, learner_id, seq) (law 5).
 
-Numbers are drawn in blocks, each from a stream of `mpisgd.base.streams` (3 us). Growing blocks keep 100,000 learners with few
+Numbers are drawn in blocks, each from a stream of `mpisgd.base.streams`. Growing blocks keep 100,000 learners with few
 mini-batches cheap; block sizes are part of every seeded run. Whole nanoseconds hide last-bit differences of mathematical libraries.
 """
 

@@ -1,6 +1,6 @@
 """Yardsticks on the same ranks: loops without communication, and PyTorch's DistributedDataParallel over gloo.
 
-Model, mini-batches, fused SGD and one thread each are the same. Rank 0 waits without using a core.
+Model, mini-batches, fused SGD and one thread each are the same.
 """
 
 from __future__ import annotations

@@ -51,6 +51,11 @@ class Script(ABC):
     def torn(self) -> bool:
         """Only a part of the last message came."""
 
+    @property
+    @abstractmethod
+    def pulls_first(self) -> bool:
+        """Messages on the way come before the next event."""
+
     @abstractmethod
     def hears(self, arrived: Arrived) -> bool:
         """Return whether a message has arrived that goes before the script."""
@@ -186,6 +191,8 @@ class ScriptedWire(VirtualWire):
         """Take the script's next message, whatever the time; nothing, where asked for pulls beside an update."""
         if patterns == _PULLS:
             return None
+        if self._script.pulls_first and (taken := self._take_by_silence()) is not None:
+            return taken
         if until_ns is not None and self._script.time_out():
             self.now = max(self.now, until_ns)
             return None
@@ -194,12 +201,18 @@ class ScriptedWire(VirtualWire):
         for rank in self._script.wanted():
             self._eager[rank].let(self.now)
         for _ in range(_SILENCES):  # other ranks may let in messages first
-            silent_ns = self.now + _SILENCE_NS
-            while self.now < silent_ns:
-                if (taken := super().take(_BY_SCRIPT, silent_ns)) is not None:
-                    return taken
+            if (taken := self._take_by_silence()) is not None:
+                return taken
             self._script.relax(self._arrived)
         return super().take(_BY_SCRIPT)
+
+    def _take_by_silence(self) -> tuple[int, int, Fields] | None:
+        """Take the script's next message, or None once all ranks wait."""
+        silent_ns = self.now + _SILENCE_NS
+        while self.now < silent_ns:
+            if (taken := super().take(_BY_SCRIPT, silent_ns)) is not None:
+                return taken
+        return None
 
     def take_body(self, *bodies: Any) -> bool:
         return super().take_body(*bodies) and not self._script.torn

@@ -132,6 +132,10 @@ class ShardScript(Script):
         return self._next.tag == _PRESENCE
 
     @property
+    def pulls_first(self) -> bool:
+        return self._stops and self._next.tag in (_PRESENCE, *_TOLD)
+
+    @property
     def torn(self) -> bool:
         return self._torn
 
