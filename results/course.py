@@ -236,6 +236,8 @@ class Course:
 
 def _refusal(passes: Passing, config: Config, tensors: Tensors) -> str:
     """Why gradients are computed one by one; "" = they need not be."""
+    if passes == "windows" and any(each._backward_hooks for each in tensors.model.module.parameters()):
+        return "gradients have hooks"
     if passes == "same weights" and any(isinstance(layer, Drawing) for _, layer in layers_of(tensors.model.module)):
         return "the network draws numbers, by learner and mini-batch"
     return refusal(config, tensors)

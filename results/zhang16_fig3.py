@@ -6,6 +6,9 @@ stays at 90 %. With alpha0/tau (eq. 3) the curves of all protocols can hardly be
 Same: the data, their per-pixel mean subtracted; Caffe's network with Caffe's first weights, normalisation, rates and weight decays
 (`jobs/zhang16-cifar10.toml`); lambda = 30, mu = 4, momentum 0.9, alpha0 = 0.001, divided by 10 after 120 epochs and again after
 130; 140 epochs. Beside it the same in 40 epochs, three seeds, also n = 2 and 6, with the schedule scaled.
+Weight decay is part of each learner's gradient (`decayed`), and so weighted by its staleness, as in eq. 2. Decay by the shards'
+optimiser is not: 30-softsync has 30 times as many updates, each with hardsync's decay and 1/30 of its gradient; its training loss
+stayed at 2.0.
 Not the same: virtual learners, each of which computes a real gradient at the weights that it pulled; how stale each gradient is
 comes from the mini-batches of zhang16_fig1.py (normal, 20 %). Hardsync is computed as one learner with mini-batches of 120. The
 training error is that of the first 10,000 training images.
@@ -19,7 +22,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +32,12 @@ import zhang16_fig1 as fig1
 from curves import CHANCE, Curve, Trained, script
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 from virtual_runs import Job, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.config import Cifar10FullOptions
+from mpisgd.models import make as make_model
 from mpisgd.report import style
 
 HERE = Path(__file__).parent
@@ -38,13 +45,17 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Scale:
-    """What is trained, and for how many epochs in the long curves and in the short ones. `settings`: parts of a job."""
+    """What is trained, and for how many epochs in the long curves and in the short ones.
+
+    `settings`: parts of a job; `stale`: in their place where gradients are stale.
+    """
 
     name: str
     told: str
     settings: Job
     long: int
     short: int
+    stale: Job = field(default_factory=dict)
 
 
 PAPERS = tomllib.loads((HERE.parent / "jobs" / "zhang16-cifar10.toml").read_text("utf-8"))
@@ -54,6 +65,11 @@ FULL = Scale(
     {name: PAPERS[name] for name in ("model", "data", "optimizer", "groups", "alpha0")},
     long=140,
     short=40,
+    stale={
+        "model": {"name": "zhang16_fig3:decayed"},
+        "optimizer": {"name": "sgd", "momentum": PAPERS["optimizer"]["momentum"]},
+        "groups": {"rate": PAPERS["groups"]["rate"]},
+    },
 )
 QUICK = Scale(
     "zhang16-fig3-quick",
@@ -67,6 +83,19 @@ QUICK = Scale(
     long=6,
     short=4,
 )
+
+
+def decayed(seed: int) -> nn.Module:
+    """The network; each of its gradients contains the weight decay of `PAPERS`."""
+    model = make_model(Cifar10FullOptions(form="caffe"), input_shape=(3, 32, 32), classes=10, seed=seed)
+    for name, parameter in model.named_parameters():
+        decay = PAPERS["groups"]["weight_decay"].get(name, PAPERS["optimizer"]["weight_decay"])
+        parameter.register_hook(partial(_with_decay, parameter, decay))  # type: ignore[no-untyped-call]
+    return model
+
+
+def _with_decay(weights: Tensor, decay: float, gradient: Tensor) -> Tensor:
+    return gradient.add(weights, alpha=decay)
 
 
 @dataclass(frozen=True)
@@ -90,11 +119,15 @@ SHORT = (Kind(0), Kind(1), Kind(30), Kind(1, "none"), Kind(6), Kind(2), Kind(15)
 SEEDS = (1, 2, 3)
 
 
+def settings_of(scale: Scale, kind: Kind) -> Job:
+    return {**scale.settings, **(scale.stale if kind.n else {})}
+
+
 def job(scale: Scale, kind: Kind, epochs: int, seed: int, **other: Any) -> Job:
     """A job; `other` stands in the place of the scale's settings."""
     protocol = {"name": "softsync", "n": kind.n, "modulation": kind.modulation} if kind.n else {"name": "hardsync"}
     return {
-        **scale.settings,
+        **settings_of(scale, kind),
         **other,
         "protocol": protocol,
         "schedule": {"name": "step", "epochs": [epochs * 120 / 140, epochs * 130 / 140], "factor": 0.1},

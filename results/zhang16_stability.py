@@ -52,7 +52,7 @@ ITERATIONS = 20
 
 
 def job(scale: Scale, kind: Kind, momentum: float, rate: float, seed: int = 1, epochs: int = 0) -> Job:
-    optimizer = {**scale.settings["optimizer"], "momentum": momentum}
+    optimizer = {**fig3.settings_of(scale, kind)["optimizer"], "momentum": momentum}
     return {
         **fig3.job(scale, kind, epochs or scale.long, seed, optimizer=optimizer, alpha0=rate),
         "schedule": {"name": "constant"},
