@@ -190,14 +190,15 @@ def table(scale: Scale, found: Sequence[Trained]) -> Table:
 
 def figure_of(scale: Scale, found: Sequence[Trained]) -> Figure:
     """Above the long curves, below the short ones: alpha0, alpha0/tau, and that again where the curves lie close together."""
+    lengths = [each for each in ((scale.long, LONG), (scale.short, SHORT)) if any(by_kind(scale, found, each[1], each[0]))]
     titles = [
         (f"{epochs} epochs: {what}", "error [%]")
-        for epochs in (scale.long, scale.short)
+        for epochs, _ in lengths
         for what in ("rate α₀ for every gradient", "rate α₀/τ", "rate α₀/τ, closer")
     ]
-    figure, axes = panels("epochs", titles, rows=2)
+    figure, axes = panels("epochs", titles, rows=len(lengths))
     looks = {n: style.line(at) for at, n in enumerate(sorted({kind.n for kind in (*LONG, *SHORT)}))}
-    for row, (epochs, kinds) in enumerate(((scale.long, LONG), (scale.short, SHORT))):
+    for row, (epochs, kinds) in enumerate(lengths):
         beside, ends = axes[3 * row : 3 * row + 3], []
         for kind, seeds in by_kind(scale, found, kinds, epochs):
             for at, modulation in enumerate(("none", "inverse", "inverse")):
@@ -224,7 +225,9 @@ def _draw(axes: Axes, kind: Kind, seeds: Sequence[Trained], epochs: int, look: d
     for column, width in (("test_error", 1.0), ("training_error", 0.4)):
         percent = 100 * np.array([each.at(at, column) for each in seeds])
         known = np.isfinite(percent).all(axis=0)
-        thin = {**look, "linewidth": width * look.get("linewidth", 1.5)}
+        thin = {**look, "linewidth": width * look.get("linewidth", 1.5), "markevery": max(1, epochs // 10)}
+        if width < 1:
+            thin["marker"] = ""
         axes.plot(at[known], percent[:, known].mean(axis=0), label=kind.protocol if width == 1 else None, **thin)
         if len(seeds) > 1:
             low, high = percent[:, known].min(axis=0), percent[:, known].max(axis=0)
