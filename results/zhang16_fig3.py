@@ -114,7 +114,7 @@ class Kind:
         return {"none": "α₀", "inverse": "α₀/τ"}[self.modulation] if self.n else "α₀ (τ = 0)"
 
 
-LONG = (Kind(0), Kind(1), Kind(30), Kind(15), Kind(15, "none"), Kind(30, "none"), Kind(1, "none"))
+LONG = (Kind(0), Kind(1), Kind(30), Kind(15, "none"), Kind(30, "none"), Kind(15), Kind(1, "none"))
 SHORT = (Kind(0), Kind(1), Kind(30), Kind(1, "none"), Kind(6), Kind(2), Kind(15))
 SEEDS = (1, 2, 3)
 
