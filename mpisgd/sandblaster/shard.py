@@ -7,6 +7,7 @@ in no sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -93,6 +94,15 @@ class BatchShard:
         self._epochs = 0.0
         self._signal = 0
         self._over = False
+        self._handlers: dict[Any, Callable[[Any], None]] = {
+            Push: self._take,
+            Command: self._obey,
+            Pull: lambda pull: self._give(pull.learner_id),
+            Goodbye: self._part,
+            SnapshotPull: lambda pull: self.snapshot_server.ask(pull.number),
+            Interrupt: lambda told: self.interrupt(told.signal),
+            Refused: self.refuse,
+        }
         presence.attend(self)
 
     def serve(self, evaluate: Callable[[], None] | None = None) -> None:
@@ -136,22 +146,9 @@ class BatchShard:
     def handle(self, message: Message) -> None:
         if self._presence.hear(message):
             return
-        if isinstance(message, Push):
-            self._take(message)
-        elif isinstance(message, Command):
-            self._obey(message)
-        elif isinstance(message, Pull):
-            self._give(message.learner_id)
-        elif isinstance(message, Goodbye):
-            self._part(message)
-        elif isinstance(message, SnapshotPull):
-            self.snapshot_server.ask(message.number)
-        elif isinstance(message, Interrupt):
-            self.interrupt(message.signal)
-        elif isinstance(message, Refused):
-            self.refuse(message)
-        else:
+        if type(message) not in self._handlers:
             raise ProtocolError(f"{message}: a shard under a coordinator is not told")
+        self._handlers[type(message)](message)
 
     def _give(self, learner_id: int) -> None:
         channel, weights = self.channel, host_view(self.slots.served)

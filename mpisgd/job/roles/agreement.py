@@ -57,15 +57,11 @@ class AgreeingShard(Shard):
 
     def begin(self) -> None:
         self.channel.take_also({Tag.NORM_PULL: NormPull, Tag.NORM_TOLD: NormTold})
+        self._handlers |= {NormPull: self._norm_pull, NormTold: self._norm_told}
         super().begin()
 
     def handle(self, message: Message) -> None:
-        if isinstance(message, NormPull):
-            self._norm_pull(message)
-        elif isinstance(message, NormTold):
-            self._norm_told(message)
-        else:
-            super().handle(message)
+        super().handle(message)
         self._look_at_sum()
 
     def _norm_pull(self, asked: NormPull) -> None:
