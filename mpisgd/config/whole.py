@@ -39,6 +39,7 @@ from mpisgd.config.optimizers import (
     OptimizerOptions,
     ScheduleOptions,
     SgdOptions,
+    TrustRatioOptions,
 )
 from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StagesOptions, StragglerOptions
 from mpisgd.protocols import BATCH_PROTOCOLS, PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
@@ -306,6 +307,15 @@ class Config:
         options: Any = self.inner_optimizer if self.local_steps else self.optimizer
         decays = options.weight_decay > 0 or any(self.groups.weight_decay.values())
         return decays or not isinstance(options, AdagradOptions | SgdOptions) or getattr(options, "momentum", 0.0) > 0
+
+    @property
+    def decays_unweighted(self) -> bool:
+        """Staleness weights gradients alone."""
+        protocol, options = self.protocol, self.optimizer
+        weighted = self.modulate == "gradient" and getattr(protocol, "modulation", "none") != "none"
+        stale = kind_of(protocol) in ("softsync", "ssp", "async", "downpour") and getattr(protocol, "n", 2) > 1
+        decays = options.weight_decay > 0 or (any(self.groups.weight_decay.values()) and not self.local_steps)
+        return weighted and stale and decays and not isinstance(options, AdamwOptions | TrustRatioOptions)
 
     @property
     def in_groups(self) -> bool:

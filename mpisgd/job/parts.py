@@ -175,6 +175,17 @@ def make_module(config: Config, meta: Meta, user_objects: UserObjects, needed: N
         return models.make(config.model, **named)
 
 
+def warn_at_start(config: Config, data: DataSet) -> None:
+    if data.train.advice:
+        terminal.warn(data.train.advice)
+    if config.decays_unweighted:
+        terminal.warn(
+            "mpisgd: warning: staleness weights gradients, and not weight decay: relative to the gradients, decay is about as many"
+            " times as strong as these are stale; expected modulate = 'rate', which weights both, or decay in the loss"
+            " (docs/howto/learning-rate.md)"
+        )
+
+
 @contextmanager
 def _staying(what: str) -> Iterator[None]:
     """Undo a factory's change of directory, with a warning: relative paths would lead elsewhere."""

@@ -125,8 +125,8 @@ class Start:
         self.data = data = self._agree(lambda: parts.load_data(config, self.user_objects) if computes else None)
         own = data if self._rank == self._first else None
         self.meta: Meta = comm.bcast(None if own is None else parts.meta_of(own, config), root=self._first)
-        if own is not None and own.train.advice:
-            terminal.warn(own.train.advice)
+        if own is not None:
+            parts.warn_at_start(config, own)
         require_alike(comm, "data", self._agree(lambda: None if data is None else of_data(data, config.seed)), root=self._first)
 
     def _load_loss(self) -> None:

@@ -37,6 +37,7 @@ from mpisgd.config import (
     kind_of,
     make_options,
 )
+from mpisgd.config.config_file import from_mapping
 from mpisgd.config.config_virtual import (
     ConstantComputeOptions,
     FailureOptions,
@@ -47,6 +48,8 @@ from mpisgd.config.config_virtual import (
     ServiceOptions,
     VirtualOptions,
 )
+from mpisgd.data.dataset import DataSet, Split
+from mpisgd.job.parts import warn_at_start
 from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,
@@ -261,6 +264,31 @@ def test_defaults_are_what_the_papers_say() -> None:
 )
 def test_stragglers_are_active_when_anything_is_put_in(fields: dict[str, Any], active: bool) -> None:
     assert StragglerOptions(**fields).active is active
+
+
+DECAY: dict[str, Any] = {"optimizer": {"name": "sgd", "weight_decay": 0.01}}
+
+
+@pytest.mark.parametrize(
+    ("job", "warned"),
+    [
+        ({"protocol": {"name": "softsync", "n": 30}, **DECAY}, True),
+        ({"protocol": {"name": "softsync", "n": 30}, "groups": {"weight_decay": {"*.bias": 0.1}}}, True),
+        ({"protocol": {"name": "async", "modulation": "inverse"}, **DECAY}, True),
+        ({"protocol": {"name": "softsync", "n": 30}}, False),
+        ({"protocol": {"name": "softsync", "n": 1}, **DECAY}, False),
+        ({"protocol": {"name": "softsync", "n": 30, "modulation": "none"}, **DECAY}, False),
+        ({"protocol": {"name": "softsync", "n": 30}, "modulate": "rate", **DECAY}, False),
+        ({"protocol": {"name": "softsync", "n": 30}, "optimizer": {"name": "adamw", "weight_decay": 0.01}}, False),
+        ({"protocol": "hardsync", **DECAY}, False),
+        ({"protocol": "backup", **DECAY}, False),
+    ],
+)
+def test_decay_beside_gradients_weighted_by_staleness_is_warned_of(
+    job: dict[str, Any], warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warn_at_start(from_mapping(job), DataSet("one", *[Split(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))] * 2))
+    assert ("relative to the gradients, decay is" in capsys.readouterr().err) == warned
 
 
 def test_nearest() -> None:
