@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.lib.recfunctions import repack_fields
-from passes import Drawing, layers_of
+from passes import Decay, Drawing, hooks_of, layers_of
 from torch import Tensor
 from virtual_runs import Job
 from windows import Windows, refusal
@@ -236,7 +236,7 @@ class Course:
 
 def _refusal(passes: Passing, config: Config, tensors: Tensors) -> str:
     """Why gradients are computed one by one; "" = they need not be."""
-    if passes == "windows" and any(each._backward_hooks for each in tensors.model.module.parameters()):
+    if passes == "windows" and not all(type(hook) is Decay for hooks in hooks_of(tensors.model.module).values() for hook in hooks):
         return "gradients have hooks"
     if passes == "same weights" and any(isinstance(layer, Drawing) for _, layer in layers_of(tensors.model.module)):
         return "the network draws numbers, by learner and mini-batch"

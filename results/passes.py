@@ -8,6 +8,7 @@ product is of all images of a learner.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -90,12 +91,29 @@ def _seen(x: Tensor, filters: Tensor) -> Tensor:
     return places.reshape(shape[0], shape[1] * high * wide, -1)
 
 
+@dataclass(frozen=True, eq=False)
+class Decay:
+    """A hook of a parameter: adds `decay` times the weights to the gradient."""
+
+    weights: Tensor
+    decay: float
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return gradient.add(self.weights, alpha=self.decay)
+
+
+def hooks_of(module: nn.Module) -> dict[str, list[Any]]:
+    """Hooks by parameter."""
+    return {name: list((each._backward_hooks or {}).values()) for name, each in module.named_parameters()}
+
+
 class Passes:
     """The passes of a network, each learner's mini-batch at weights of its own."""
 
     def __init__(self, model: FlatModel, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self._model, self._loss = model, loss
         self._layers = list(layers_of(model.module))
+        self._decays = {name: sum(hook.decay for hook in hooks) for name, hooks in hooks_of(model.module).items()}
         self.drawing = [layer for _, layer in self._layers if isinstance(layer, Drawing)]
 
     def gradients(self, weights: Tensor, inputs: Tensor, targets: Tensor, drawn: Tensor) -> Tensor:
@@ -122,8 +140,8 @@ class Passes:
                 x = layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         made = torch.autograd.grad(count * self._loss(x.flatten(0, 1), targets), list(leaves.values()))  # the mean of all
         found = torch.empty_like(weights)
-        for view, gradient in zip(self._views(found).values(), made, strict=True):
-            view.copy_(gradient)
+        for (name, view), gradient in zip(self._views(found).items(), made, strict=True):
+            view.copy_(gradient.add(leaves[name].detach(), alpha=self._decays[name]) if self._decays[name] else gradient)
         return found
 
     def _views(self, rows: Tensor) -> dict[str, Tensor]:

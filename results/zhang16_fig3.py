@@ -23,7 +23,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ import zhang16_fig1 as fig1
 from curves import CHANCE, Curve, Trained, script
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from passes import Decay
+from torch import nn
 from virtual_runs import Job, panels
 
 from mpisgd.analysis.tables import Cell, Column, Table
@@ -90,12 +90,8 @@ def decayed(seed: int) -> nn.Module:
     model = make_model(Cifar10FullOptions(form="caffe"), input_shape=(3, 32, 32), classes=10, seed=seed)
     for name, parameter in model.named_parameters():
         decay = PAPERS["groups"]["weight_decay"].get(name, PAPERS["optimizer"]["weight_decay"])
-        parameter.register_hook(partial(_with_decay, parameter, decay))  # type: ignore[no-untyped-call]
+        parameter.register_hook(Decay(parameter, decay))  # type: ignore[no-untyped-call]
     return model
-
-
-def _with_decay(weights: Tensor, decay: float, gradient: Tensor) -> Tensor:
-    return gradient.add(weights, alpha=decay)
 
 
 @dataclass(frozen=True)

@@ -134,10 +134,19 @@ def test_decay_in_the_gradient_is_the_optimisers_where_no_gradient_is_stale(tmp_
     assert job["optimizer"] == {"name": "sgd", "momentum": 0.0}
 
 
-def test_gradients_with_hooks_are_computed_one_by_one_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = {"model": {"name": "zhang16_fig3:decayed"}}
-    script("course").Course({**JOB, **PROTOCOLS["softsync"], **IMAGES, **model, "groups": {}}, tmp_path, passes="windows")
-    assert "one gradient after the other: gradients have hooks" in capsys.readouterr().err
+def test_windows_know_decay_in_gradients_and_refuse_other_hooks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {**JOB, **PROTOCOLS["softsync n = 6"], **IMAGES, "model": {"name": "zhang16_fig3:decayed"}, "groups": {}, "alpha0": 0.001}
+    found = []
+    for passes in ("one by one", "windows"):
+        (tmp_path / passes).mkdir()
+        course = script("course").Course(job, tmp_path / passes, passes=passes)
+        begun = course.update.weights.clone()
+        list(course.run())
+        found.append(course.update.weights - begun)
+    assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm()
+    assert "one by one" not in capsys.readouterr().err
+    course.model.module.conv1.bias.register_hook(lambda gradient: gradient)
+    assert script("course")._refusal("windows", course.config, course.tensors) == "gradients have hooks"
 
 
 def test_gradients_that_draw_numbers_are_computed_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
