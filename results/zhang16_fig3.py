@@ -199,7 +199,7 @@ def figure_of(scale: Scale, found: Sequence[Trained]) -> Figure:
         for kind, seeds in by_kind(scale, found, kinds, epochs):
             for at, modulation in enumerate(("none", "inverse", "inverse")):
                 if not kind.n or kind.modulation == modulation:
-                    _draw(beside[at], kind, seeds, epochs, looks[kind.n])
+                    _draw(beside[at], kind, seeds, epochs, looks[kind.n], training=at < 2)
             if kind.modulation == "inverse":
                 ends += [each.error for each in seeds if not each.lost]
         for each in beside:
@@ -207,7 +207,8 @@ def figure_of(scale: Scale, found: Sequence[Trained]) -> Figure:
             each.set(xlim=(0, epochs * 1.02), ylim=(0, 100))
         if ends:
             beside[2].set(ylim=(min(ends) - 3, max(ends) + 9))
-        beside[1].legend(fontsize=8, frameon=False)
+        for each in beside[:2]:
+            each.legend(fontsize=8, frameon=False, loc="center right" if each is beside[0] else "best")
     figure.suptitle(
         f"{scale.told}: λ = {fig1.LAMBDA}, μ = {fig1.MU}, α₀ = {scale.settings['alpha0']:g}; test error, thin: training error;"
         " shaded: range of the seeds where there are several",
@@ -216,9 +217,9 @@ def figure_of(scale: Scale, found: Sequence[Trained]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, kind: Kind, seeds: Sequence[Trained], epochs: int, look: dict[str, Any]) -> None:
+def _draw(axes: Axes, kind: Kind, seeds: Sequence[Trained], epochs: int, look: dict[str, Any], *, training: bool) -> None:
     at = np.arange(epochs + 1)
-    for column, width in (("test_error", 1.0), ("training_error", 0.4)):
+    for column, width in (("test_error", 1.0), ("training_error", 0.4))[: 2 if training else 1]:
         percent = 100 * np.array([each.at(at, column) for each in seeds])
         known = np.isfinite(percent).all(axis=0)
         thin = {**look, "linewidth": width * look.get("linewidth", 1.5), "markevery": max(1, epochs // 10)}
