@@ -146,9 +146,11 @@ class BatchShard:
     def handle(self, message: Message) -> None:
         if self._presence.hear(message):
             return
-        if type(message) not in self._handlers:
-            raise ProtocolError(f"{message}: a shard under a coordinator is not told")
-        self._handlers[type(message)](message)
+        try:
+            handler = self._handlers[message.__class__]
+        except KeyError:
+            raise ProtocolError(f"{message}: a shard under a coordinator is not told") from None
+        handler(message)
 
     def _give(self, learner_id: int) -> None:
         channel, weights = self.channel, host_view(self.slots.served)
