@@ -104,7 +104,7 @@ def test_stale_gradients_do_not_learn_at_a_rate_at_which_hardsync_does_unless_we
         assert np.isfinite(each.rows).all()
     assert hardsync.rows[-1, 4] < hardsync.rows[1, 4], "the training loss falls"
     assert [row[1] for row in fig3.table(scale, found).rows] == ["30-softsync", "hardsync", "30-softsync"]
-    assert len(fig3.figure_of(scale, found).axes) == 6
+    assert len(fig3.figure_of(scale, found).axes) == 3, "no curve is short"
 
 
 @pytest.mark.slow
