@@ -53,7 +53,7 @@ def train(  # noqa: PLR0913 - a user's objects, by name
             only if brought here, or named in `config`.
         trust: import code named by the run all the same (`mpisgd.config.trust`).
         on_update: called with an `Update`, of all since its last call, by a thread of shard 0's rank, mostly rank 0. Training
-            does not wait.
+            does not wait, but shares its core.
         on_evaluation: called with an `Evaluation` for each row of `evaluations`, by the evaluator, or without one by learner 0
             after training. It delays the next evaluation.
         on_end: called with an `End` by rank 0, once the run is DONE; not after an interruption, nor if DONE before. The

@@ -1,9 +1,9 @@
-"""A virtual run, computed in the order of its log: the same gradients, sums and steps to the bit, resumable after every epoch.
+"""A virtual run, computed in the order of its log: the same gradients, sums and steps, resumable after every epoch.
 
 How stale a gradient is depends on seconds alone. So the virtual cluster runs first, without gradients; its log says which weights
-each gradient came from, and of which gradients each update is made. That order is then computed, one gradient after the other,
-those of an update at the same weights in one pass, or on a GPU in windows (`windows.py`). All of it is kept after every epoch:
-weights that gradients still to come are computed from, the optimiser, the epochs evaluated.
+each gradient came from, and of which gradients each update is made. That order is then computed: one gradient after the other, to
+the bit; or to float tolerance, those of an update at the same weights in one pass, or on a GPU in windows (`windows.py`). All of it
+is kept after every epoch: weights that gradients still to come are computed from, the optimiser, the epochs evaluated.
 
 One shard; learners without own steps; models without buffers; no compensation of delays.
 """
@@ -48,6 +48,8 @@ AVERAGED = ("averaged_error", "averaged_loss")
 """More, where weights are averaged: of their average, on the test data."""
 Passing = Literal["one by one", "same weights", "windows"]
 COLUMNS = ("clock", "timestamp", "learner_id", "seq", "samples", "gradients", "weight")
+ALIKE = ("timestamp", "samples", "gradients", "weight")
+"""Gradients of an update with the same of these are computed in one pass."""
 
 
 @dataclass
@@ -122,11 +124,10 @@ class Course:
         """Of each update the row of its last gradient."""
         self.samples = np.cumsum(self.order["samples"])[self.last]
         self.state = State(kept={0: self.update.weights.clone()})
-        joined = Joined(self.tensors.sampling, self.columns)
         why = "" if passes == "one by one" else _refusal(passes, config, self.tensors)
         self.windows = self._windows(per_update) if passes == "windows" and not why else None
-        self._joined = joined if passes == "same weights" and not why else None
-        self._together = dataclasses.replace(self.tensors, sampling=joined).gradient(0)
+        self._joined = Joined(self.tensors.sampling, self.columns) if passes == "same weights" and not why else None
+        self._together = dataclasses.replace(self.tensors, sampling=self._joined or self.tensors.sampling).gradient(0)
         if why:
             print(f"computed one gradient after the other: {why}", file=sys.stderr, flush=True)
         self._resume()
@@ -180,9 +181,9 @@ class Course:
         if self._joined is None:
             yield from ([row] for row in rows)
             return
-        same = dict[int, list[int]]()
+        same = dict[tuple[Any, ...], list[int]]()
         for row in rows:
-            same.setdefault(self.columns["timestamp"][row], []).append(row)
+            same.setdefault(tuple(self.columns[name][row] for name in ALIKE), []).append(row)
         yield from same.values()
 
     def _sum_of(self, rows: Sequence[int]) -> Tensor:

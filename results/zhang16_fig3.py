@@ -14,8 +14,8 @@ comes from the mini-batches of zhang16_fig1.py (normal, 20 %). Hardsync is compu
 training error is that of the first 10,000 training images.
 
 Needs CIFAR-10 below $MPISGD_DATA/cifar10, and says so where it is missing. Every curve is kept as a CSV, and goes on where it was
-left: start the script again after an interruption, or in several processes at once (`curves.py`). A curve of 140 epochs takes two
-hours of one core. `--quick` is the same with the 8x8 digits and a small CNN, one seed, in half a minute.
+left: start the script again after an interruption, or in several processes at once (`curves.py`). A curve of 140 epochs takes 60 to
+90 minutes of a core. `--quick` is the same with the 8x8 digits and a small CNN, one seed, in half a minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`bench train`: images/s of every protocol, PyTorch DDP, and loops without communication (the compute floor).
 
-One shard and two learners train on synthetic data, all ways interleaved. The better DDP
-counts, with or without gradients as bucket views. Only applied gradients count.
+One shard and two learners train on synthetic data, all ways interleaved. The better DDP counts, with or without gradients as bucket
+views. Only applied gradients count.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
 from mpisgd.exchange import link_load
-from mpisgd.job import placement, user_code
+from mpisgd.job import parts, placement, user_code
 from mpisgd.job.finish import Outcome, check_books, farewell, finish, headline, outcome_of
 from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.job.provenance import environment
@@ -94,6 +94,8 @@ class Job:
         )
         if wasted:
             self._say(f"mpisgd: warning: {wasted}")
+        if self.kept and world.tensors is not None and world.tensors.data is not None:
+            parts.warn_at_start(config, world.tensors.data)
         with without_gc():
             accounts = self._train()
             world.wires.clear()  # frees all that was made for ranks, without the collector

@@ -179,7 +179,6 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, user_objects: UserObjects, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, user_objects)
-        parts.warn_at_start(config, data)
         device = _device(config)
         self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, self.rules, device)
         self._device = device if stages.stays_on_gpu(config) else "cpu"

@@ -49,6 +49,54 @@ def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
 GUARDED = SCRIPT.replace("outcome = ", 'if __name__ == "__main__":\n  outcome = ').replace("\nassert", "\n  assert")
 
 
+DECAYED = """
+import sys
+import torch
+from torch import nn
+import mpisgd
+
+def plain():
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+
+def hooked():
+    model = plain()
+    for each in model.parameters():
+        each.register_hook(lambda gradient, weights=each: gradient.add(weights, alpha=0.05))
+    return model
+
+def make_data():
+    x = torch.randn(240, 5, generator=torch.Generator().manual_seed(0))
+    return (x[:200], (x[:200, 0] > 0).long()), (x[200:], (x[200:, 0] > 0).long())
+
+def run(out, model, decay, **protocol):
+    config = {"epochs": 4, "mu": 4, "alpha0": 0.05, "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": decay}}
+    config |= {"seed": 7, "out": out, "protocol": protocol, "log": {"progress": "off"}}
+    mpisgd.train(model=model, data=make_data, config=config)
+
+if __name__ == "__main__":
+    run("stale", plain, 0.05, name="softsync", n=2)
+    print("-- from here on", file=sys.stderr, flush=True)
+    run("hooked", hooked, 0.0, name="softsync", n=2)
+    run("sync", plain, 0.05, name="hardsync")
+    run("hooked-sync", hooked, 0.0, name="hardsync")
+"""
+
+
+@pytest.mark.slow
+def test_decay_is_warned_of_once_and_may_be_part_of_the_gradients(tmp_path: Path) -> None:
+    (tmp_path / "decayed.py").write_text(DECAYED)
+    done = launch(4, "decayed.py", cwd=tmp_path, timeout_s=180)
+    assert done.status == 0, done.text
+    assert done.text.count("staleness weights gradients, and not weight decay") == 1, done.text
+    sync, hooked = (torch.load(tmp_path / name / "weights.pt", weights_only=True)["theta"] for name in ("sync", "hooked-sync"))
+    for name, tensor in sync.items():
+        torch.testing.assert_close(hooked[name], tensor, rtol=1e-4, atol=1e-6)
+    words = [sys.executable, "-m", "mpisgd", "replay", "hooked", "--trust"]
+    again = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "not weight decay" not in again.stderr
+
+
 @pytest.mark.slow
 def test_own_model_loss_and_data_and_how_replay_is_brought_them(tmp_path: Path) -> None:
     """Replay says it in a line that works, and from anywhere."""

@@ -144,7 +144,7 @@ def test_windows_know_decay_in_gradients_and_refuse_other_hooks(tmp_path: Path, 
         list(course.run())
         found.append(course.update.weights - begun)
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm()
-    assert "one by one" not in capsys.readouterr().err
+    assert "one gradient after the other" not in capsys.readouterr().err
     course.model.module.conv1.bias.register_hook(lambda gradient: gradient)
     assert script("course")._refusal("windows", course.config, course.tensors) == "gradients have hooks"
 

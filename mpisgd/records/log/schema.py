@@ -55,7 +55,7 @@ from mpisgd.rules.verdict import Reason
 __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "LogRows", "Reason", "Verdict"]
 
 LogRows: TypeAlias = Any
-"""Rows of a table: a one-dimensional array of a dtype of this module. mypy tries all overloads, and arrives at Any, too."""
+"""Rows of a table: a one-dimensional array of a dtype of this module. mypy arrives at Any, too."""
 
 SCHEMA_VERSION = 4
 
