@@ -36,12 +36,12 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
         if path.exists():
             if not overwrite:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or replace the directory by --overwrite")
-            lock = Lock(path) if (path / schema.LOCK).exists() else None  # no run while its holder empties it
-            if not (_is_run(path) or _never_began(path)):
-                if lock is not None:
-                    lock.release()
-                raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: not replaced")
-            lock = lock or Lock(path)
+            if not (_is_replaceable(path) or (path / schema.LOCK).exists()):  # a stranger's folder is not even locked
+                raise _no_run(path)
+            lock = Lock(path)
+            if not _is_replaceable(path):
+                lock.release()
+                raise _no_run(path)
             _empty(path)
             return lock
         durable.make_directory(path)
@@ -56,14 +56,22 @@ def _empty(path: Path) -> None:
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
         elif each.name != schema.LOCK:
-            each.unlink()
+            each.unlink(missing_ok=True)  # a job that is refused removes its own file
+
+
+def _no_run(path: Path) -> ConfigError:
+    return ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: not replaced")
+
+
+def _is_replaceable(path: Path) -> bool:
+    return _is_run(path) or _never_began(path)
 
 
 def _is_run(path: Path) -> bool:
     """Return whether a run made the directory: some config.toml is not enough."""
     try:
         Run(path)
-    except DataError:
+    except (DataError, FileNotFoundError):  # or another job empties the directory
         return False
     return True
 

@@ -7,9 +7,10 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.records import lock as module
+from mpisgd.records.directory import claim
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
 from tests.effort import spread
+from tests.unit.fabricate import run_of
 
 HOLD = """
 import sys
@@ -180,14 +183,22 @@ FORK = multiprocessing.get_context("fork")
 JOBS, ROUNDS = 8, 50
 
 
-def compete(runs: list[Path], barrier: Any, won: Any, number: int) -> None:
-    """Each round, try to have the lock; who has it keeps it until all have tried."""
+def replace(run: Path) -> Lock:
+    return claim(run, overwrite=True)
+
+
+def compete(take: Callable[[Path], Lock], runs: list[Path], barrier: Any, won: Any, number: int) -> None:
+    """Each round, try to take the lock; the winner keeps the lock until all have tried, the others are told of the winner."""
     for at, run in enumerate(runs):
         barrier.wait(60)
         lock = None
-        with contextlib.suppress(ConfigError):
-            lock = Lock(run)
+        try:
+            lock = take(run)
             won[at * JOBS + number] = 1
+        except ConfigError as error:
+            if "is being written by another job" not in str(error):
+                barrier.abort()
+                raise
         barrier.wait(60)
         if lock is not None:
             lock.release()
@@ -221,8 +232,24 @@ def test_of_many_jobs_one_has_the_lock(left: str, links: bool, tmp_path: Path, m
             (run / schema.LOCK).write_text(first)
         if left == "chain":
             module._after(run, first).write_text(second)
+    one_wins(Lock, runs)
+
+
+@pytest.mark.parametrize("left", ["a run", "a dead job's run"])
+def test_of_many_jobs_that_replace_a_run_one_does(left: str, tmp_path: Path) -> None:
+    """The others' own files are among the files that the winner removes."""
+    run_of(tmp_path / "run")
+    lock = tmp_path / "run" / schema.LOCK
+    lock.unlink()
+    if left != "a run":
+        lock.write_text(of_the_dead(1))
+    one_wins(replace, [shutil.copytree(tmp_path / "run", tmp_path / str(at)) for at in range(ROUNDS)])
+
+
+def one_wins(take: Callable[[Path], Lock], runs: list[Path]) -> None:
+    """Many jobs take the lock of each run at the same time; nothing is left at the end."""
     barrier, won = FORK.Barrier(JOBS), FORK.Array("b", JOBS * ROUNDS)
-    jobs = [FORK.Process(target=compete, args=(runs, barrier, won, number)) for number in range(JOBS)]
+    jobs = [FORK.Process(target=compete, args=(take, runs, barrier, won, number)) for number in range(JOBS)]
     for job in jobs:
         job.start()
     for job in jobs:
