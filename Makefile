@@ -67,7 +67,7 @@ results: $(READY)  ## when each of the results was made, and how much of what it
 	$(IN_VENV) python results/made.py
 results-quick: $(READY)  ## draw all figures of results/ from kept numbers
 	$(IN_VENV) python results/made.py --draw
-# Two hours and a half on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
+# Three hours on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults --out results/faults $(COUNT:%=--count %)
 	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m pytest tests/nodes -m long; else echo "nodes: left out: only root makes network namespaces"; fi
