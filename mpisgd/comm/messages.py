@@ -170,7 +170,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.NORM_ANSWER: Layout("shard", "ending", "value"),
     Tag.NORM_TOLD: Layout("learner_id", "clock", "value"),
     Tag.WANTED: Layout("given_up", "leaves", "loss"),
-    Tag.GIVEN_UP: Layout("learner_id"),
+    Tag.GIVEN_UP: Layout("learner_id", "clock"),
     Tag.COMMAND: Layout("op", "out", "a", "b", "alpha", "beta"),
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
@@ -283,9 +283,10 @@ class Stuck(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """A learner that cannot go on, as another shard has ended without it."""
+    """A learner that cannot go on: another shard ended without it."""
 
     learner_id: int
+    clock: int
 
 
 class Interrupt(NamedTuple):

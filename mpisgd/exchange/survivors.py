@@ -1,10 +1,10 @@
 """Other ranks of a fault-tolerant job, as a shard sees them. The evaluator evaluates while alive, else shard 0.
 
-The evaluator says goodbye to shard 0, which passes it on: no shard leaves before the evaluation ends. After the evaluator's loss
+The evaluator says goodbye to shard 0, which passes on: no shard leaves before evaluation ends. After the evaluator's loss
 shard 0 evaluates everything again; without shard 0 there is no job.
 
-A shard ending without a hanging learner tells the others (GIVEN_UP), as the learner may yet go on and wait for this shard. No shard
-waits for the receipt.
+A shard ending without a hanging learner tells the others (GIVEN_UP): the learner may yet go on and wait for this shard. The receipt
+is not awaited.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Survivors:
         return tuple((None, tag) for tag in (Tag.PULL, Tag.SNAPSHOT_PULL, Tag.GIVEN_UP, Tag.INTERRUPT))
 
     def given_up(self, source: int, fields: Fields) -> GivenUp | None:
-        return GivenUp(fields[0]) if source in self._roles.shard_ranks and 0 <= fields[0] < self._roles.lambda_ else None
+        return GivenUp(*fields) if source in self._roles.shard_ranks and 0 <= fields[0] < self._roles.lambda_ else None
 
     def pass_on_nothing_more(self) -> None:
         """Tell all other shards of the end of evaluation."""
@@ -81,7 +81,6 @@ class Survivors:
         return self._wire.presence.silent(ranks)
 
     def ranks_of(self, learner_id: int) -> tuple[int, ...]:
-        """Return a learner's ranks."""
         return self._roles.groups[learner_id] if self._roles.groups else (self._roles.learner_ranks[learner_id],)
 
     def give_up_learner(self, learner_id: int) -> None:
@@ -92,8 +91,8 @@ class Survivors:
     def give_up(self, rank: int) -> None:
         self._wire.presence.give_up(rank)
 
-    def tell_given_up(self, learner_id: int) -> None:
+    def tell_given_up(self, learner_id: int, clock: int) -> None:
         """Tell the other shards of going on, or ending, without a learner for good."""
         for rank in self._roles.shard_ranks:
             if rank != self._own_rank:
-                self._told.append(self._wire.start(rank, Tag.GIVEN_UP, (learner_id,)))
+                self._told.append(self._wire.start(rank, Tag.GIVEN_UP, (learner_id, clock)))

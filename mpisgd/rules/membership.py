@@ -28,7 +28,7 @@ class Membership:
 
     Attributes:
         cut_short: a learner left because of a signal, or the last was lost after a signal.
-        parted: a learner left in order, or was given up where shards may end at other clocks or all portions are applied.
+        parted: a learner left in order.
         ends: a learner left because of a signal or the end of the run, here or on another shard.
     """
 
@@ -38,13 +38,25 @@ class Membership:
         self.cut_short = False
         self.ends = False
         self._told_to_stop = set[int]()
-        """Learners stopped by another shard; the protocol here still waits for their pushes."""
+        """Learners stopped by another shard; the protocol still awaits their pushes."""
         self._disturbed = False
+        self._ended_at = -1
+        """Clock of a shard that has ended; -1 = none."""
 
     @property
     def stuck(self) -> bool:
         rules = self._rules
         return bool(rules.present) and rules.present <= rules.waiting.keys()
+
+    @property
+    def is_over(self) -> bool:
+        """The run may end without learners: a learner left, or a shard ended, in order."""
+        rules = self._rules
+        anywhere = not rules.protocol.consistent or (rules.portions is not None and rules.portions.complete)
+        return self.parted or (self._ended_at >= 0 and (anywhere or self._ended_at == rules.clock))
+
+    def on_end_elsewhere(self, clock: int) -> None:
+        self._ended_at = clock
 
     def passes(self, learner_id: int, min_clock: int, stuck: bool) -> bool:
         """Return whether a learner that owes a push asks for a later clock; count the push as discarded then.
@@ -73,8 +85,7 @@ class Membership:
         if gone is Gone.MISSED:
             rules.absent.add(learner_id)
         self._disturbed |= gone in _UNTOLD
-        ends_elsewhere = not rules.protocol.consistent or (rules.portions is not None and rules.portions.complete)
-        self.parted |= gone not in _UNTOLD or (gone is Gone.GIVEN_UP and ends_elsewhere)
+        self.parted |= gone not in _UNTOLD
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)

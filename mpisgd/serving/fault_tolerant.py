@@ -4,8 +4,8 @@
     missed    owed a push or a pull beyond the patience: departed until its next message. The last present learner is missed only
               where others have left because the run is over; else the shard waits while any candidate gives signs of life
     torn      a gradient came in part, as its learner died. Another shard may have it whole, or not at all
-    passed    a learner asked this shard for another shard's clock: no gradient of the own clock will come
-    broken    a rank of another stage is lost; the own stage's rank says so in its goodbye
+    passed    a learner asked for another shard's clock: no gradient of the own clock will come
+    broken    a rank of another stage is lost, as its goodbye says
 
 The rules decide (`rules/`), the shard acts.
 """
@@ -80,6 +80,7 @@ class FaultTolerant(FailFast):
         elif isinstance(message, Stuck):
             self._unstick(message.rank, message.learner_id)
         elif isinstance(message, GivenUp):
+            self._rules.membership.on_end_elsewhere(message.clock)
             self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id, Gone.GIVEN_UP)
         elif isinstance(message, SnapshotPull):
             self._shard.see_enough(message)
@@ -146,7 +147,7 @@ class FaultTolerant(FailFast):
         rules = self._rules
         if not lost or rules.present or (rules.absent and not rules.interrupted):
             return
-        if not (rules.membership.parted or rules.finished or rules.interrupted):
+        if not (rules.membership.is_over or rules.finished or rules.interrupted):
             raise PeerError(f"no learner is left at clock {rules.clock}")
         self._shard.end_if_deserted()
 
@@ -212,7 +213,7 @@ class FaultTolerant(FailFast):
 
     def _lose_all(self) -> None:
         for learner_id in sorted(self._rules.present | self._rules.absent):
-            self._survivors.tell_given_up(learner_id)
+            self._survivors.tell_given_up(learner_id, self._rules.clock)
             self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
         self._end_if_none_is_left(lost=True)
 
@@ -272,7 +273,7 @@ class FaultTolerant(FailFast):
             self._gone.add(learner_id)
             self._rules.membership.on_departure(learner_id, Gone.LOST)
             self._survivors.give_up_learner(learner_id)
-            self._survivors.tell_given_up(learner_id)
+            self._survivors.tell_given_up(learner_id, self._rules.clock)
 
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
 

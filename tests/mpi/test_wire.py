@@ -65,11 +65,11 @@ wire, roles = Wire(comm, polite=True), packed(2, 1, False)
 survivors = Survivors(wire, roles, comm.rank)
 channel = ShardChannel(wire, roles, comm.rank, survivors=survivors)
 if comm.rank == 1:
-    survivors.tell_given_up(0)
+    survivors.tell_given_up(0, 7)
     comm.send("it has gone on", 0, 99)
 else:
     assert comm.recv(source=1, tag=99) == "it has gone on"
-    assert channel.receive(np.empty(1, np.float32)) == GivenUp(0)
+    assert channel.receive(np.empty(1, np.float32)) == GivenUp(0, 7)
     assert channel.receive(np.empty(1, np.float32), until_s=0.0) is None
     print("told")
 """

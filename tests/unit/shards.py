@@ -220,7 +220,7 @@ class ScriptedChannel:
     def give_up_learner(self, learner_id: int) -> None:
         self.give_up(self.rank_of(learner_id))
 
-    def tell_given_up(self, learner_id: int) -> None:
+    def tell_given_up(self, learner_id: int, clock: int) -> None:
         self.told.append(learner_id)
 
     def silent(self, ranks: Iterable[int]) -> frozenset[int]:

@@ -45,8 +45,8 @@ class Reach(NamedTuple):
 
     Attributes:
         until: clock of all shards at which to stop; -1 = none.
-        on_row: called with each gradient's row number, row, and loss, shard by shard.
-        on_push: called in the order of the rerun, with shard and row number.
+        on_row: called with each row number, row, and loss, shard by shard.
+        on_push: called in the rerun's order, with shard and row number.
     """
 
     until: int = -1

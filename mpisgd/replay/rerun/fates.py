@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.script import ShardScript, leaves
@@ -45,6 +47,18 @@ def _leaves(record: Record, learner_id: int) -> bool:
     if parted:
         return all(parted) and any(leaves(log, learner_id) for log in record.shards)
     return any(Event.LOST in each for each in kinds)
+
+
+def given_last(record: Record) -> dict[int, int]:
+    """Return the least clock of the last weights of learners that left: lagging shards were asked again."""
+    logs, found = record.shards, dict[int, int]()
+    for learner_id in range(logs[0].lambda_ if len(logs) > 1 else 0):
+        last = [log.pushes["answer_s"][log.rows_of[learner_id][-1:]] for log in logs]
+        answered = all(len(each) and not np.isnan(each[0]) for each in last)
+        if answered and parts(record, learner_id) and _leaves(record, learner_id):
+            clocks = (np.searchsorted(log.updates["time_s"], each[0], side="right") for log, each in zip(logs, last, strict=True))
+            found[learner_id] = logs[0].start.clock + int(max(clocks))
+    return found
 
 
 class ByLog(FaultTolerant):

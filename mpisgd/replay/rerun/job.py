@@ -1,4 +1,4 @@
-"""Job of an attempt that is made again: its loops, on virtual ranks, with messages in the order of the log."""
+"""Job of an attempt that is made again (`attempts.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding, Untrue, refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.rerun.evaluations import Told
-from mpisgd.replay.rerun.pulls import Asks, given_elsewhere
+from mpisgd.replay.rerun.fates import given_last
+from mpisgd.replay.rerun.pulls import Asks, Given, given_elsewhere
 from mpisgd.replay.rerun.script import ShardScript
 from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld, computes_late
 from mpisgd.simulate.failures import LearnerFailed
@@ -142,7 +143,8 @@ class Again(Job):
         protocol = self.setup.protocol
         next_clock = (lambda _: -1) if self.config.agrees else protocol.next_clock  # norms are agreed on before any pull
         on_push = functools.partial(self._stretch.on_push, log.shard)
-        given = given_elsewhere(log, self._record.shards, consistent=protocol.consistent)
+        elsewhere = given_elsewhere(log, self._record.shards, consistent=protocol.consistent)
+        given = Given(elsewhere, given_last(self._record) if protocol.consistent else {})
         asks = Asks(next_clock, protocol.pushes_per_pull)
         self._scripts[rank] = script = ShardScript(
             log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees, late=self._late

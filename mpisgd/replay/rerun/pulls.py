@@ -43,6 +43,13 @@ class Asks(NamedTuple):
     pushes_per_pull: int
 
 
+class Given(NamedTuple):
+    """Clocks of weights that no push tells, by learner (`given_elsewhere`, `fates.given_last`)."""
+
+    elsewhere: Mapping[int, int]
+    last: Mapping[int, int]
+
+
 class Turns:
     """Pushes and some events of a shard's log, in turn.
 
@@ -112,24 +119,24 @@ def given_elsewhere(log: ShardRecord, others: Sequence[ShardRecord], *, consiste
     return found
 
 
-def pulls_of(turns: Turns, asks: Asks, given: Mapping[int, int], *, both_ways: bool) -> list[Pull]:
+def pulls_of(turns: Turns, asks: Asks, given: Given, *, both_ways: bool) -> list[Pull]:
     """Return all learners' pulls by place. Raises Untrue: a pull has no place.
 
     Args:
-        given: as of `given_elsewhere`.
         both_ways: a pull may be answered before the push that it follows.
     """
     found: list[Pull] = []
     for learner_id in range(turns.log.lambda_):
-        found += LearnerPulls(turns, learner_id, asks, given.get(learner_id, -1), both_ways).all()
+        clocks = given.elsewhere.get(learner_id, -1), given.last.get(learner_id, -1)
+        found += LearnerPulls(turns, learner_id, asks, clocks, both_ways).all()
     return sorted(found)
 
 
 class LearnerPulls:
     """Pulls of one learner."""
 
-    def __init__(self, turns: Turns, learner_id: int, asks: Asks, given: int, both_ways: bool) -> None:
-        self._given = given
+    def __init__(self, turns: Turns, learner_id: int, asks: Asks, given: tuple[int, int], both_ways: bool) -> None:
+        self._given, self._given_last = given
         self._turns, self._log, self._learner_id, self._start = turns, turns.log, learner_id, turns.log.start.clock
         rows = turns.log.rows_of[learner_id]
         self._rows = rows[np.argsort(turns.place[rows])]
@@ -233,5 +240,6 @@ class LearnerPulls:
         if self._given >= 0:
             return max(0 if self._both_ways else int(self._at[-1]) + 1, self._turns.after(self._given - self._start))
         back = max(self._returns(), default=-1)
-        given = 0 if self._lost is None else self._turns.after(self._lost.given - self._start)
+        given = self._given_last if self._lost is None else self._lost.given
+        given = self._turns.after(given - self._start) if given <= self._log.final_clock else 0
         return back if back > self._at[-1] else max(int(self._told[-1]), 0 if self._both_ways else int(self._at[-1]) + 1, given)

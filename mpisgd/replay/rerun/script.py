@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mpisgd.comm.virtual.wire import Sending
 from mpisgd.records.log.schema import Event, Reason
 from mpisgd.replay.checks.finding import Finding
 from mpisgd.replay.checks.record import ShardRecord
-from mpisgd.replay.rerun.pulls import Asks, Item, Pull, Turns, pulls_of
+from mpisgd.replay.rerun.pulls import Asks, Given, Item, Pull, Turns, pulls_of
 from mpisgd.rules.portions import NO_PORTION
 
 _AT_ONCE = (Tag.NORM_PULL, Tag.NORM_TOLD)
@@ -66,7 +66,7 @@ class ShardScript(Script):
         ranks: Sequence[int],
         asks: Asks,
         on_push: Callable[[int], None],
-        given: Mapping[int, int],
+        given: Given,
         *,
         both_ways: bool,
         agrees: bool,
@@ -94,7 +94,7 @@ class ShardScript(Script):
         self._unlogged = _unlogged(log)
         self._departing = {ranks[learner_id] for learner_id in range(log.lambda_) if _leaves_first(log, learner_id)}
         """Ranks with a pull, or none, and no push: not stopped, hence given weights."""
-        self._given = {ranks[learner_id] for learner_id in given}
+        self._given = {ranks[learner_id] for learner_id in given.elsewhere}
         """Ranks with weights and no further push."""
         self._lost = {ranks[learner_id] for learner_id in log.lost if learner_id not in _parted(log)}
         self._silences = 0

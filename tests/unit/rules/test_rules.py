@@ -249,11 +249,13 @@ def test_a_torn_push_of_a_missed_learner_is_not_awaited_again_once_back() -> Non
         assert rules.update_due() is due
 
 
-def test_learners_given_up_by_another_shard_end_the_run_where_clocks_may_differ() -> None:
-    for options, parted in ((AsyncOptions(), True), (HardsyncOptions(), False)):
+def test_learners_given_up_by_another_shard_end_the_run_at_its_clock_or_where_clocks_may_differ() -> None:
+    for options, clock, over in ((AsyncOptions(), 1, True), (HardsyncOptions(), 1, False), (HardsyncOptions(), 0, True)):
         rules = Rules(options.make(1), 1, math.inf)
         rules.membership.on_departure(0, Gone.GIVEN_UP)
-        assert rules.membership.parted is parted
+        assert not rules.membership.is_over
+        rules.membership.on_end_elsewhere(clock)
+        assert rules.membership.is_over is over
 
 
 def test_a_missed_learner_stopped_by_another_shard_has_left_only_once() -> None:

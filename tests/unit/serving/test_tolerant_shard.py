@@ -184,7 +184,7 @@ def test_who_does_not_come_back_is_lost_at_the_end_and_nobody_waits(log: Path) -
 def test_without_whom_another_shard_has_ended_nobody_is_waited_for(log: Path, also: int) -> None:
     """`also`: one that has said goodbye to this shard; it cannot go on either, and might be the one that is to evaluate."""
     script = [*pulls(0, 1, 2), (now(0), 1.0), (now(1), 1.0), (now(2), 1.0), *pulls(0, 2, clock=1), *byes({0: 1, 2: 1})]
-    done = serve(log, [*script, messages.GivenUp(also), messages.GivenUp(1)])
+    done = serve(log, [*script, messages.GivenUp(also, 1), messages.GivenUp(1, 1)])
     assert done.told(Event.LOST) == [(Event.LOST, 1, 1)]
     assert done.channel.given_up == [also + 1, 2]
     assert done.channel.told == []
