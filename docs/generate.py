@@ -48,7 +48,7 @@ VARIABLES = {
     "MPISGD_DATA": "Directory below which data files lie, where `data_dir` says nothing.",
     "MPISGD_GPU_MEMORY": "`direct`: give MPI a GPU's memory; the default where MPI is CUDA-aware. `staged`: pinned host memory.",
     "MPISGD_RANKS": "How many ranks were started, for a launcher that does not say: batch scripts with `aprun` set it.",
-    "MPISGD_START_S": "Leave, with a traceback, if MPI has not started after so many seconds; 0 = never. Default: 600.",
+    "MPISGD_START_S": "Leave after waiting so many seconds for other ranks, in MPI or `mpisgd.train`; 0 = never. Default: 600.",
     "MPISGD_STARTED_BY": "The command that started the ranks, for messages that name the one to go on with. `mpisgd run` sets it.",
     "MPISGD_HANG_S": "Dump the Python stack of every rank after each so many seconds. Default: never.",
     "MPISGD_MESSAGES": "`1`: print every message: `r3 -> 0 PUSH 12.4 MB`.",

@@ -13,7 +13,6 @@ A rank sends ten messages of a byte per patience, the hub as many to each. Witho
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpisgd.base.errors import EXIT_FAILED
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, within
+from mpisgd.comm.mpi.node_processes import NodeProcesses, start_s, unless_dumping, within
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Waiting
 from mpisgd.liveness.guard import abort, speak
@@ -92,8 +91,8 @@ class Heartbeat(Look):
         from mpisgd.comm.mpi.library import MPI
 
         if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            # All wait for all here, as in MPI_Init, and no heartbeat beats yet. (A dump of stacks has the same timer.)
-            with within(0.0 if float(os.environ.get("MPISGD_HANG_S", "0")) > 0 else start_s()):
+            # All wait for all here, as in MPI_Init, and no heartbeat beats yet.
+            with within(unless_dumping(start_s())):
                 self._comm = self._job.Dup()
             self.beats = True
         return self.beats

@@ -1,4 +1,4 @@
-"""Arrival of ranks at `mpisgd.train`: missing ranks are named after seconds, ranks with an ended program at once."""
+"""Arrival of ranks at `mpisgd.train`: missing ranks are named after seconds, ended programs at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.terminal import warn
+from mpisgd.comm.mpi.node_processes import start_s, unless_dumping, within
 from mpisgd.liveness import absent
 from mpisgd.liveness.guard import ranges
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 PATIENCE_S = 10.0
+_MORE_S = 5.0
+"""Later leave ranks that hang in MPI's first messages."""
 _HERE = 32_101
 """Tag of an arriving rank's message to ranks 0 and 1."""
 _WORD = np.zeros(1, np.uint8)
@@ -24,19 +27,32 @@ _EVERY = "call train() on every rank of the job, never below `if rank == 0:`"
 
 
 def muster(comm: MPI.Intracomm) -> None:
-    """Wait until all ranks are here. Raises ConfigError: a program on this node ended."""
+    """Wait until all ranks are here. Raises ConfigError: a program ended; MPISGD_START_S are over."""
     absent.came.append(True)
+    limit_s = start_s()
+    with within(unless_dumping(limit_s and limit_s + _MORE_S)):
+        _await_all(comm, limit_s)
+
+
+def _await_all(comm: MPI.Intracomm, limit_s: float) -> None:
     rank, size = comm.Get_rank(), comm.Get_size()
     for dest in range(min(2, size)):
         if dest != rank:
             comm.Isend(_WORD, dest, _HERE).Free()
-    here, deadline_s = {rank}, time.monotonic() + PATIENCE_S
+    here, began_s = {rank}, time.monotonic()
+    deadline_s = began_s + PATIENCE_S
     all_here = comm.Ibarrier()
     while not all_here.Test():
         if gone := absent.gone():
             raise ConfigError(f"rank {ranges(gone)} ended without mpisgd.train(): {_EVERY}")
         here |= _heard(comm)
         missing = [each for each in range(size) if each not in here]
+        if 0 < limit_s < time.monotonic() - began_s:
+            who = f"rank {ranges(missing)}" if missing and rank < 2 else "another rank"
+            raise ConfigError(
+                f"{who} has not called mpisgd.train() within {limit_s:g} s: a node is unreachable, or MPISGD_START_S too short"
+                f" (0 = wait for ever); {_EVERY}"
+            )
         if time.monotonic() > deadline_s and (rank == 0 or missing == [0]) and rank < 2:
             warn(f"mpisgd: waiting for rank {ranges(missing)} to call mpisgd.train(): {_EVERY}")
             deadline_s += 30 * PATIENCE_S

@@ -27,6 +27,16 @@ while {stays} and not Path("told").exists():
 """
 
 
+LATE = """
+import time
+import mpisgd
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    time.sleep(60)
+mpisgd.train(config={"epochs": 0.1, "out": "run"})
+"""
+
+
 EARLY = """
 import os, sys
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) != "0":
@@ -65,3 +75,12 @@ def test_who_is_missing_is_said(here: set[int], stays: bool, told: str, tmp_path
     assert done.status != 0
     assert re.search(told, done.text), done.text
     assert "call train() on every rank of the job" in done.text
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_ever(tmp_path: Path) -> None:
+    """A rank behind a link that failed never comes, and its program never ends."""
+    (tmp_path / "script.py").write_text(LATE)
+    done = launch(3, "script.py", timeout_s=50, cwd=tmp_path, MPISGD_START_S="5")
+    assert done.status != 0
+    assert "rank 1 has not called mpisgd.train() within 5 s: a node is unreachable, or MPISGD_START_S too short" in done.text

@@ -120,7 +120,7 @@ class NodeProcesses:
     def end_launcher_within(self, seconds: float) -> subprocess.Popen[bytes] | None:
         """Kill the launcher if still there by then, from a process, which is returned: this one will be gone.
 
-        Launchers wait for daemons, behind a dead link as long as TCP does.
+        Launchers wait for daemons as long as TCP does.
         """
         if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
@@ -133,7 +133,7 @@ class NodeProcesses:
 
 
 def start_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return seconds for MPI to start in; 0 = no limit. Raises ConfigError."""
+    """Return seconds to wait for ranks; 0 = no limit. Raises ConfigError."""
     said = environ.get("MPISGD_START_S", "600")
     try:
         seconds = float(said)
@@ -142,6 +142,11 @@ def start_s(environ: Mapping[str, str] = os.environ) -> float:
     if not 0 <= seconds < _LONGEST_S:
         raise ConfigError(f"MPISGD_START_S = {said!r}: expected seconds, or 0 for never")
     return seconds
+
+
+def unless_dumping(seconds: float) -> float:
+    """Return 0 if stacks are dumped: `within` has the same timer."""
+    return 0.0 if float(os.environ.get("MPISGD_HANG_S", "0")) > 0 else seconds
 
 
 def several(environ: Mapping[str, str] = os.environ) -> bool:
@@ -157,8 +162,8 @@ def on_several_nodes(environ: Mapping[str, str] = os.environ) -> bool:
 def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Leave with a traceback if still open after `seconds`; 0 = never.
 
-    MPI_Init has no deadline: an unreachable node would hang the job. The timer is C's (faulthandler), as mpi4py lets no Python
-    thread run. With several nodes, each node's first rank also has the launcher killed, as it waits for daemons.
+    MPI_Init has no deadline. The timer is C's (faulthandler): mpi4py lets no Python thread run. Of several nodes, each node's
+    first rank has the launcher killed.
     """
     if not seconds:
         yield
