@@ -182,6 +182,7 @@ LAYOUTS: Mapping[int, Layout] = {
 
 FINAL = -1
 """Snapshot number of the last weights."""
+NOT_OVER = -1
 NOTHING_MORE = -2
 """The evaluator's goodbye."""
 
@@ -283,7 +284,7 @@ class Stuck(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """A learner that cannot go on: another shard ended without it."""
+    """A learner given up at another shard's end; `clock`: where the run is over, NOT_OVER = a failure or a signal."""
 
     learner_id: int
     clock: int

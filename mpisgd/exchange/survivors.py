@@ -1,7 +1,7 @@
 """Other ranks of a fault-tolerant job, as a shard sees them. The evaluator evaluates while alive, else shard 0.
 
-The evaluator says goodbye to shard 0, which passes on: no shard leaves before evaluation ends. After the evaluator's loss
-shard 0 evaluates everything again; without shard 0 there is no job.
+The evaluator says goodbye to shard 0, which tells the others: no shard leaves before the evaluation ends. After the evaluator's
+loss shard 0 evaluates everything again; without shard 0 there is no job.
 
 A shard ending without a hanging learner tells the others (GIVEN_UP): the learner may yet go on and wait for this shard. The receipt
 is not awaited.
@@ -92,7 +92,7 @@ class Survivors:
         self._wire.presence.give_up(rank)
 
     def tell_given_up(self, learner_id: int, clock: int) -> None:
-        """Tell the other shards of going on, or ending, without a learner for good."""
+        """Tell other shards; `clock` as in `GivenUp`."""
         for rank in self._roles.shard_ranks:
             if rank != self._own_rank:
                 self._told.append(self._wire.start(rank, Tag.GIVEN_UP, (learner_id, clock)))

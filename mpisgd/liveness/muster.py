@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 PATIENCE_S = 10.0
-_MORE_S = 5.0
-"""Later leave ranks that hang in MPI's first messages."""
+_LATER_S = 5.0
+"""So much after ranks 0 and 1, which know who is missing, others speak; after as much again, ranks leave that hang in MPI."""
 _HERE = 32_101
 """Tag of an arriving rank's message to ranks 0 and 1."""
 _WORD = np.zeros(1, np.uint8)
@@ -27,11 +28,11 @@ _EVERY = "call train() on every rank of the job, never below `if rank == 0:`"
 
 
 def muster(comm: MPI.Intracomm) -> None:
-    """Wait until all ranks are here. Raises ConfigError: a program ended; MPISGD_START_S are over."""
+    """Wait until all ranks are here. Raises ConfigError: a program ended, or ranks are late."""
     absent.came.append(True)
     limit_s = start_s()
-    with within(unless_dumping(limit_s and limit_s + _MORE_S)):
-        _await_all(comm, limit_s)
+    with within(unless_dumping(limit_s and limit_s + 2 * _LATER_S)):
+        _await_all(comm, limit_s or math.inf)
 
 
 def _await_all(comm: MPI.Intracomm, limit_s: float) -> None:
@@ -39,23 +40,24 @@ def _await_all(comm: MPI.Intracomm, limit_s: float) -> None:
     for dest in range(min(2, size)):
         if dest != rank:
             comm.Isend(_WORD, dest, _HERE).Free()
-    here, began_s = {rank}, time.monotonic()
-    deadline_s = began_s + PATIENCE_S
-    all_here = comm.Ibarrier()
+    here, all_here = {rank}, comm.Ibarrier()
+    warn_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + limit_s + (_LATER_S if rank > 1 else 0)
     while not all_here.Test():
         if gone := absent.gone():
             raise ConfigError(f"rank {ranges(gone)} ended without mpisgd.train(): {_EVERY}")
         here |= _heard(comm)
         missing = [each for each in range(size) if each not in here]
-        if 0 < limit_s < time.monotonic() - began_s:
+        if time.monotonic() > until_s:
             who = f"rank {ranges(missing)}" if missing and rank < 2 else "another rank"
             raise ConfigError(
                 f"{who} has not called mpisgd.train() within {limit_s:g} s: a node is unreachable, or MPISGD_START_S too short"
                 f" (0 = wait for ever); {_EVERY}"
             )
-        if time.monotonic() > deadline_s and (rank == 0 or missing == [0]) and rank < 2:
-            warn(f"mpisgd: waiting for rank {ranges(missing)} to call mpisgd.train(): {_EVERY}")
-            deadline_s += 30 * PATIENCE_S
+        if time.monotonic() > warn_s and missing and (rank == 0 or (rank == 1 and missing == [0])):
+            most = f", {limit_s:g} s at most (MPISGD_START_S)" if limit_s < math.inf else ""
+            warn(f"mpisgd: waiting for rank {ranges(missing)} to call mpisgd.train(){most}: {_EVERY}")
+            warn_s += 30 * PATIENCE_S
         time.sleep(_LOOK_S)
     _heard(comm)
 

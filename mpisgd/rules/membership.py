@@ -15,11 +15,10 @@ class Gone(enum.Enum):
     INTERRUPTED = enum.auto()  # a signal ends this attempt
     LOST = enum.auto()  # dead
     MISSED = enum.auto()  # silent for too long: the others go on until it is back
-    GIVEN_UP = enum.auto()  # missed at the end of another shard, for which the run is over
 
 
-OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED, Gone.GIVEN_UP)
-_UNTOLD = (Gone.LOST, Gone.MISSED, Gone.GIVEN_UP)
+OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
+_UNTOLD = (Gone.LOST, Gone.MISSED)
 """Nobody has told the learner to go."""
 
 
@@ -40,8 +39,8 @@ class Membership:
         self._told_to_stop = set[int]()
         """Learners stopped by another shard; the protocol still awaits their pushes."""
         self._disturbed = False
-        self._ended_at = -1
-        """Clock of a shard that has ended; -1 = none."""
+        self._ended_at: int | None = None
+        """As `GivenUp.clock`; None = not told."""
 
     @property
     def stuck(self) -> bool:
@@ -53,7 +52,7 @@ class Membership:
         """The run may end without learners: a learner left, or a shard ended, in order."""
         rules = self._rules
         anywhere = not rules.protocol.consistent or (rules.portions is not None and rules.portions.complete)
-        return self.parted or (self._ended_at >= 0 and (anywhere or self._ended_at == rules.clock))
+        return self.parted or (self._ended_at is not None and (anywhere or self._ended_at == rules.clock))
 
     def on_end_elsewhere(self, clock: int) -> None:
         self._ended_at = clock
@@ -89,8 +88,8 @@ class Membership:
         self.ends |= gone in (Gone.STOPPED, Gone.INTERRUPTED)
         if was_present and gone is Gone.STOPPED:
             self._told_to_stop.add(learner_id)
-        lost = gone in (Gone.LOST, Gone.GIVEN_UP)
-        self.cut_short |= gone is Gone.INTERRUPTED or (lost and rules.interrupted and not rules.present)
+        last_lost = gone is Gone.LOST and rules.interrupted and not rules.present
+        self.cut_short |= gone is Gone.INTERRUPTED or last_lost
         if was_present and gone in OTHERS_GO_ON:
             rules.protocol.on_departure(learner_id)
 

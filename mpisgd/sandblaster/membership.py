@@ -33,7 +33,7 @@ class Membership(FaultTolerant):
         for learner_id in sorted(self._rules.present):
             if now_s - self._since_s[learner_id] > _PATIENCES * self._patience_s:
                 self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
-                self._survivors.tell_given_up(learner_id, self._rules.clock)
+                self._tell_given_up(learner_id)
         self._look_for_life()
 
     def _unstick(self, rank: int, learner_id: int) -> None:

@@ -17,6 +17,7 @@ import math
 from mpisgd.base.errors import PeerError
 from mpisgd.base.terminal import warn
 from mpisgd.comm.messages import (
+    NOT_OVER,
     NOTHING_MORE,
     Ending,
     FromLearner,
@@ -81,7 +82,7 @@ class FaultTolerant(FailFast):
             self._unstick(message.rank, message.learner_id)
         elif isinstance(message, GivenUp):
             self._rules.membership.on_end_elsewhere(message.clock)
-            self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id, Gone.GIVEN_UP)
+            self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
         elif isinstance(message, SnapshotPull):
             self._shard.see_enough(message)
             self._ask(message.number)
@@ -123,20 +124,20 @@ class FaultTolerant(FailFast):
 
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
-    def _lose(self, rank: int, learner_id: int, gone: Gone = Gone.LOST) -> None:
+    def _lose(self, rank: int, learner_id: int) -> None:
         if learner_id >= 0:
-            self._end_if_none_is_left(self._note_if_lost(learner_id, gone))
+            self._end_if_none_is_left(self._note_if_lost(learner_id))
         elif rank == self._survivors.evaluator_rank:
             self._shard.snapshot_server.ask(None)
             if self._survivors.is_first:
                 self._survivors.lose_evaluator()
 
-    def _note_if_lost(self, learner_id: int, gone: Gone = Gone.LOST) -> bool:
+    def _note_if_lost(self, learner_id: int) -> bool:
         """Lose a learner, unless it has left; return whether it was lost."""
         if learner_id not in self._rules.present and learner_id not in self._rules.absent:
             return False
         self._note_lost(learner_id, "is lost")
-        self._shard.go_on_without(learner_id, gone)
+        self._shard.go_on_without(learner_id, Gone.LOST)
         return True
 
     def _end_if_none_is_left(self, lost: bool) -> None:
@@ -213,7 +214,7 @@ class FaultTolerant(FailFast):
 
     def _lose_all(self) -> None:
         for learner_id in sorted(self._rules.present | self._rules.absent):
-            self._survivors.tell_given_up(learner_id, self._rules.clock)
+            self._tell_given_up(learner_id)
             self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
         self._end_if_none_is_left(lost=True)
 
@@ -257,23 +258,27 @@ class FaultTolerant(FailFast):
         elif learner_id not in self._rules.absent:
             self._lose_for_good(rank, learner_id)  # after its goodbye, or as evaluator
 
-    def _lose_for_good(self, rank: int, learner_id: int, gone: Gone = Gone.LOST) -> None:
+    def _lose_for_good(self, rank: int, learner_id: int) -> None:
         self._survivors.give_up(rank)
         self._gone.add(learner_id)
-        self._lose(rank, learner_id, gone)
+        self._lose(rank, learner_id)
+
+    def _tell_given_up(self, learner_id: int) -> None:
+        rules = self._rules
+        self._survivors.tell_given_up(learner_id, rules.clock if rules.finished else NOT_OVER)
 
     @property
     def evaluates(self) -> bool:
         return self._survivors.evaluates
 
     def end(self) -> None:
-        """Lose all missed learners at the end."""
+        """Lose all missed learners."""
         for learner_id in sorted(self._rules.absent):
             self._note_lost(learner_id, "is lost: not back before the end of the run")
             self._gone.add(learner_id)
             self._rules.membership.on_departure(learner_id, Gone.LOST)
             self._survivors.give_up_learner(learner_id)
-            self._survivors.tell_given_up(learner_id, self._rules.clock)
+            self._tell_given_up(learner_id)
 
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
 

@@ -162,12 +162,12 @@ def on_several_nodes(environ: Mapping[str, str] = os.environ) -> bool:
 def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Leave with a traceback if still open after `seconds`; 0 = never.
 
-    MPI_Init has no deadline. The timer is C's (faulthandler): mpi4py lets no Python thread run. Of several nodes, each node's
-    first rank has the launcher killed.
+    MPI_Init has no deadline. The timer is C's (faulthandler): mpi4py lets no Python thread run.
     """
     if not seconds:
         yield
         return
+    # The first rank of each node also has the launcher killed, which would wait for the daemons of other nodes.
     leads = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0" and on_several_nodes(environ)
     last = NodeProcesses(environ).end_launcher_within(seconds + _LAUNCHER_S) if leads else None
     faulthandler.dump_traceback_later(seconds, file=2, exit=True)

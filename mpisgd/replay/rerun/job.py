@@ -144,12 +144,16 @@ class Again(Job):
         next_clock = (lambda _: -1) if self.config.agrees else protocol.next_clock  # norms are agreed on before any pull
         on_push = functools.partial(self._stretch.on_push, log.shard)
         elsewhere = given_elsewhere(log, self._record.shards, consistent=protocol.consistent)
-        given = Given(elsewhere, given_last(self._record) if protocol.consistent else {})
+        given = Given(elsewhere, self._given_last)
         asks = Asks(next_clock, protocol.pushes_per_pull)
         self._scripts[rank] = script = ShardScript(
             log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees, late=self._late
         )
         ScriptedWire(cluster, world.network, world.wires, script, world.eager, late=late)
+
+    @functools.cached_property
+    def _given_last(self) -> dict[int, int]:
+        return given_last(self._record) if self.setup.protocol.consistent else {}
 
     @property
     def _late(self) -> bool:

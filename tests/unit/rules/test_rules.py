@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from mpisgd.comm.messages import NOT_OVER
 from mpisgd.protocols import AsyncOptions, BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, VersionedOptions
 from mpisgd.rules.membership import Gone
 from mpisgd.rules.rules import Rules
@@ -249,13 +250,24 @@ def test_a_torn_push_of_a_missed_learner_is_not_awaited_again_once_back() -> Non
         assert rules.update_due() is due
 
 
-def test_learners_given_up_by_another_shard_end_the_run_at_its_clock_or_where_clocks_may_differ() -> None:
-    for options, clock, over in ((AsyncOptions(), 1, True), (HardsyncOptions(), 1, False), (HardsyncOptions(), 0, True)):
-        rules = Rules(options.make(1), 1, math.inf)
-        rules.membership.on_departure(0, Gone.GIVEN_UP)
-        assert not rules.membership.is_over
-        rules.membership.on_end_elsewhere(clock)
-        assert rules.membership.is_over is over
+@pytest.mark.parametrize(
+    ("options", "clock", "over"),
+    [
+        (AsyncOptions(), 1, True),
+        (AsyncOptions(), NOT_OVER, True),
+        (HardsyncOptions(), 1, False),
+        (HardsyncOptions(), NOT_OVER, False),
+        (HardsyncOptions(), 0, True),
+    ],
+)
+def test_another_shards_end_is_the_end_at_its_clock_or_where_clocks_may_differ(
+    options: ProtocolOptions, clock: int, over: bool
+) -> None:
+    rules = Rules(options.make(1), 1, math.inf)
+    rules.membership.on_departure(0, Gone.LOST)
+    assert not rules.membership.is_over
+    rules.membership.on_end_elsewhere(clock)
+    assert rules.membership.is_over is over
 
 
 def test_a_missed_learner_stopped_by_another_shard_has_left_only_once() -> None:
