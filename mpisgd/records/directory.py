@@ -71,7 +71,7 @@ def _is_run(path: Path) -> bool:
     """Return whether a run made the directory: some config.toml is not enough."""
     try:
         Run(path)
-    except (DataError, FileNotFoundError):  # or another job empties the directory
+    except DataError:
         return False
     return True
 

@@ -62,6 +62,8 @@ class Directory:
             self.config: dict[str, Any] = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # not TOML, or not even text
             raise DataError(f"{config} is damaged: {error}") from error
+        except FileNotFoundError as error:
+            raise DataError(f"{config} was removed meanwhile: another job may be replacing the run") from error
         if "environment" not in self.config:
             raise DataError(f"{config} was not written by a run: [environment] is missing")
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
