@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import uuid
@@ -97,17 +98,17 @@ def test_launch(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(MODULE)
     (tmp_path / "parent.py").write_text(PARENT)
     mark = uuid.uuid4().hex
-    command = [sys.executable, "parent.py"]
+    command = [sys.executable, "-X", "faulthandler", "parent.py"]
     env = {**environment(), "MARK": mark, "MPISGD_HANG_S": "60"}
     with (tmp_path / "said").open("w+") as said:
         parent = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=said, stderr=subprocess.STDOUT)
         try:
             status = parent.wait(200)
         except subprocess.TimeoutExpired:
-            parent.kill()
-            status = None
+            parent.send_signal(signal.SIGABRT)  # says where it waits
+            status = parent.wait()
         text = (tmp_path / "said").read_text()
-    assert status == 0, text
+    assert status == 0, f"status {status}, last words: {text[-3000:]}"
     assert text.endswith("the parent lives on\n")
     assert all(f"heard from rank {rank}\n" in text for rank in range(3))
     assert marked(mark) == []
