@@ -20,6 +20,7 @@ class Gun:
         self.random = generator
         self.nbytes = nbytes
         self.gradients = 2 if role in ("leader", "member") else 1
+        may_pull = role == "evaluator" or (role == "shard" and tolerant)  # there shard 0 evaluates, or speaks for the evaluator
         self.kinds: dict[str, Callable[[], Shots]] = {
             "size of the header": lambda: [(self._tag(), self.random.randbytes(self.random.choice([0, 1, 8, 95, 105, 5000])))],
             "magic": lambda: [(tag := self._tag(), self.random.randbytes(LAYOUTS[tag].nbytes))],
@@ -43,14 +44,14 @@ class Gun:
             "ending of a goodbye": lambda: [
                 (Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((1, 3, self.random.choice([-1, 1 + max(Ending), 2**40]))))
             ],
-            "snapshot": lambda: self._snapshot([-3, -9, -(2**62)] if role == "evaluator" else [0, FINAL, -9]),
+            "snapshot": lambda: self._snapshot([-3, -9, -(2**62)] if may_pull else [0, FINAL, -9]),
             "enough of what": lambda: self._snapshot([0], enough=self.random.choice([-1, -(2**62)])),
             "signal": lambda: [(Tag.INTERRUPT, LAYOUTS[Tag.INTERRUPT].pack((self.random.choice([0, -1, 9, 2**40]),)))],
             "end of the run": lambda: [(self.random.choice([Tag.HERE, Tag.MET]), self._words())],
             "news of the dead": lambda: [(self.random.choice([Tag.LOST, Tag.STUCK, Tag.ROUND]), self._words())],
             "long": lambda: [(self.random.randrange(40, 30000), bytes(3 * 2**20 + 1))],
         }
-        if role != "evaluator" and not (role == "shard" and tolerant):  # shard 0 says that for the evaluator
+        if not may_pull:
             self.kinds["nothing more to evaluate"] = lambda: self._snapshot([NOTHING_MORE])
         if role == "learner":  # a team's may come late
             self.kinds["NaN"] = lambda: self._push(seq=0, body=np.full(self.nbytes // 4, np.nan, np.float32).tobytes())
