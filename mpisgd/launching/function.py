@@ -43,7 +43,7 @@ def launch(function: Callable[..., Any], *args: Any, ranks: int = 4, **kwargs: A
     if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"ranks = {ranks!r}: expected a number of at least 1")
     sent = _packed(function, args, kwargs)
-    with tempfile.TemporaryDirectory(prefix="mpisgd-launch-") as directory:
+    with tempfile.TemporaryDirectory(prefix="mpisgd-launch-", ignore_cleanup_errors=True) as directory:
         place = Path(directory)
         (place / called.CALL).write_bytes(sent)
         status, said = _run(place, ranks)

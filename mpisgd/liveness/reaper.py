@@ -31,7 +31,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 GRACE_S = 5.0
-"""Seconds to leave after the job; mostly less than a second suffices."""
+"""Seconds to leave after the job."""
 LAUNCHER_S = 8.0
 """More than other nodes' reapers take."""
 LEAVE_S = 20.0
@@ -48,6 +48,7 @@ _JOB = "REAPED_JOB"
 """Variable with the job's name, which a command line would show to all users."""
 _SPEAK_S = 1.0
 _LONGEST = 256
+_QUEUED = 1024  # more messages than a socket holds
 _PIDFD_GETFD = 438
 """Number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
@@ -222,10 +223,22 @@ class Reaper:
 
     def _rank_0_is_gone(self) -> bool:
         """Return whether rank 0 left this node without order."""
-        return self._first is not None and self._first.pid in self._inside and not self._first.lives
+        if self._first is None or self._first.lives:
+            return False
+        self._hear(0.0)
+        return self._first.pid in self._inside
 
     def _hear(self, within_s: float) -> bool:
         """Note leaving ranks; return whether any is inside."""
+        self._take(within_s)
+        living = [pid for pid, rank in self._inside.items() if rank.lives]
+        for _ in range(_QUEUED):  # whatever the dead have said
+            if not self._take(0.0):
+                break
+        return any(pid in self._inside for pid in living)
+
+    def _take(self, within_s: float) -> bool:
+        """Take a message, if any."""
         self._door.settimeout(within_s)
         try:
             job, pid, given_up = self._door.recv(_LONGEST).decode().split()
@@ -233,11 +246,11 @@ class Reaper:
                 raise ValueError(job)
             self._inside.pop(int(pid), None)
             self._stranded |= given_up == "1"
-        except TimeoutError:
-            pass
+        except (TimeoutError, BlockingIOError):
+            return False
         except ValueError:
             self.ignored += 1
-        return any(rank.lives for rank in self._inside.values())
+        return True
 
 
 def end(launcher: Process, ranks: Sequence[Process], within_s: float, *, in_order: bool = True) -> None:
