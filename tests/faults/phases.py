@@ -124,7 +124,8 @@ def draw(generator: random.Random, number: int) -> Draw:
     if phase in STEPS:
         victims = list(range(shards))
     else:
-        victims = {"evaluation": learners[:1], "finish": [0], "look-around": [*range(shards), *learners]}.get(phase, learners)
+        evaluator = [0] if "tolerant" in act else learners[:1]
+        victims = {"evaluation": evaluator, "finish": [0], "look-around": [*range(shards), *learners]}.get(phase, learners)
     return Draw(phase, act, way, shards, generator.choice(victims), generator.random() < 0.5)
 
 
