@@ -31,7 +31,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 GRACE_S = 5.0
-"""Seconds to leave after the job."""
+"""Seconds to leave after the job; mostly less than a second suffices."""
 LAUNCHER_S = 8.0
 """More than other nodes' reapers take."""
 LEAVE_S = 20.0
@@ -48,7 +48,6 @@ _JOB = "REAPED_JOB"
 """Variable with the job's name, which a command line would show to all users."""
 _SPEAK_S = 1.0
 _LONGEST = 256
-_QUEUED = 1024  # more messages than a socket holds
 _PIDFD_GETFD = 438
 """Number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
@@ -223,22 +222,11 @@ class Reaper:
 
     def _rank_0_is_gone(self) -> bool:
         """Return whether rank 0 left this node without order."""
-        if self._first is None or self._first.lives:
-            return False
-        self._hear(0.0)
-        return self._first.pid in self._inside
+        first = self._first  # in order it removes RUNNING first; its message may not be heard yet, or find the queue full
+        return first is not None and first.pid in self._inside and not first.lives and _is_of(self._running, self._job)
 
     def _hear(self, within_s: float) -> bool:
         """Note leaving ranks; return whether any is inside."""
-        self._take(within_s)
-        living = [pid for pid, rank in self._inside.items() if rank.lives]
-        for _ in range(_QUEUED):  # whatever the dead have said
-            if not self._take(0.0):
-                break
-        return any(pid in self._inside for pid in living)
-
-    def _take(self, within_s: float) -> bool:
-        """Take a message, if any."""
         self._door.settimeout(within_s)
         try:
             job, pid, given_up = self._door.recv(_LONGEST).decode().split()
@@ -246,11 +234,11 @@ class Reaper:
                 raise ValueError(job)
             self._inside.pop(int(pid), None)
             self._stranded |= given_up == "1"
-        except (TimeoutError, BlockingIOError):
-            return False
+        except TimeoutError:
+            pass
         except ValueError:
             self.ignored += 1
-        return True
+        return any(rank.lives for rank in self._inside.values())
 
 
 def end(launcher: Process, ranks: Sequence[Process], within_s: float, *, in_order: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -74,6 +75,23 @@ def test_a_learner_that_hangs_alone_on_its_node_does_not_hold_up_the_end(cluster
     assert all(books.balanced for books in run.books())
     assert not (out / "RUNNING").exists()
     assert replay.replay(out).lines()[-1].startswith("identical")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("near", [2, 14])
+def test_a_complete_run_has_status_0_however_late_its_reaper_hears_so(open_mpi: None, tmp_path: Path, near: int) -> None:
+    """The launcher, which waits for the daemon behind a cut link, is let go, not killed; more ranks leave than a socket queues."""
+    with Cluster(2) as cluster:
+        job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", spread=(near, 1), epochs="3", faults__patience_s="5")
+        reaper = next(pid for pid in cluster.processes(0) if "reaper.py" in Path(f"/proc/{pid}/cmdline").read_text())
+        ranks = [pid for rank, pid in job.pids.items() if rank < near]
+        os.kill(reaper, signal.SIGSTOP)
+        cluster.cut(1)
+        job.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+        os.kill(reaper, signal.SIGCONT)
+        assert job.end(LIMIT_S) == 0, job.text
+    assert job.left_s is not None, f"no rank is left: {job.stayed}"
+    assert (tmp_path / "run" / "DONE").exists()
 
 
 def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(cluster: Cluster, tmp_path: Path) -> None:
