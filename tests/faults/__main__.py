@@ -2,7 +2,7 @@
 
 Stopped and started again it goes on where it was, as each campaign does (the soak begins anew, unless it is whole). A campaign that
 fails does not keep the others from being run; the exit status tells. Stages follow each other; the lanes of a stage run side by
-side: one core is left by campaigns that wait for patience to end. Campaigns of the shortest deadlines are alone.
+side, since campaigns mostly wait for deadlines. Campaigns of the shortest deadlines are in the last stage.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from tests.faults.job import stop_orderly
 
 #: Stages of lanes: campaign -> how many runs; of the soak, minutes. Seconds per run stand in results/faults/README.md.
 STAGES: tuple[tuple[dict[str, int], ...], ...] = (
-    ({"soak": 30}, {"flips": 1000, "virtual": 1000, "virtual_batch": 250, "fuzz": 48, "power": 21, "cuts": 12}),
-    ({"network": 60}, {"starts": 189, "site": 29}),
-    ({"kills": 66, "batch": 20}, {"phases": 51, "strangers": 14}),
-    ({"deaths": 20, "stops": 15},),
+    (
+        {"soak": 30, "network": 60},
+        {"flips": 1000, "virtual": 1000, "virtual_batch": 250, "fuzz": 48, "power": 21, "cuts": 12},
+        {"starts": 189, "site": 29, "kills": 66},
+    ),
+    ({"phases": 51, "strangers": 14}, {"batch": 20, "deaths": 20, "stops": 15}),
 )
 #: What only root can do: mount file systems, make network namespaces, be another user.
 OF_ROOT = ("network", "power", "strangers")
