@@ -237,16 +237,24 @@ class TolerantWire(Wire):
         """Raise NotForTheLoop for messages of the dead, too late, or of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
         if tag == Tag.HERE and self.rank == HUB:  # already at the end, which begins with `meet`
-            word = self._word(source, self._meetings + 1, 1, nbytes, message)
-            if source in self._said:
-                raise PeerError(f"rank {source} is at the end twice", source)
-            self._said[source] = word
+            self._hear_early(source, nbytes, message)
         elif stray or source in self._lost:
             self._strays[source] -= stray
             self._throw_away(source, nbytes, message)
         else:
             return super()._header(source, tag, nbytes, message)
         raise NotForTheLoop
+
+    def _hear_early(self, source: int, nbytes: int, message: MPI.Message) -> None:
+        try:
+            word = self._word(source, self._meetings + 1, 1, nbytes, message)
+        except PeerError:
+            if source in self._lost:  # since it spoke, in a meeting before
+                return
+            raise
+        if source in self._said:
+            raise PeerError(f"rank {source} is at the end twice", source)
+        self._said[source] = word
 
     def _arrived(self, request: MPI.Request) -> bool:
         try:
