@@ -67,12 +67,12 @@ results: $(READY)  ## when each of the results was made, and how much of what it
 	$(IN_VENV) python results/made.py
 results-quick: $(READY)  ## draw all figures of results/ from kept numbers
 	$(IN_VENV) python results/made.py --draw
-# Three hours on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
+# An hour and a half on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults --out results/faults $(COUNT:%=--count %)
 	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m pytest tests/nodes -m long; else echo "nodes: left out: only root makes network namespaces"; fi
 	$(IN_VENV) python -m tests.faults.bad_input
-faults-virtual: $(READY)  ## 20,000 schedules of faults in virtual time, two hours and more; into results/faults
+faults-virtual: $(READY)  ## 20,000 schedules of faults in virtual time, two hours; into results/faults
 	$(IN_VENV) python -m tests.faults.virtual --out results/faults --count 20000
 faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root): nodes without power, time limits
 	$(IN_VENV) python -m tests.faults.nodes --out results/faults
