@@ -249,7 +249,7 @@ class TolerantWire(Wire):
         try:
             word = self._word(source, self._meetings + 1, 1, nbytes, message)
         except PeerError:
-            if source in self._lost:  # since it spoke, in a meeting before
+            if source in self._losses.away():  # of a meeting that went on without this rank
                 return
             raise
         if source in self._said:

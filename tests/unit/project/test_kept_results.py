@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import summary
+from tests.faults.__main__ import STAGES
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,6 +77,20 @@ def test_a_kept_campaign_is_whole_and_found_nothing(name: str) -> None:
     assert isinstance(table["seed"], int)
     assert re.fullmatch("[0-9a-f]{7,}", table["commit"]), "of a state that there is, without edits"
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", table["date"])
+
+
+OF_MAKE_FAULTS = {name for stage in STAGES for lane in stage for name in lane}
+STORMS = {path.stem for path in FAULTS.glob("virtual-*.json")}
+
+
+@pytest.mark.parametrize("names", [OF_MAKE_FAULTS, STORMS], ids=["make faults", "20,000 storms"])
+def test_campaigns_are_of_one_package(names: set[str]) -> None:
+    commits = {json.loads((FAULTS / f"{name}.json").read_text())["commit"] for name in names}
+    package_of = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet"]
+    packages = {subprocess.run([*package_of, f"{each}:mpisgd"], check=False, capture_output=True).stdout for each in commits}
+    if b"" in packages:
+        pytest.skip("a copy without git's history does not know the commits of the campaigns")
+    assert len(packages) == 1, sorted(commits)
 
 
 def test_the_page_of_the_campaigns_has_the_tables_of_the_kept_files() -> None:
