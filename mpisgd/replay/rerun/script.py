@@ -345,9 +345,10 @@ def _parted(log: ShardRecord) -> set[int]:
 
 
 def leaves(log: ShardRecord, learner_id: int) -> bool:
-    """Return whether a learner leaves by itself: a missed learner, back after the end, departs before its goodbye."""
-    kinds = log.events_of[learner_id]["kind"].tolist()
-    return Event.DEPARTED in kinds and Event.GOODBYE in kinds[: kinds.index(Event.DEPARTED)]
+    """Return whether a learner leaves by itself: with its goodbye; missed, it departs before, stopped elsewhere, later."""
+    goodbyes = np.flatnonzero((log.events["kind"] == Event.GOODBYE) & (log.events["learner_id"] == learner_id))
+    following = log.events[goodbyes[goodbyes + 1 < len(log.events)] + 1]
+    return bool(((following["kind"] == Event.DEPARTED) & (following["learner_id"] == learner_id)).any())
 
 
 def _leaves_first(log: ShardRecord, learner_id: int) -> bool:
