@@ -283,11 +283,15 @@ class Machine:
                 if other is not process:
                     self.at(self.dice.randrange(1_000_000, 80_000_000), partial(self._tell, other, rank))
         else:
-            self.at(
-                self.dice.randrange(1_000_000, 1_000_000_000), lambda: self.end(f"the launcher sees that rank {rank} was killed")
-            )
+            self._let_the_launcher_see(rank)
         if self._running is not None and self._running.process is process:
             self._hub.switch()
+
+    def _let_the_launcher_see(self, rank: int) -> None:
+        why = f"the launcher sees that rank {rank} was killed"
+        self.at(self.dice.randrange(1_000_000, 1_000_000_000), lambda: self.end(why))
+        if all(each.dead for each in self.processes):  # nothing else happens until then
+            self.end(why)
 
     @staticmethod
     def _tell(process: Process, rank: int) -> None:
