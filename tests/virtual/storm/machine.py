@@ -265,9 +265,22 @@ class Machine:
         process = self.processes[rank]
         if process.gone:
             return
-        process.dead = True
+        process.dead, seen = True, f"the launcher sees that rank {rank} was killed"
         for action in process.on_death:
             action()
+        self._lose_messages_of(rank)
+        if self.tells:
+            for other in self.processes:
+                if other is not process:
+                    self.at(self.dice.randrange(1_000_000, 80_000_000), partial(self._tell, other, rank))
+        else:
+            self.at(self.dice.randrange(1_000_000, 1_000_000_000), partial(self.end, seen))
+        if all(each.dead for each in self.processes):  # nothing else happens until then
+            self.end(seen)
+        if self._running is not None and self._running.process is process:
+            self._hub.switch()
+
+    def _lose_messages_of(self, rank: int) -> None:
         for comms in self.comms:
             for comm in comms:
                 mine: list[Message] = []
@@ -278,20 +291,6 @@ class Machine:
                 for message in mine[len(mine) - lost :]:
                     message.vanished = True
                     comm.inbox.remove(message)
-        if self.tells:
-            for other in self.processes:
-                if other is not process:
-                    self.at(self.dice.randrange(1_000_000, 80_000_000), partial(self._tell, other, rank))
-        else:
-            self._let_the_launcher_see(rank)
-        if self._running is not None and self._running.process is process:
-            self._hub.switch()
-
-    def _let_the_launcher_see(self, rank: int) -> None:
-        why = f"the launcher sees that rank {rank} was killed"
-        self.at(self.dice.randrange(1_000_000, 1_000_000_000), lambda: self.end(why))
-        if all(each.dead for each in self.processes):  # nothing else happens until then
-            self.end(why)
 
     @staticmethod
     def _tell(process: Process, rank: int) -> None:
