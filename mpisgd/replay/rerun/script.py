@@ -345,7 +345,7 @@ def _parted(log: ShardRecord) -> set[int]:
 
 
 def leaves(log: ShardRecord, learner_id: int) -> bool:
-    """Return whether a learner leaves by itself: with its goodbye; missed, it departs before, stopped elsewhere, later."""
+    """Return whether a learner leaves by itself: its departure is the row behind its goodbye."""
     goodbyes = np.flatnonzero((log.events["kind"] == Event.GOODBYE) & (log.events["learner_id"] == learner_id))
     following = log.events[goodbyes[goodbyes + 1 < len(log.events)] + 1]
     return bool(((following["kind"] == Event.DEPARTED) & (following["learner_id"] == learner_id)).any())
