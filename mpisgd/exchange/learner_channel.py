@@ -260,7 +260,6 @@ class LearnerChannel(Exchanges):
         return []
 
     def _send_noted(self) -> list[Any]:
-        """Begin to send the noted gradient."""
         noted, self._noted = self._noted, []
         self._pushes += 1
         sent = zip(self._ranks, noted, self._pushed, strict=True)

@@ -62,7 +62,6 @@ class Roles:
 
     @property
     def vital_ranks(self) -> tuple[int, ...]:
-        """Ranks vital to the job."""
         return (*self.shard_ranks, self.coordinator_rank) if self.coordinator_rank >= 0 else self.shard_ranks
 
     @property

@@ -12,8 +12,8 @@
     layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
                                 top layers are the least stale [Chen16 2, Table 1]
 
-If gradients may be rejected, weights are pulled whole. Weights requested ahead arrive in separate memory, as a backward pass may
-still read older weights; prefetch sends from separate memory, too.
+If gradients may be rejected, weights are pulled whole. Weights requested ahead, and prefetch's gradients, have separate memory: a
+backward pass may still read older weights.
 
 No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
 `no-deadlock.md`.

@@ -116,7 +116,6 @@ class Member:
         self.node.meet()
 
     def wait(self) -> int | None:
-        """Wait for the leader's `begin`."""
         self.node.meet()
         word = float(self._next[0])
         return None if word == _OVER else int(word)

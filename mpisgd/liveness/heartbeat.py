@@ -1,7 +1,7 @@
 """A look for ranks that hang: MPI reports deaths at best, never a stopped rank or a dead link.
 
-The watch of each rank asks another now and then, and answers, whatever the loop does. Silent are stopped processes, dead networks,
-and code that keeps Python's global lock (a C extension, a debugger). Two forms of a run:
+The watch of each rank asks and answers, whatever the loop does. Silent are stopped processes, dead networks, and code that keeps
+Python's global lock. Two forms of a run:
 
 fail-fast       all ask the hub, which listens to all; silence beyond patience ends the job, on both sides of a cut link.
 fault-tolerant  a waiting learner asks the shards, of which none may hang; shards ask only ranks that all wait for

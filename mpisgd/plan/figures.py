@@ -49,7 +49,6 @@ def time_to_target(title: str, found: Choices) -> Figure:
 
 
 def throughput_over_n(title: str, found: Asynchrony) -> Figure:
-    """Draw n-softsync over n, beside hardsync's throughput."""
     figure, axes = style.new(title, "splitting parameter, n", "gradients applied per second")
     n = np.array(list(found.by_n))
     axes.plot(n, [one.gradients_per_s for one in found.by_n.values()], label="n-softsync", **style.line(0))

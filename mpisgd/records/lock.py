@@ -6,8 +6,8 @@ A killed job leaves the lock behind. Another job takes over only if the holder i
     the job began anew      a requeue: same batch job and array element, another start; in the same start, a job step may be alive
 
 To follow the lock L is to make the file `.LOCK.after.ID`, ID being the checksum of L's unique text: a single job can. Later jobs
-look at the end of this chain from LOCK. If the chain leads to its file, the maker renames the file to LOCK. If not, another job was
-faster: the maker removes the file, and looks again. All rests on link and rename, atomic on NFS too.
+follow this chain from LOCK. If its end is the maker's file, the maker renames it to LOCK; else another job was faster: the maker
+removes the file, and looks again. Link and rename are atomic on NFS too.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ class PushFormat:
         return list(zip(ends, ends[1:], strict=False))
 
     def sized(self, vector: SizedVector) -> SizedVector:
-        """Return a slice's travelling size."""
         return vector.in_half() if self.name == "bfloat16" else SizedVector(self.words(vector.size))
 
     def inbox(self, weights: Tensor) -> Tensor | None:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.job import interruption
 from mpisgd.records.log.reader import Run
 from tests.faults import dying
@@ -132,3 +135,40 @@ def test_a_shard_that_hangs_ends_the_job(started: list[Job], tmp_path: Path) -> 
     assert re.search(r"learner \d \(rank \d on .*\) has heard nothing of shard 1 \(rank 1 on .*\) for \d+ s, ", job.text)
     assert re.search(f"mpirun --with-ft ulfm (--oversubscribe )?-n 4 mpisgd train --resume {out}", job.text), job.text
     assert not (out / "DONE").exists()
+
+
+def test_ranks_that_are_all_killed_at_once_are_told_of(started: list[Job], tmp_path: Path) -> None:
+    """The launcher alone is left, which tells of nothing, with status 0."""
+    out = tmp_path / "run"
+    job = begin(started, out, 3, "mpisgd", "--epochs", "100000", "--checkpoint.every-updates", "5")
+    until_s = time.monotonic() + END_S
+    while interruption.newest(out) is None:
+        assert time.monotonic() < until_s, job.text
+        time.sleep(0.05)
+    for pid in list(job.pids.values()):
+        os.kill(pid, signal.SIGKILL)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.text.count("mpisgd: rank 0 on ") == 1, job.text
+    assert job.left_s is not None, "nothing is left"
+    assert not (out / "DONE").exists()
+    assert not (out / "RUNNING").exists()
+
+
+KILLED_AFTER = """
+import os, time, mpisgd
+mpisgd.train(config={{"out": {out!r}, "threads": 1, "epochs": 1, "model": "softmax"}})
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    os.kill(os.getpid(), {signum})
+{then}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("signum", "then"), [(0, ""), (signal.SIGKILL, ""), (signal.SIGSEGV, "time.sleep(1000)")])
+def test_a_script_whose_rank_0_is_killed_after_the_run_has_no_status_0(tmp_path: Path, signum: int, then: str) -> None:
+    script = KILLED_AFTER.format(out=str(tmp_path / "run"), signum=int(signum), then=then)
+    command = [*mpirun(3), *ULFM, sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=END_S, check=False)
+    assert (done.returncode == 0) == (signum == 0), done.stderr
+    assert done.stderr.count("mpisgd: rank 0 on ") == bool(signum), done.stderr
+    assert (tmp_path / "run" / "DONE").exists()

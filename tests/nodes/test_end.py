@@ -104,6 +104,17 @@ def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(clust
     assert not (tmp_path / "run" / "DONE").exists()
 
 
+@pytest.mark.long
+def test_a_fault_tolerant_job_whose_ranks_are_all_killed_is_told_of(cluster: Cluster, tmp_path: Path) -> None:
+    job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", spread=(2, 1), epochs="10000")
+    for pid in list(job.pids.values()):
+        os.kill(pid, signal.SIGKILL)
+    assert job.end(LIMIT_S) not in (0, None), job.text
+    assert job.text.count("mpisgd: rank 0 on ") == 1, job.text
+    assert job.left_s is not None, job.stayed
+    assert not (tmp_path / "run" / "DONE").exists()
+
+
 def test_a_fault_tolerant_job_whose_shard_is_cut_off_from_all_learners_ends_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
     """Who is left on the shard's side misses all learners but the last one, which gives no sign of life; theirs hears no shard."""
     saved = {"checkpoint__every_updates": "5"}

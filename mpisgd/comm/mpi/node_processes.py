@@ -118,17 +118,21 @@ class NodeProcesses:
                 os.kill(self.launcher, signal.SIGTERM)
 
     def end_launcher_within(self, seconds: float) -> subprocess.Popen[bytes] | None:
-        """Kill the launcher if still there by then, from a process, which is returned: this one will be gone.
+        """Kill the launcher if still there by then: it waits for daemons as long as TCP."""
+        return self.end_launcher_after(f"sleep {seconds}")
 
-        Launchers wait for daemons as long as TCP does.
-        """
+    def end_launcher_after(
+        self, script: str, stdin: int = subprocess.DEVNULL, output: int | None = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes] | None:
+        """Run a shell script, then kill the launcher if still there, which `there` tells."""
         if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
                 began = self._stat(self.launcher)[_BEGAN]
                 same = f"$(sed 's/.*)//' {self._proc}/{self.launcher}/stat | cut -d ' ' -f {_BEGAN + 2})"
-                script = f'sleep {seconds}; [ "{same}" = {began} ] && kill -KILL {self.launcher}'
-                null = subprocess.DEVNULL
-                return subprocess.Popen(["sh", "-c", script], stdin=null, stdout=null, stderr=null, start_new_session=True)
+                script = f'there() {{ [ "{same}" = {began} ]; }}; {script}; there && kill -KILL {self.launcher}'
+                env = {"PATH": os.environ.get("PATH", os.defpath)}  # without a rank's variables: the shell is none
+                words = ["sh", "-c", script]
+                return subprocess.Popen(words, stdin=stdin, stdout=output, stderr=output, start_new_session=True, env=env)
         return None
 
 

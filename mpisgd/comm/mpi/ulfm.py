@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpisgd.comm.mpi.launch import with_failures
 from mpisgd.comm.mpi.node_processes import NodeProcesses
+from mpisgd.comm.mpi.silence import leave_in_order, tell_of_silence
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -38,6 +39,8 @@ def prepare() -> None:
     """Set a flag before MPI starts: else a learner killed in a large pull over TCP leaves its shard hanging in a lock."""
     if enabled():
         os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send")
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == "0":
+            tell_of_silence()
 
 
 def failed(comm: MPI.Intracomm) -> list[int]:
@@ -113,4 +116,5 @@ def leave(status: int) -> None:
 def _leave(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
+    leave_in_order()
     os._exit(status)

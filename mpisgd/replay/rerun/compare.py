@@ -85,7 +85,6 @@ def _named(column: str, value: Any) -> Any:
 
 
 def place_of(rows: LogRows, row: int) -> dict[str, int]:
-    """Return a row's place, for a finding."""
     names = [name for name in ("clock", "learner_id", "seq") if name in (rows.dtype.names or ())]
     return {"row": row, **{name: int(rows[name][row]) for name in names}}
 

@@ -169,8 +169,7 @@ def _look_at_the_end(seen: Seen, job: Job, end: End, attempt: int, faults: tuple
     if end.done and end.named:
         seen.expect(grave, f"attempt {attempt} is DONE, and failed: {end.named}\n{end.said}")
     elif not end.done:
-        silent = job.machine.tells and len(end.killed) == len(job.hosts)  # mpirun with ULFM then ends with status 0
-        seen.expect(end.named or end.interrupted or silent, f"attempt {attempt} ended without a word\n{end.said}")
+        seen.expect(end.named or end.interrupted, f"attempt {attempt} ended without a word\n{end.said}")
         nobody = drawn.tolerant and all(set(ranks) & set(end.killed) for ranks in learners)
         gone = {fault.rank for fault in faults if fault.what in ("kill", "stop", "cut")} | {
             fault.other for fault in faults if fault.what == "cut"

@@ -275,8 +275,8 @@ class Machine:
                     self.at(self.dice.randrange(1_000_000, 80_000_000), partial(self._tell, other, rank))
         else:
             self.at(self.dice.randrange(1_000_000, 1_000_000_000), partial(self.end, seen))
-            if all(each.dead for each in self.processes):  # nothing else happens until then
-                self.end(seen)
+        if all(each.dead for each in self.processes):  # nothing else happens until then
+            self.end(seen)
         if self._running is not None and self._running.process is process:
             self._hub.switch()
 
