@@ -5,8 +5,7 @@ receives (law 1).
 
 After a signal a shard answers each pull with an ending, and takes pushes until all learners have left. All shards then have the
 same pushes, and need not agree on the clock of the last checkpoint. (Under time-outs, or bounded staleness above 0, clocks may
-differ: then the newest complete checkpoint counts.) Where the evaluator has seen enough, shards end likewise, and the run is
-finished.
+differ: then the newest complete checkpoint counts.) Shards end likewise where the evaluator has seen enough.
 """
 
 from __future__ import annotations
@@ -282,7 +281,8 @@ class Shard:
         if self.channel.duplex:
             self.answering.leave()
         start_s, epochs_before = self.channel.now_s(), update.epochs
-        step = update.begin_step() if self.answering.chunked else update.step()
+        begin = update.begin_step if self.answering.chunked else update.step
+        begin()
         due = records.snapshots.due(epochs_before, update.epochs)
         if due:
             self.channel.numbers.note_snapshots(records.snapshots.count + 1)
@@ -295,7 +295,7 @@ class Shard:
         if self.answering.chunked:
             now_s, making_s = self.answering.make()
             update_s += making_s
-        epochs = update.epochs
+        step, epochs = update.made, update.epochs
         mean_loss = self._losses / step.gradients if step.gradients else math.nan
         self._losses = 0.0
         self.updated_s, self._over_s = now_s, math.inf if rules.finished else now_s + self._timeout_s

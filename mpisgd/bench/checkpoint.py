@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Tally:
             self._counts[what] += int(np.count_nonzero(events["kind"] == kind))
 
     def row(self) -> dict[str, Any]:
-        """Return rates, ratios to OFF and seconds per checkpoint, for the JSON file."""
+        """Return rates, ratios to OFF and seconds per checkpoint."""
         rates = self._rates
         return {
             "case": self._case.name,
@@ -44,18 +44,16 @@ class Tally:
         }
 
 
-def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
+def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> Iterator[dict[str, Any]]:
     """Measure images/s with checkpoints at multiples of this clock; rows are equal on all ranks."""
     ways: dict[str, dict[str, Any]] = {OFF: {}, "checkpoints": {"checkpoint": CheckpointOptions(every_updates=every_updates)}}
-    rows = []
     with scratch(comm) as directory:
         for case in (CASES["cnn-16"], CASES["mlp-16"]):
             tally = Tally(case, list(ways))
-            for name in in_turn(list(ways), repetitions):
+            for name in in_turn(list(ways), repetitions, told=comm.Get_rank() == 0):
                 outcome = run_of(comm, directory, case, **ways[name])
                 tally.add(name, *comm.bcast(seen(Run(outcome.path)) if comm.Get_rank() == 0 else None))
-            rows.append(tally.row() | {"every_updates": every_updates})
-    return rows
+            yield tally.row() | {"every_updates": every_updates}
 
 
 def seen(log: Run) -> tuple[np.ndarray, np.ndarray]:

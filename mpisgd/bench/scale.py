@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,15 @@ CASE = CASES["cnn-64"]
 
 
 def up_to_the_cores() -> tuple[int, ...]:
-    """Return 1, 2, 4, ... and this process's number of cores."""
     cores = len(os.sched_getaffinity(0))
     return tuple(sorted({1 << bit for bit in range(cores.bit_length())} | {cores}))
 
 
-def measure(repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
-    """Return all rows; no learners = `up_to_the_cores`. Raises ConfigError if a launch fails."""
+def measure(repetitions: int, learners: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Measure both protocols; no learners = `up_to_the_cores`. Raises ConfigError if a launch fails."""
     counts = learners or up_to_the_cores()
-    return [row for protocol in ("hardsync", "softsync") for row in _rows(protocol, repetitions, counts)]
+    for protocol in ("hardsync", "softsync"):
+        yield from _rows(protocol, repetitions, counts)
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

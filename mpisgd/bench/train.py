@@ -1,4 +1,4 @@
-"""`bench train`: images/s of every protocol, PyTorch DDP, and loops without communication (the compute floor).
+"""`bench train`: images/s of every protocol, PyTorch DDP, and loops without communication.
 
 One shard and two learners train on synthetic data, all ways interleaved. The better DDP counts, with or without gradients as bucket
 views. Only applied gradients count.
@@ -6,7 +6,7 @@ views. Only applied gradients count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ from typing import Any
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts import loops
 from mpisgd.bench.parts.cases import ALL, CASES, LEARNERS, WAYS, Case, Device
-from mpisgd.bench.parts.measured import Spread, over, show, spread
+from mpisgd.bench.parts.measured import Spread, in_turn, over, show, spread
 from mpisgd.bench.parts.runs import among, rate_of, run_of, scratch
 from mpisgd.comm.mpi.launch import words
 from mpisgd.comm.mpi.library import MPI
@@ -34,7 +34,7 @@ def measure(
     ways: Sequence[str],
     device: Device = "cpu",
     shard_device: Device = "cpu",
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Measure cases in `cases.WAYS` or ALL; rows are equal on all ranks. Raises ConfigError if a way needs more ranks."""
     if ALL in ways:
         ways = [name for name, way in WAYS.items() if len(way.ranks) <= 3]
@@ -45,9 +45,9 @@ def measure(
     wire = Wire(comm, polite=True)
     loops.join_gloo(comm)
     with scratch(comm) as directory:
-        rows = [_row(comm, wire, directory, CASES[case], ways, repetitions, device, shard_device) for case in cases]
+        for case in cases:
+            yield _row(comm, wire, directory, CASES[case], ways, repetitions, device, shard_device)
     loops.leave_gloo(comm)
-    return rows
 
 
 def _row(
@@ -69,9 +69,8 @@ def _row(
     devices = {"device": device, "shard_device": shard_device}
     measures |= {name: partial(_trained, comm, directory, case, name, devices) for name in ways}
     rates: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(repetitions):
-        for name, images_per_s in measures.items():
-            rates[name].append(images_per_s())
+    for name in in_turn(list(measures), repetitions, told=comm.Get_rank() == 0):
+        rates[name].append(measures[name]())
     return {
         "case": case.name,
         **devices,

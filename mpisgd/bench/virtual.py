@@ -11,7 +11,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,38 +34,33 @@ MODELS: dict[str, ModelOptions] = {
 }
 
 
-def measure(repetitions: int) -> list[dict[str, Any]]:
-    return _of_sizes(repetitions) + _of_models(repetitions)
+def measure(repetitions: int) -> Iterator[dict[str, Any]]:
+    yield from _of_sizes(repetitions)
+    yield from _of_models(repetitions)
 
 
-def _of_sizes(repetitions: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def _of_sizes(repetitions: int) -> Iterator[dict[str, Any]]:
     for learners, gradients in SIZES.items():
         for log in (False, True) if learners == min(SIZES) else (False,):
             seconds = [_seconds(_timing(learners, gradients, log)) for _ in range(repetitions)]
-            rows.append(
-                {
-                    "learners": learners,
-                    "gradients": gradients,
-                    "log": log,
-                    "real_s": spread(seconds),
-                    "gradients_per_s": spread([gradients / each for each in seconds]),
-                    "peak_nbytes": _peak_nbytes(),
-                }
-            )
-    return rows
+            yield {
+                "learners": learners,
+                "gradients": gradients,
+                "log": log,
+                "real_s": spread(seconds),
+                "gradients_per_s": spread([gradients / each for each in seconds]),
+                "peak_nbytes": _peak_nbytes(),
+            }
 
 
-def _of_models(repetitions: int) -> list[dict[str, Any]]:
-    rows = []
+def _of_models(repetitions: int) -> Iterator[dict[str, Any]]:
     for name, model in MODELS.items():
         single, batched = [], []
         for _ in range(repetitions):
             single.append(_seconds(_training(model, batched=False)))
             batched.append(_seconds(_training(model, batched=True)))
         seconds = {"one_by_one_s": spread(single), "batched_s": spread(batched)}
-        rows.append({"model": name, **seconds, "speed_up": over(single, batched)})
-    return rows
+        yield {"model": name, **seconds, "speed_up": over(single, batched)}
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,7 +12,7 @@ Everything is interleaved; a repetition's median cycle counts, and ratios are wi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -100,14 +100,11 @@ def cycles_for(nbytes: int) -> int:
     return max(5, min(400, 400_000_000 // nbytes))
 
 
-def measure(comm: MPI.Intracomm, sizes: Sequence[int], repetitions: int, optimizers: Sequence[str]) -> list[dict[str, Any]]:
-    """Measure the first optimiser in each layout with enough ranks, the others in the first layout.
-
-    Rows are equal on all ranks.
-    """
+def measure(comm: MPI.Intracomm, sizes: Sequence[int], repetitions: int, optimizers: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Measure the first optimiser in each layout with enough ranks, the others in the first layout; rows are equal on all ranks."""
     layouts = [layout for layout in LAYOUTS if layout.ranks <= comm.Get_size()]
     points = [(layout, optimizers[0]) for layout in layouts] + [(LAYOUTS[0], name) for name in optimizers[1:]]
-    return [_row(comm, nbytes, layout, name, repetitions) for layout, name in points for nbytes in sizes]
+    yield from (_row(comm, nbytes, layout, name, repetitions) for layout, name in points for nbytes in sizes)
 
 
 def _row(comm: MPI.Intracomm, nbytes: int, layout: Layout, optimizer: str, repetitions: int) -> dict[str, Any]:

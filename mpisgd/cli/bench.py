@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import isgenerator
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,7 @@ def run(argv: list[str], prog: str, package: str, benches: Mapping[str, Bench], 
         if launched_size() > 1:
             raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: leave mpirun out")
         page: Any = import_module(f"{package}.{what}")
-        rows = page.measure(*taken)
-        _tell(what, options.out, rows, page.lines_of(rows), mpi=version(), ranks=1)
+        _tell(what, options.out, page.measure(*taken), page.lines_of, mpi=version(), ranks=1)
         return EXIT_OK
     from mpisgd.comm.mpi.library import MPI
 
@@ -132,11 +132,16 @@ def run(argv: list[str], prog: str, package: str, benches: Mapping[str, Bench], 
         expected = f"expected {bench.ranks}{f', or at least {bench.least}' if bench.least else ''}: {words(bench.ranks)} ..."
         raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), {expected}")
     with failing_fast(comm, lambda: f"bench {what}"):
-        page = import_module(f"{package}.{what}")
-        rows = page.measure(comm, *taken)
-    if comm.Get_rank() == 0:
-        mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        _tell(what, options.out, rows, page.lines_of(rows), mpi=mpi, ranks=comm.Get_size())
+        page, mpi = import_module(f"{package}.{what}"), MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        _tell(
+            what,
+            options.out,
+            page.measure(comm, *taken),
+            page.lines_of,
+            mpi=mpi,
+            ranks=comm.Get_size(),
+            speaks=comm.Get_rank() == 0,
+        )
     return EXIT_OK
 
 
@@ -147,8 +152,25 @@ def usage(prog: str, benches: Mapping[str, Bench]) -> str:
     return "\n".join([f"usage: [mpirun -n RANKS] {prog} WHAT [options]", "", *lines])
 
 
-def _tell(what: str, out: str, rows: list[dict[str, Any]], lines: list[str], *, mpi: str, ranks: int) -> None:
+def _tell(
+    what: str,
+    out: str,
+    rows: Iterable[dict[str, Any]],
+    lines_of: Callable[[list[dict[str, Any]]], list[str]],
+    *,
+    mpi: str,
+    ranks: int,
+    speaks: bool = True,
+) -> None:
+    """Print and write rows; each at once, if `rows` is a generator."""
     from mpisgd.bench.parts.measured import describe, write
 
-    print("\n".join(lines))
-    write(Path(out) / f"{what}.json", {"bench": what, "machine": describe(ranks, mpi), "rows": rows})
+    kept, said = list[dict[str, Any]](), 0
+    singly = isgenerator(rows)
+    for found in ([row] for row in rows) if singly else [rows]:
+        kept += found
+        if speaks:
+            lines = lines_of(kept)
+            print("\n".join(lines[said:]), flush=True)
+            said = len(lines)
+            write(Path(out) / f"{what}.json", {"bench": what, "machine": describe(ranks, mpi), "rows": kept})

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from mpisgd.comm.messages import Fields
 from mpisgd.comm.presence import Presence
 
@@ -119,8 +121,8 @@ class Communicator(Protocol):
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Return a team; exactly its ranks call this. `bounds`, `cuts`: as of `Team`."""
 
-    def node(self, ranks: Sequence[int]) -> Node:
-        """Return ranks that share a node's memory; exactly these ranks call this."""
+    def segment(self, ranks: Sequence[int], sizes: Sequence[int]) -> Segment | None:
+        """Return memory that these ranks share, with `sizes` bytes by place; None if impossible. Exactly these ranks call this."""
 
 
 def is_far(wire: Communicator, rank: int) -> bool:
@@ -171,10 +173,7 @@ class Team(Group, Protocol):
         """Send each slice of `vector` to its owner (all-to-all); `received`, (places * own slice,), gets all slices sent here."""
 
     def begin_parts(self, vector: Any, received: Any, parts: Sequence[Part]) -> Any:
-        """Begin an `exchange` by parts, until `see_out`; others' parts may come from now on.
-
-        Not called where memory is shared.
-        """
+        """Begin an `exchange` by parts, until `see_out`; others' parts may come from now on."""
         return None
 
     def leave(self, begun: Any, number: int) -> None:
@@ -193,10 +192,7 @@ class Team(Group, Protocol):
         """Begin an all-gather of owners' slices into `vector`; keep `own` and `vector` unchanged until `finish`."""
 
     def open_shares(self, vector: Any, parts: Sequence[Part]) -> Any:
-        """Begin an all-gather of slices still being made; `arrive` awaits their parts.
-
-        Not called where memory is shared.
-        """
+        """Begin an all-gather of slices still being made; `arrive` awaits their parts."""
         return None
 
     def share_up_to(self, shared: Any, own: Any, stop: int) -> None:
@@ -225,8 +221,8 @@ class Part(Protocol):
     def end(self) -> int: ...
 
 
-class Node(Protocol):
-    """Ranks that share memory, and make the same calls in the same order.
+class Segment(Protocol):
+    """Memory that ranks of a node share. All make the same calls in the same order.
 
     `meet` makes earlier writes visible to all; nothing else is promised.
     """
@@ -234,11 +230,8 @@ class Node(Protocol):
     place: int
     places: int
 
-    def vectors(self, count: int, size: int) -> list[Any]:
-        """Return shared vectors, (size,) float32, undefined at first."""
-
-    def words(self, count: int) -> Any:
-        """Return a shared (count,) float64."""
+    def bytes_of(self, place: int) -> np.ndarray:
+        """Return a rank's bytes, (nbytes,) uint8, zero at first; a page lies near the rank that first writes there."""
 
     def meet(self) -> None:
         """Wait for all these ranks."""

@@ -89,35 +89,34 @@ class Config:
     shards: int = 1
     """Shard ranks S [Zhang16 2.3]. Each owns a contiguous slice of the flat parameter vector. Not for allreduce, where each learner
     is one."""
-    exchange: Literal["whole", "layerwise", "streamed", "duplex", "prefetch"] = "whole"
-    """Exchange vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers, or parts of
+    exchange: Literal["auto", "whole", "layerwise", "streamed", "duplex", "prefetch"] = "auto"
+    """Exchange vectors. auto: whole or streamed, by the program; the bits are the same. whole: pull all weights, compute, push the
+    whole gradient. streamed: in chunks, the first sent back while the last come in. layerwise: shards own whole layers, or parts of
     large ones. An asynchronous learner pulls slices as its forward pass gets there; every learner pushes slices as its backward
     pass leaves them [Chen16 2, A.3], or at its end if clip_norm or nonfinite = 'drop' need the whole gradient. In an allreduce,
-    slices stay; parts of at least 2 MiB leave during the backward and return during the next forward pass; same bits. streamed:
-    whole vectors in chunks, the first sent back while the last come in, for slow links; hardsync, same bits. duplex: whole vectors,
-    pushed during the next pull, for slow links; softsync and async, staleness + 1. prefetch: both while the next gradient is
-    computed, from weights two rounds older; two more vectors per learner."""
+    parts of at least 2 MiB leave during the backward and return during the next forward pass; same bits. duplex: pushed during the
+    next pull, for slow links; staleness + 1. prefetch: both while the next gradient is computed; staleness + 2, two more vectors
+    per learner."""
     receive: Literal["in-turn", "gathered"] = "in-turn"
     """Receive gradients. in-turn: one by one; weights change once answers have left. gathered: from all learners at once, each into
     its own memory; weights change while answers leave. A slow link then delays only learners waiting for its gradient. Up to lambda
-    + 2 more slices per shard. Not with fault tolerance, streamed, or shards on a GPU."""
+    + 2 more slices per shard."""
     push_format: Literal["float32", "bfloat16", "topk"] = "float32"
     """Push gradients in this format. bfloat16: half the bytes; a learner adds rounding errors to its next gradient (error feedback,
-    arXiv:1901.09847), kept in another vector. For slow networks: `mpisgd bench train --ways hardsync hardsync-bfloat16
-    hardsync-bfloat16-both` tells where this pays. topk: only each slice's largest elements by magnitude, with indices; the rest
-    joins the next gradient (arXiv:1809.07599); not with compensation or shards on a GPU."""
+    arXiv:1901.09847), kept in another vector. `mpisgd bench train` tells where this pays. topk: only each slice's largest elements
+    by magnitude, with indices; the rest joins the next gradient (arXiv:1809.07599)."""
     topk_share: float = 0.01
     """Share of a slice's elements pushed by topk. Rounded up; 8 bytes per element."""
     pull_format: Literal["float32", "bfloat16"] = "float32"
     """Pull weights in this format. bfloat16: half the bytes; a shard sends the difference from the learner's weights, and rounding
     errors with the next pull. One more vector per learner, two with own steps; one more slice per shard, or per learner if
-    asynchronous. Not with compensation or shards on a GPU."""
+    asynchronous."""
     evaluator: bool = False
     """Give one rank to evaluation. Otherwise learner 0 evaluates after the run, or shard 0 if learners may be lost."""
     aggregation: Literal["none", "node"] = "none"
     """Sum gradients on each node in shared memory. node: computing ranks of a node are a team; a single rank pulls and pushes for
-    all [Chen16 6]. lambda, N, b and N_min count teams. For hardsync, backup (late = drop, no abort) and timeout. In an allreduce on
-    one node, learners share weights and gradients in memory, and send nothing."""
+    all [Chen16 6]. lambda, N, b and N_min count teams. In an allreduce on one node, learners share weights and gradients in memory,
+    and send nothing."""
     team_size: int = 0
     """Most ranks in a team; 0 = all computing ranks of a node. Fewer: teams of sockets, for example."""
     group_size: int = 1

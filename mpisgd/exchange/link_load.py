@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, compatibility, footprint, replace
+from mpisgd.config import Config, footprint, replace
 from mpisgd.exchange.roles import Roles, of_job
 
 GIGABIT = 125e6
 """Bytes per second."""
 _WASTE = 1.5
 """Ratio to the least possible load from which a warning is due."""
-STREAMED_NBYTES = 4 * 2**21
-"""Least bytes of a slice to stream, four chunks (`vectors/chunks.py`); smaller slices overlap little."""
 
 
 def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
@@ -75,13 +73,11 @@ def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tu
     if config.in_groups:  # ranks exchange with the shards of their stage alone
         return "", ""
     parameters = bounds[-1][1]
-    host, nbytes = _of_roles(config, roles, hosts, [end - start for start, end in bounds])
+    host, nbytes = load_of(config, roles, hosts, bounds)
     if not host:
         return "", ""
     carried = f"links carry up to {_megabytes(nbytes)} one way for a push and a pull of each learner ({host}):"
     text = f"{carried} at least {nbytes / GIGABIT:.3g} s at 1 Gbit/s"
-    if _may_stream(config, bounds):
-        text += "; --exchange streamed comes nearer to this bound, with the same bits"
     better = _best(config, hosts)
     if better is None:
         return text, ""
@@ -93,12 +89,9 @@ def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tu
     return text, f"the link of {host} carries {_megabytes(nbytes)} one way in each round; {what} for as many learners"
 
 
-def _may_stream(config: Config, bounds: Sequence[tuple[int, int]]) -> bool:
-    if config.exchange != "whole" or not config.protocol.streams:
-        return False
-    if 4 * max(end - start for start, end in bounds) < STREAMED_NBYTES:
-        return False
-    return not compatibility.refused(replace(config, exchange="streamed"))
+def load_of(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tuple[int, int]]) -> tuple[str, float]:
+    """Return `busiest` of a job."""
+    return _of_roles(config, roles, hosts, [end - start for start, end in bounds])
 
 
 def _of_roles(config: Config, roles: Roles, hosts: Sequence[str], sizes: Sequence[float]) -> tuple[str, float]:

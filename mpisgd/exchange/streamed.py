@@ -6,8 +6,8 @@
                                                             after all wanted headers, chunk by chunk:
                  <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
-Sums, and so the bits, are as with `whole`. Rounded weights leave whole (`deltas.py`). A stopped learner must have no gradient under
-way: the shard receives the gradient whole before saying stop, or at once if later. No deadlock: `no-deadlock.md`.
+The bits are those of `whole`. Rounded weights leave whole (`deltas.py`). A stopped learner must have no gradient under way: the
+shard receives the gradient whole before saying stop, or at once if later. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

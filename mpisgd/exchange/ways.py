@@ -2,13 +2,13 @@
 
     way          send   ask
     whole        PUSH   PULL    push the whole gradient, then pull all weights
-    duplex       PULL   PULL    the push is only noted, and sent after the next pull's requests, to use both directions of a link. A
-                                shard changes its weights once its answers have left. Staleness is higher by 1
-    prefetch     PULL   BEFORE  both go on during the next computation: only longer transfers are waited for. Staleness + 2
+    streamed     PULL   PULL    the same bits, in chunks (`streamed.py`)
+    duplex       PULL   PULL    pushed after the next pull's requests, to use both directions of a link; staleness + 1
+    prefetch     PULL   BEFORE  both go on during the next computation; staleness + 2
     pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it
                                 [Chen16 A.3]
-    ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave. For hardsync, where any
-                                pull waits for the update with the learner's own push
+    ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave: for hardsync, whose
+                                pulls wait for the learner's own push
     layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
                                 top layers are the least stale [Chen16 2, Table 1]
 
@@ -21,12 +21,21 @@ No pull is waited for between a mini-batch's first and last push by layers: all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 from mpisgd.comm.communicator import STILL_NBYTES, Clock
+from mpisgd.config import Config, compatibility, replace
+from mpisgd.exchange.link_load import load_of
+from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
+from mpisgd.vectors.chunks import CHUNK_NBYTES
+
+AUTO = "auto"
+CHOSEN = ("whole", "streamed")  # by the program
+LEAST_NBYTES = 4 * CHUNK_NBYTES
+"""Least bytes of a slice to stream."""
 
 
 class At(Enum):
@@ -62,6 +71,17 @@ PREFETCH = Way(At.PULL, At.BEFORE)
 PIPELINED = Way(At.LEAVE, At.PULL)
 AHEAD = Way(At.LEAVE, At.LEAVE)
 LAYERWISE = Way(At.LEAVE, At.NEED)
+
+
+def choose(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tuple[int, int]]) -> Config:
+    """Name the exchange where the user does not, with the same bits; an allreduce's buckets are slower over fast links."""
+    if config.exchange != AUTO:
+        return config
+    streamed, nbytes = replace(config, exchange="streamed"), 4 * max(end - start for start, end in bounds)
+    possible = config.protocol.streams and not (roles.tolerant or config.in_groups or compatibility.refused(streamed))
+    if possible and nbytes >= LEAST_NBYTES and load_of(config, roles, hosts, bounds)[1]:
+        return streamed
+    return replace(config, exchange="whole")
 
 
 class Departures:

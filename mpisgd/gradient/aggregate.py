@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.base.errors import ConfigError, ProtocolError
-from mpisgd.comm.communicator import Communicator, Node
+from mpisgd.comm.communicator import Communicator, Segment
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import is_finite
@@ -37,6 +37,7 @@ _OVER = -1.0
 _FACTS, _RUNS = 4, 64
 _TOLD = _FACTS + 2 * _RUNS
 """Words of a rank: loss, samples, signal, number of runs without a gradient, and the runs."""
+_PAGE = 4096
 
 
 def _in_words(runs: Runs) -> np.ndarray:
@@ -57,20 +58,30 @@ def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """A node's memory: the weights once, and a gradient slot per rank."""
+    """A node's memory: `words`, float64, the weights once, and a gradient slot per rank."""
 
-    node: Node
+    segment: Segment
+    words: np.ndarray
     slots: Sequence[Memory]
 
     @classmethod
-    def of(cls, node: Node, size: int) -> SharedMemory:
-        """Return memory for `size` parameters; collective over the node."""
-        weights, *gradients = node.vectors(1 + node.places, size)
-        return cls(node, [Memory(weights, each, shared=True) for each in gradients])
+    def of(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int) -> SharedMemory:
+        """Return memory for `size` parameters; collective. Raises ConfigError: ranks that cannot share memory."""
+        room, before = (-(-nbytes // _PAGE) * _PAGE for nbytes in (4 * size, 8 * words))
+        segment = wire.segment(ranks, [room + (before + room) * (place == 0) for place in range(len(ranks))])
+        if segment is None:
+            raise ConfigError(
+                "aggregation = 'node': the ranks of a node cannot share memory: expected a common /proc, or room in a common"
+                " /dev/shm; otherwise aggregation = 'none'"
+            )
+        gradients = [segment.bytes_of(place)[: 4 * size].view(np.float32) for place in range(len(ranks))]
+        shared = segment.bytes_of(0)[room:]
+        weights = shared[before : before + 4 * size].view(np.float32)
+        return cls(segment, shared[: 8 * words].view(np.float64), [Memory(weights, each, shared=True) for each in gradients])
 
     @property
     def own(self) -> Memory:
-        return self.slots[self.node.place]
+        return self.slots[self.segment.place]
 
     def require(self, gradient: Travels) -> None:
         """Raise ProtocolError for a gradient outside this rank's slot, unseen by its team."""
@@ -86,6 +97,11 @@ class Member:
     `sum_cost` passes virtual seconds before each sum. `disband` ends the shared memory.
     """
 
+    @staticmethod
+    def words_of(places: int) -> int:
+        """Return a team's shared words."""
+        return 1 + _TOLD * places
+
     def __init__(
         self,
         shared: SharedMemory,
@@ -95,28 +111,27 @@ class Member:
         sum_cost: Callable[[], None] = lambda: None,
     ) -> None:
         shared.require(gradient)
-        self.node = node = shared.node
+        self.segment = segment = shared.segment
         self._sum_cost = sum_cost
         self.gradient = gradient
         self._delays = delays
         self._wire = wire
-        words = node.words(1 + _TOLD * node.places)
-        self._next, self._told = words[:1], words[1:].reshape(node.places, _TOLD)
+        self._next, self._told = shared.words[:1], shared.words[1:].reshape(segment.places, _TOLD)
         self.skipped = NOTHING
         self.memory = shared.slots[0]
         self._parts: list[np.ndarray] = []
         if self.memory.has_numbers:
-            size, place, places = len(self.memory.weights), node.place, node.places
+            size, place, places = len(self.memory.weights), segment.place, segment.places
             part = slice(size * place // places, size * (place + 1) // places)
             self._parts = [slot.gradients[part] for slot in shared.slots]
 
     def begin(self, seq: int | None) -> None:
         """Start mini-batch `seq` as the leader; None ends the run."""
         self._next[0] = _OVER if seq is None else seq
-        self.node.meet()
+        self.segment.meet()
 
     def wait(self) -> int | None:
-        self.node.meet()
+        self.segment.meet()
         word = float(self._next[0])
         return None if word == _OVER else int(word)
 
@@ -127,10 +142,10 @@ class Member:
         delay_s = self._delays.of(seq, (self._wire.clock.now_ns() - start_ns) * 1e-9)
         if delay_s > 0:
             self._wire.clock.sleep(delay_s)
-        told = self._told[self.node.place]
+        told = self._told[self.segment.place]
         told[:_FACTS] = loss, self.gradient.samples, self._wire.signal, len(self.gradient.skipped)
         told[_FACTS:] = _in_words(self.gradient.skipped)
-        self.node.meet()
+        self.segment.meet()
         losses, samples, signals, counts = self._told[:, :_FACTS].T.tolist()
         runs = [
             each[: 2 * int(count)].astype(np.int64).reshape(-1, 2)
@@ -140,7 +155,7 @@ class Member:
         if any(signals):  # the leader passes on the signals of its ranks
             self._wire.signal = int(max(signals))
         self.add()
-        self.node.meet()
+        self.segment.meet()
         return losses, int(sum(samples))
 
     def add(self) -> None:
@@ -151,7 +166,7 @@ class Member:
 
     def disband(self) -> None:
         self.gradient.move_out()
-        self.node.disband()
+        self.segment.disband()
 
 
 class Leader(Travels):

@@ -5,9 +5,8 @@
     update          of the own slice, by the rules of hardsync
     all-gather      of the new weights
 
-As many bytes travel as in MPI_Reduce_scatter, (lambda - 1)/lambda of the vector from every rank, but the order of the sum, hence
-the bits, are hardsync's (law 5). On a single node nothing moves (`shared.py`). With exchange = "layerwise" slices travel in parts,
-behind the backward pass (`exchange/collectives/bucket_channel.py`). Nobody can leave alone.
+The order of the sum, hence the bits, are hardsync's (law 5). On a single node nothing moves (`shared.py`). With exchange =
+"layerwise" slices travel in parts, behind the backward pass (`bucket_channel.py`). Nobody can leave alone.
 """
 
 from __future__ import annotations

@@ -184,10 +184,16 @@ class Tensors:
             _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
 
     def update(
-        self, bounds: tuple[int, int], gradients_per_update: float, *, direct: bool = False, charges: Charges | None = None
+        self,
+        bounds: tuple[int, int],
+        gradients_per_update: float,
+        *,
+        streamed: bool = False,
+        direct: bool = False,
+        charges: Charges | None = None,
     ) -> SliceUpdate:
         """Return a slice's update; `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
-        kind: Callable[..., SliceUpdate] | None = StreamedUpdate if self.config.exchange == "streamed" else None
+        kind: Callable[..., SliceUpdate] | None = StreamedUpdate if streamed else None
         if charges is not None:  # all ranks are in this process: no copies for MPI
             kind = partial(kind or SliceUpdate, charges=charges)
         if self.rules < 6:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.comm.communicator import Communicator, Group, Node
+from mpisgd.comm.communicator import Communicator, Group
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.aggregate import SharedMemory
@@ -48,12 +48,14 @@ class Setup:
     """The job as agreed, and its resumption.
 
     Attributes:
+        config: with a named exchange; `asked`: the user's.
         resumption: None = a new run.
         stages: of the model, if learners are groups.
         jointly: learner 0's ranks evaluate together, each its piece: none has the whole model.
     """
 
     config: Config
+    asked: Config
     roles: Roles
     protocol: Protocol
     hosts: Sequence[str]
@@ -185,10 +187,10 @@ class World(ABC):
         """Return the maker of a fault-tolerant shard's presence."""
         return FaultTolerant
 
-    def shared(self, node: Node) -> SharedMemory:
-        """Return memory of a node's ranks for weights and gradients; collective."""
+    def shared(self, rank: int, ranks: Sequence[int], words: int) -> SharedMemory:
+        """Return memory of a node's ranks for words, weights and gradients; collective."""
         assert self.tensors is not None
-        return SharedMemory.of(node, self.tensors.model.size)
+        return SharedMemory.of(self.wire(rank), ranks, words, self.tensors.model.size)
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints | None:
         return None

@@ -68,7 +68,7 @@ class Job:
         self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), user_objects)
         self.world = self._make_world(nodes, evaluated)
         world = self.world
-        self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, stages=world.stages)
+        self.setup = Setup(world.config, config, self.roles, protocol, hosts, world.meta, world.bounds, stages=world.stages)
         self.setup.check_schedule()
         self.path = self.setup.path
 
@@ -90,7 +90,8 @@ class Job:
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"
-            f" {len(set(setup.hosts)):,} nodes{f', {carried}' if carried else ''}{world.computing}; log in {self.path}"
+            f" {len(set(setup.hosts)):,} nodes, exchange {setup.config.exchange}{f', {carried}' if carried else ''}"
+            f"{world.computing}; log in {self.path}"
         )
         if wasted:
             self._say(f"mpisgd: warning: {wasted}")

@@ -1,11 +1,10 @@
 """A virtual learner's forward and backward pass, layer by layer, in virtual time.
 
 Layers take measured shares of a mini-batch (`virtual.forward_s`, `backward_s`). Without measurements, one third is forward, two
-thirds backward (two matrix products instead of one), equal over layers. Layers are reached in vector order and left in reverse,
-with all slices that they touch.
+thirds backward, equal over layers. Layers are reached in vector order and left in reverse, with their slices.
 
 With tensors, the gradient is computed when its first slice leaves: virtual ranks are greenlets that share a model, and must not
-wait for each other in an autograd pass. The numbers are the same, whenever slices' weights came.
+wait for each other in an autograd pass.
 """
 
 from __future__ import annotations

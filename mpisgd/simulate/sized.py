@@ -103,22 +103,21 @@ class SizedUpdate(Updates):
         self._pending_samples += samples
 
     def step(self) -> Step:
-        step = self.begin_step()
+        self.begin_step()
         if self._streamed is not None:
             for _ in self.chunks():
                 pass
-        return step
+        return self.made
 
-    def begin_step(self) -> Step:
+    def begin_step(self) -> None:
         if self._streamed is None:
             self._rank.now += self._update_ns
         else:
             self._made = 0 if self.gradients else self.chunks_count
-        step = Step(gradients=self.gradients, learning_rate=self.learning_rate * self._weighting.take())
+        self.made: Step = Step(gradients=self.gradients, learning_rate=self.learning_rate * self._weighting.take())
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)
-        return step
 
     def chunks(self) -> Iterator[Any]:
         if self._streamed is None:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from mpisgd.base.errors import ConfigError, PeerError
-from mpisgd.comm.communicator import Group, Node
+from mpisgd.comm.communicator import Group
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, compatibility, replace
 from mpisgd.data import DataSet
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.ways import choose
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
@@ -73,6 +74,7 @@ class VirtualWorld(World):
         return schema.RULES
 
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
+        self._hosts = [str(node) for node in nodes]
         computing = [nodes[rank] for rank in roles.computing_ranks]
         self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=len(computing), nodes=computing)
         self._failures = Failures(config.failures, config.seed)
@@ -82,6 +84,9 @@ class VirtualWorld(World):
         self.network = Network(config.network, nodes)
         self.wires: list[VirtualWire] = []
         self._wholes: dict[int, WholeGroup] = {}
+
+    def _cut(self, bounds: list[tuple[int, int]]) -> None:
+        self.bounds, self.config = bounds, choose(self.config, self.roles, self._hosts, bounds)
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]
@@ -181,12 +186,12 @@ class TensorWorld(VirtualWorld):
         data = parts.load_data(config, user_objects)
         device = _device(config)
         self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, self.rules, device)
-        self._device = device if stages.stays_on_gpu(config) else "cpu"
+        self._cut(parts.bounds(config, tensors.model, self.rules))
+        self._device = device if stages.stays_on_gpu(self.config) else "cpu"
         tensors.shard_device = self._device
         tensors.evaluated = evaluated
         self.meta = tensors.meta
         self.parameters = tensors.model.size
-        self.bounds = parts.bounds(config, tensors.model, self.rules)
         self.layers = tensors.model.layers
         self.facts = tensors.facts
         self._check(tensors)
@@ -220,7 +225,8 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        return self.tensors.update(self.bounds[shard], gradients_per_update, charges=self.charges(rank))
+        streamed = self.config.exchange == "streamed"
+        return self.tensors.update(self.bounds[shard], gradients_per_update, streamed=streamed, charges=self.charges(rank))
 
 
 def _device(config: Config) -> str:
@@ -258,9 +264,10 @@ class SizedWorld(VirtualWorld):
         measured = [Layer(name, size) for name, size in options.layers.items()]
         data, model = (None, None) if options.parameters or measured else _model(config, user_objects)
         self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
-        self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
+        bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
         if measured and config.by_layers:
-            self.bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
+            bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
+        self._cut(bounds)
         if config.in_groups and model is not None:
             self.stages = parts.stages_of(config, model)
             self.crossing, self.dealt = _crossing(config, user_objects, roles, data, model)
@@ -274,8 +281,8 @@ class SizedWorld(VirtualWorld):
         vector = SizedVector(self.parameters)
         self._memory = Memory(vector, vector)
 
-    def shared(self, node: Node) -> SharedMemory:
-        return SharedMemory(node, [self._memory for _ in range(node.places)])
+    def shared(self, rank: int, ranks: Sequence[int], words: int) -> SharedMemory:
+        return dataclasses.replace(SharedMemory.of(self.wires[rank], ranks, words, 0), slots=[self._memory for _ in ranks])
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:

@@ -54,17 +54,16 @@ class DeviceUpdate(SliceUpdate):
 
     def step(self) -> Step:
         """Make the update and wait for the GPU: callers measure the time."""
-        step = self.begin_step()
+        self.begin_step()
         self._until_made()
-        return step
+        return self.made
 
     def _until_made(self) -> None:
         wait_for(self.weights)
 
-    def begin_step(self) -> Step:
-        step = super().begin_step()
+    def begin_step(self) -> None:
+        super().begin_step()
         self._make(self._size)
-        return step
 
     def chunks(self) -> Iterator[Any]:
         wait_for(self.weights)
@@ -73,6 +72,13 @@ class DeviceUpdate(SliceUpdate):
     def _look_at_sum(self, start: int, stop: int) -> None:
         part = self._sum[start:stop]
         self._telling = Copy(self._told_sq, torch.dot(part, part))
+
+    def _note_norms(self) -> None:
+        if self._norms.of_sum:
+            assert self._telling is not None
+            self._telling.wait()
+            self._sum_sq = self._told_sq.item()
+        super()._note_norms()
 
     def sum_is_finite(self) -> bool:
         if self._telling is None:
@@ -161,10 +167,9 @@ class StagedUpdate(DeviceUpdate):
     def served(self) -> Any:
         return host_view(self._out)
 
-    def begin_step(self) -> Step:
-        step = super().begin_step()
+    def begin_step(self) -> None:
+        super().begin_step()
         self._begin_to_send()
-        return step
 
     def chunks(self) -> Iterator[Any]:
         for cut, copy in zip(self._cuts, self._leaving, strict=True):
@@ -204,6 +209,5 @@ def make_update(
         push_format=PushFormat.of(config),
         weighting=Weighting(config.modulate),
         clip_average=config.clip_average,
-        measured=config.exchange != "streamed",
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

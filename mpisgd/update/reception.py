@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mpisgd.update.norms import Norms
+from mpisgd.vectors.chunks import squared_norm_of_chunks
 from mpisgd.vectors.computing import Rooms, Updates
-from mpisgd.vectors.flat import is_finite, squared_norm
+from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
 from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import NOTHING, Runs, why_not
@@ -26,14 +27,14 @@ class Reception(Updates):
     `scratch`, (slice,) float32, holds the last. Vectors lie beside the weights; `device_update.py` has the GPU's.
     """
 
-    def __init__(self, weights: Tensor, push_format: PushFormat, *, measured: bool = True) -> None:
+    def __init__(self, weights: Tensor, push_format: PushFormat) -> None:
         self.weights: Tensor = weights
         self._size = weights.numel()  # costs half a microsecond in torch
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
         self._format = push_format
         self._coded = push_format.inbox(weights)
-        self._norms = Norms(on=measured)
+        self._norms = Norms()
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
         self._spare_coded: list[Tensor] = []
@@ -117,5 +118,5 @@ class Reception(Updates):
 
         `accumulate` reuses the squared norm: check each summed gradient, or none.
         """
-        self._norms.received = squared = squared_norm(self.scratch)
+        self._norms.received = squared = squared_norm_of_chunks(self.scratch)
         return math.isfinite(squared) or is_finite(self.scratch)

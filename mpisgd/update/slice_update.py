@@ -22,9 +22,9 @@ from mpisgd.update.groups import Segment
 from mpisgd.update.optimizer import CACHED_NBYTES, MISSED, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
-from mpisgd.vectors.chunks import chunks_of, cuts
+from mpisgd.vectors.chunks import chunks_of, cuts, squared_norm_of_chunks
 from mpisgd.vectors.computing import FREE, Charges
-from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts, squared_norm
+from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts
 from mpisgd.vectors.memory import vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
 from mpisgd.vectors.skipped import NOTHING, Runs, common
@@ -103,11 +103,10 @@ class SliceUpdate(Reception):
         push_format: PushFormat = FLOAT32,
         weighting: Weighting | None = None,
         clip_average: float = 0.0,
-        measured: bool = True,
         fused: bool = False,
         charges: Charges = FREE,
     ) -> None:
-        super().__init__(weights, push_format, measured=measured)
+        super().__init__(weights, push_format)
         self._charges = charges
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
@@ -121,7 +120,8 @@ class SliceUpdate(Reception):
         self.chunks_count = len(self._cuts)
         self._made = self._size
         self._divisor = 0
-        self._sum_sq = 0.0
+        self._looks, self._sum_sq = False, 0.0
+        self.made: Step = Step(0, learning_rate)
         self.checks_sums = False
         self._weight, self._first = 1.0, True
         self._added = self._size
@@ -224,30 +224,31 @@ class SliceUpdate(Reception):
 
     def step(self) -> Step:
         """Make the update; if all was dropped, the weights stay."""
-        step = self.begin_step()
+        self.begin_step()
         self._make(self._cuts[-1].stop)
-        return step
+        return self.made
 
-    def begin_step(self) -> Step:
+    def begin_step(self) -> None:
         """Begin a `step`; `chunks` makes the weights."""
         self._charges.update()
-        clips = self._clip_average > 0 and self.gradients > 0
-        if (self._norms.due or clips) and self._added < self._size:
-            self._add(self._size)
-        gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
         rate = self.learning_rate * self._weighting.take()
-        step = Step(self.gradients, rate, gradient_sq, sum_sq)
+        self.made = Step(self.gradients, rate)
         self._optimizer.param_groups[0]["lr"] = rate
         self._step.skip(self._skipped)
         self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
-        if clips:
+        self._looks = self.checks_sums or self._norms.of_sum
+        if self._clip_average > 0 and self.gradients > 0:
+            if self._added < self._size:
+                self._add(self._size)
+            if self._looks:
+                self._look_at_sum(0, self._size)
+                self._looks = False
             self._clip(self._sum.div_(self._divisor))
             self._divisor = 1
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         if self._average is not None and self._divisor > 0:
             self._average.begin()
-        return step
 
     def _clip(self, average: Tensor) -> None:
         if self._agreed is None:
@@ -268,7 +269,7 @@ class SliceUpdate(Reception):
             stop = self._step.reach(stop)
             if self._added < stop:
                 self._add(stop)
-            if self.checks_sums:
+            if self._looks:
                 self._look_at_sum(self._made, stop)
             self._step(self._sum, self._divisor, self._made, stop)
             if self._average is not None:
@@ -277,12 +278,17 @@ class SliceUpdate(Reception):
         else:
             self._made = self._size
         if self._made == self._size:
+            self._note_norms()
             if self._divisor == 1 and self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
                 self._swap()  # receive into the buffer that may still be in the cache
             self._set_learning_rate()
 
     def _look_at_sum(self, start: int, stop: int) -> None:
-        self._sum_sq += squared_norm(self._summed[start:stop])
+        self._sum_sq += squared_norm_of_chunks(self._summed[start:stop])
+
+    def _note_norms(self) -> None:
+        gradient_sq, sum_sq = self._norms.take(self._sum_sq, self.made.gradients)
+        self.made = self.made._replace(gradient_sq=gradient_sq, sum_sq=sum_sq)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state besides `samples` and the sum: tensors by name, not copied.

@@ -1,7 +1,6 @@
 """An update that receives gradients, and sends weights, chunk by chunk (`chunks.py`).
 
-A chunk is summed once all gradients have delivered it, in their order: the bits are `SliceUpdate`'s. Norms are not measured: the
-update's log row would be due before.
+A chunk is summed once all gradients have delivered it, in their order: the bits are `SliceUpdate`'s.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.chunks import ChunkedReceive
+from mpisgd.vectors.memory import view_of
 from mpisgd.vectors.skipped import NOTHING, Runs
 
 
@@ -55,6 +55,7 @@ class StreamedUpdate(SliceUpdate):
             self._weights, self._pieces, self._added = [], iter(self._inflow.pieces), 0
         self._inflow.include()
         self._weights.append(self._weighting.add(weight, gradients))
+        self._norms.add_later()
         self._note_skipped(skipped)
         self.gradients += gradients
         self._pending_samples += samples
@@ -64,11 +65,13 @@ class StreamedUpdate(SliceUpdate):
         while self._added < stop:
             piece = next(self._pieces)
             summed = self._sum[piece]
-            for place, (gradient, weight) in enumerate(zip(self._inflow.chunk(), self._weights, strict=True)):
+            for place, (came, weight) in enumerate(zip(self._inflow.chunk(), self._weights, strict=True)):
+                gradient = self._widened(came)
+                self._norms.add_chunk(view_of(gradient), weight)
                 if place > 0:
-                    summed.add_(self._widened(gradient), alpha=weight)
+                    summed.add_(gradient, alpha=weight)
                     continue
-                summed.copy_(self._widened(gradient))
+                summed.copy_(gradient)
                 if weight != 1.0:
                     summed.mul_(weight)
             self._added = piece.stop

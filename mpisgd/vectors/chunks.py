@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from mpisgd.vectors.flat import squared_norm
 from mpisgd.vectors.memory import copy_into
 
 CHUNK_NBYTES = 2**21
@@ -39,6 +40,13 @@ def cuts(nbytes: int) -> Iterator[slice]:
 def chunks_of(vector: Any) -> list[Any]:
     """Return views of a vector's chunks; a size stays whole."""
     return [vector[cut] for cut in cuts(vector.nbytes)] if isinstance(vector, np.ndarray | Tensor) else [vector]
+
+
+def squared_norm_of_chunks(vector: np.ndarray | Tensor) -> float:
+    """Return |vector|^2, as the sum over chunks; a GPU's vector is a single chunk."""
+    if isinstance(vector, Tensor):
+        return squared_norm(vector)
+    return sum(squared_norm(vector[cut]) for cut in cuts(vector.nbytes))
 
 
 class Stream(ABC):

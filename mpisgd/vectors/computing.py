@@ -211,6 +211,8 @@ class Updates(Receives):
     chunks_count: int
     samples: int
     learning_rate: float
+    made: Any
+    """An `update.Step`, complete with the last of `chunks`."""
 
     @property
     @abstractmethod
@@ -247,11 +249,11 @@ class Updates(Receives):
 
     @abstractmethod
     def step(self) -> Any:
-        """Make the update; return an `update.Step`."""
+        """Make the update; return `made`."""
 
-    def begin_step(self) -> Any:
+    def begin_step(self) -> None:
         """Begin a `step`; until all `chunks` are out, read no weights and sum nothing."""
-        return self.step()
+        self.step()
 
     def chunks(self) -> Iterator[Any]:
         """Yield the weights chunk by chunk, each made when asked for."""

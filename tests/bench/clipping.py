@@ -7,7 +7,7 @@ slice for its norm, which clipping each slice by itself takes, too.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def measure(repetitions: int) -> list[dict[str, Any]]:
+def measure(repetitions: int) -> Iterator[dict[str, Any]]:
     """Milliseconds of an update, of a small and of a large model. Raises ConfigError where a launch fails."""
-    rows = []
     for key in ("cnn-16", "mlp-16"):
         case = CASES[key]
         for shards in SHARDS:
@@ -37,8 +36,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
                     rate = runs.rate_of(runs.launched(config, shards + LEARNERS), case)
                 found[name].append(1e3 * LEARNERS * case.mu / rate)
             ms = {name: spread(values) for name, values in found.items()}
-            rows.append({"case": case.name, "shards": shards, "learners": LEARNERS, "update_ms": ms, "over_off": over_off(found)})
-    return rows
+            yield {"case": case.name, "shards": shards, "learners": LEARNERS, "update_ms": ms, "over_off": over_off(found)}
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

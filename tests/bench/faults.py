@@ -6,6 +6,7 @@ Each run is a launch of its own, for only the launcher switches failures' notice
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ LONGER = 6
 """Times the updates of the other benches: what a launch costs is not timed, but long."""
 
 
-def measure(repetitions: int, every_updates: int) -> list[dict[str, Any]]:
+def measure(repetitions: int, every_updates: int) -> Iterator[dict[str, Any]]:
     """Images/s in all ways. Raises ConfigError where a launch fails: the launcher is not Open MPI 5's, say."""
     silent, watched = LogOptions(progress="off", quiet_s=0), LogOptions(progress="off")
     tolerant, checkpoints = FaultOptions(mode="tolerant"), CheckpointOptions(every_updates=every_updates)
@@ -32,7 +33,6 @@ def measure(repetitions: int, every_updates: int) -> list[dict[str, Any]]:
         "checkpoints, watchdog": ((), {"log": watched, "checkpoint": checkpoints}),
         "checkpoints, watchdog, fault-tolerant": (TOLERANT, {"log": watched, "checkpoint": checkpoints, "faults": tolerant}),
     }
-    rows = []
     for each in (CASES["cnn-16"], CASES["mlp-16"]):
         case = replace(each, updates=LONGER * each.updates)
         tally = Tally(case, list(ways))
@@ -40,5 +40,4 @@ def measure(repetitions: int, every_updates: int) -> list[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as directory:
                 options, special = ways[name]
                 tally.add(name, *seen(runs.launched(config_of(Path(directory), case, **special), 1 + LEARNERS, options)))
-        rows.append(tally.row() | {"every_updates": every_updates})
-    return rows
+        yield tally.row() | {"every_updates": every_updates}

@@ -57,8 +57,8 @@ class Way:
     each: int = 1
     apart: bool = False
     """On a node of its own."""
-    eager: bool = False
-    """Chunks of a vector leave without a question whether their receives are posted (`docs/howto/fewer-bytes.md`)."""
+    asks: bool = False
+    """Of each chunk MPI asks whether its receive is posted, as without mpisgd's limits (`comm/mpi/library.py`)."""
     beside: str = DDP
     """The DDP that it is compared with."""
 
@@ -68,19 +68,23 @@ class Way:
         return "allreduce, bfloat16 both ways" if "push_format" in self.special else "allreduce"
 
 
-_EAGER = {f"btl_tcp_{limit}": str(2**21 + 2**12) for limit in ("eager_limit", "rndv_eager_limit", "max_send_size")}
-"""Open MPI's parameters for chunks of 2 MiB."""
+_ASKS = {"btl_tcp_eager_limit": "65536", "btl_tcp_rndv_eager_limit": "65536", "btl_tcp_max_send_size": "131072"}
+"""Open MPI's own limits."""
+_WHOLE, _STREAMED = {"exchange": "whole"}, {"exchange": "streamed"}
 _PACED = CustomModelOptions(factory="tests.bench.peers.torch_networks:paced")
 NETWORKS = {**{key: CASES[key] for key in KNOWN}, PACED: Case("10 M parameters whose layers wait", _PACED, 16, UPDATES)}
 """Those that DDP has, too."""
 _ROUNDED = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 WAYS = {
     "hardsync": Way(),
-    "hardsync, streamed": Way({"exchange": "streamed"}),
-    "hardsync, streamed, eager": Way({"exchange": "streamed"}, eager=True),
+    "hardsync, whole": Way(_WHOLE),
+    "hardsync, whole, asks": Way(_WHOLE, asks=True),
+    "hardsync, streamed": Way(_STREAMED),
+    "hardsync, streamed, asks": Way(_STREAMED, asks=True),
     "hardsync, 1 shard apart": Way(shards=1, apart=True),
-    "hardsync, 1 shard apart, streamed": Way({"exchange": "streamed"}, shards=1, apart=True),
-    "hardsync, 1 shard apart, streamed, eager": Way({"exchange": "streamed"}, shards=1, apart=True, eager=True),
+    "hardsync, 1 shard apart, whole": Way(_WHOLE, shards=1, apart=True),
+    "hardsync, 1 shard apart, streamed": Way(_STREAMED, shards=1, apart=True),
+    "hardsync, 1 shard apart, streamed, asks": Way(_STREAMED, shards=1, apart=True, asks=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
@@ -108,7 +112,7 @@ def measure(
     gbit: Sequence[float],
     ways: Sequence[str],
     hosts: Sequence[str] = (),
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces; too few hosts, or several rates of their
     links; a case DDP has not; a run that fails."""
     for key in cases:
@@ -116,14 +120,13 @@ def measure(
     most = max(nodes) + any(WAYS[way].apart for way in ways)
     require(not hosts or len(hosts) >= most, "hosts", hosts, f"{most} of them")
     require(not hosts or len(gbit) == 1, "gbit", gbit, "the rate of the hosts' links")
-    rows = []
     for count in nodes:
         with _site(count + 1, hosts) as site:
             for key in cases:
                 with tempfile.TemporaryDirectory(dir=site.directory) as directory:
                     costs = _costs(site, count, key, Path(directory), ways)
-                    rows += [_row(site, count, key, rate, costs, repetitions, ways) for rate in gbit]
-    return rows
+                    for rate in gbit:
+                        yield _row(site, count, key, rate, costs, repetitions, ways)
 
 
 def _case(key: str) -> Case:
@@ -206,7 +209,7 @@ def trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> t
     config = _config(directory, case, way, places, shards)
     job = directory / "job.toml"
     job.write_text(config_file.dumps(config))
-    site.run(ranks, [str(job)], [word for name, value in _EAGER.items() if way.eager for word in ("--mca", name, value)])
+    site.run(ranks, [str(job)], [word for name, value in _ASKS.items() if way.asks for word in ("--mca", name, value)])
     log = Run(config.out)
     learners, held = ([f"node{number % places}" for number in range(count)] for count in (places, shards or places))
     held = ["apart"] if way.apart else held

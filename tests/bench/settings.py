@@ -8,7 +8,7 @@ depends on the machine, and on how many ranks share a core (TRAPS 4): so it is m
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,11 @@ WORTH = 1.03
 """A setting that is faster by less is not worth the name."""
 
 
-def measure(repetitions: int) -> list[dict[str, Any]]:
+def measure(repetitions: int) -> Iterator[dict[str, Any]]:
     """Images/s of hardsync by messages, in each setting. Raises ConfigError where a launch fails."""
     settings = dict(WAITING)
     if "Open MPI" in version():
         settings |= COPYING
-    rows = []
     for key in ("cnn-16", "mlp-16"):
         case = replace(CASES[key], updates=LONGER * CASES[key].updates)
         rates: dict[str, list[float]] = {name: [] for name in settings}
@@ -44,14 +43,11 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as directory:
                 log = runs.launched(config_of(Path(directory), case), 1 + LEARNERS, env=settings[name])
                 rates[name].append(runs.rate_of(log, case))
-        rows.append(
-            {
-                "case": case.name,
-                "images_per_s": {name: spread(values) for name, values in rates.items()},
-                "over_off": over_off(rates),
-            }
-        )
-    return rows
+        yield {
+            "case": case.name,
+            "images_per_s": {name: spread(values) for name, values in rates.items()},
+            "over_off": over_off(rates),
+        }
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

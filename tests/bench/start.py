@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,8 @@ LESS = {
 }
 
 
-def measure(repetitions: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
+def measure(repetitions: int, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
     """For each number of ranks. Raises ConfigError where a launch fails."""
-    rows = []
     for count in ranks:
         seconds: dict[str, list[float]] = {name: [] for name in (*LESS, "first_update")}
         for _ in range(repetitions):
@@ -36,14 +35,11 @@ def measure(repetitions: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
                 seconds[name].append(_until([*mpirun(count), sys.executable, "-c", program], ""))
             with tempfile.TemporaryDirectory() as directory:
                 seconds["first_update"].append(_until(_training(Path(directory), count), "epoch "))
-        rows.append(
-            {
-                "ranks": count,
-                "seconds": {name: spread(values) for name, values in seconds.items()},
-                "first_update_over_torch": over(seconds["first_update"], seconds["torch"]),
-            }
-        )
-    return rows
+        yield {
+            "ranks": count,
+            "seconds": {name: spread(values) for name, values in seconds.items()},
+            "first_update_over_torch": over(seconds["first_update"], seconds["torch"]),
+        }
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

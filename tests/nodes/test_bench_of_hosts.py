@@ -50,4 +50,4 @@ def test_a_row_of_hosts(tmp_path: Path) -> None:
 
 def test_too_few_hosts_are_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"hosts = .*: expected 3 of them"):
-        nodes.measure(1, ["cnn-4"], [2], [1.0], EXCHANGES, ["10.77.0.1", "10.77.0.2"])
+        list(nodes.measure(1, ["cnn-4"], [2], [1.0], EXCHANGES, ["10.77.0.1", "10.77.0.2"]))

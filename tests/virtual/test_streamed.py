@@ -60,6 +60,10 @@ def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks:
     )
     if "failures" not in changes:  # which learner has pushed what by then is another thing
         np.testing.assert_array_equal(weights(streamed), weights(whole))
+        for norm in ("gradient_sq", "sum_sq"):  # of `whole` each gradient is checked, and so measured
+            measured = np.isfinite(streamed.updates[norm])
+            assert measured.any()
+            np.testing.assert_array_equal(streamed.updates[norm][measured], whole.updates[norm][measured])
     proof = replay.replay(streamed.path)
     assert proof.reason == ""
     assert not any(each.elements for each in proof.differences)
@@ -173,11 +177,12 @@ def test_what_nobody_wants_is_received_for_nothing(small_chunks: None) -> None:
 @pytest.mark.parametrize("asked", ["step", "chunks"])
 def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> None:
     """But for the first, which makes the momentum of all."""
-    options: dict[str, Any] = {"learning_rate": 0.1, "schedule": lambda _: 1.0, "train_samples": 100, "measured": False}
+    options: dict[str, Any] = {"learning_rate": 0.1, "schedule": lambda _: 1.0, "train_samples": 100}
     whole, streamed = (kind(torch.ones(95), SgdOptions(momentum=0.9), **options) for kind in (SliceUpdate, StreamedUpdate))
     for update in range(3):
         streams = []
-        for weight, gradient in zip((0.5, 1.0, 0.25), gradients(3, 95), strict=True):
+        given = list(zip((0.5, 1.0, 0.25), gradients(3, 95), strict=True))
+        for weight, gradient in given:
             whole.scratch[:] = gradient
             whole.accumulate(weight, 4)
             streams.append(Given(gradient))
@@ -185,7 +190,7 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
             streamed.accumulate(weight, 4)
         whole.step()
         if asked == "step":
-            assert streamed.step().gradients == 3
+            streamed.step()
         else:
             streamed.begin_step()
             for number, _ in enumerate(streamed.chunks()):
@@ -193,6 +198,9 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
                     "a chunk leaves before the next is here"
                 )
         assert torch.equal(whole.weights, streamed.weights)
+        assert streamed.made == whole.made, "with its norms"
+        if update == 0:
+            assert streamed.made.gradient_sq == pytest.approx(sum((w * g) @ (w * g) for w, g in given) / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
 from mpisgd.base.git import commit_of_package
 from mpisgd.base.version import __version__
@@ -22,11 +24,16 @@ Spread = Mapping[str, float]
 """median, min, max."""
 
 
-def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
-    """Yield all ways per repetition, rotated by one each time."""
-    for repetition in range(repetitions):
-        first = repetition % len(ways)
-        yield from (*ways[first:], *ways[:first])
+def in_turn(ways: Sequence[str], repetitions: int, *, told: bool = True) -> Iterator[str]:
+    """Yield all ways per repetition, rotated each time; show progress on a terminal, if `told`."""
+    turns = [way for number in range(repetitions) for way in (*ways[number % len(ways) :], *ways[: number % len(ways)])]
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not (told and terminal.is_terminal)) as progress:
+        task = progress.add_task("", total=len(turns))
+        for way in turns:
+            progress.update(task, description=way)
+            yield way
+            progress.advance(task)
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -1,4 +1,4 @@
-"""Ranks that act together: by collectives, by pieces (`pieces.py`), or in a node's shared memory."""
+"""Ranks that act together: by collectives, or by pieces (`pieces.py`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from mpisgd.comm.communicator import Part
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.waiting import Printed
-
-_PAGE = 4096
 
 
 class _Wait(Protocol):
@@ -216,49 +214,3 @@ def _kind_of(vector: np.ndarray) -> MPI.Datatype:
 
 def _sizes_and_starts(bounds: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [end - start for start, end in bounds], [start for start, _ in bounds]
-
-
-class Node:
-    """Shared memory: MPI-3 windows (`MPI_Win_allocate_shared`), unified model, and a barrier.
-
-    MPI refuses ranks that cannot share; Open MPI says if memory is short.
-    """
-
-    def __init__(self, wait: _Wait, comm: MPI.Intracomm) -> None:
-        self.place: int = comm.Get_rank()
-        self.places: int = comm.Get_size()
-        self._wait_for = wait
-        self._comm = comm
-        self._windows: list[MPI.Win] = []
-
-    def vectors(self, count: int, size: int) -> list[np.ndarray]:
-        """Return vectors that share no cache line: each begins a page."""
-        room = -(-4 * size // _PAGE) * _PAGE
-        memory = self._allocate(count * room)
-        return [memory[at * room : at * room + 4 * size].view(np.float32) for at in range(count)]
-
-    def words(self, count: int) -> np.ndarray:
-        return self._allocate(8 * count).view(np.float64)
-
-    def _allocate(self, nbytes: int) -> np.ndarray:
-        """Allocate by place 0; a page goes to the rank that first writes there."""
-        window = MPI.Win.Allocate_shared(nbytes if self.place == 0 else 0, 1, comm=self._comm)
-        window.Lock_all(MPI.MODE_NOCHECK)  # without an epoch there is no Sync
-        self._windows.append(window)
-        memory: Any = window.Shared_query(0)[0]
-        shared: np.ndarray = np.frombuffer(memory, np.uint8, count=nbytes)
-        return shared
-
-    def meet(self) -> None:
-        """Publish own stores, and see others' (MPI-4.1, 12.5.4)."""
-        for window in self._windows:
-            window.Sync()
-        self._wait_for("its team", self._comm.Ibarrier())
-        for window in self._windows:
-            window.Sync()
-
-    def disband(self) -> None:
-        for window in self._windows:
-            window.Unlock_all()
-            window.Free()
-        self._comm.Free()

@@ -13,10 +13,14 @@ if hasattr(os, "geteuid") and os.geteuid() == 0:
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
-# Windows serve only memory shared on a node, by another component; Open MPI 5's ucx fails its query aloud (Open MPI issue 14086).
-os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-
 ulfm.prepare()
+
+EAGER_NBYTES = 2**21 + 2**12
+"""A chunk (`vectors/chunks.py`) with MPI's own header."""
+if not ulfm.enabled():  # a hanging learner is known by answers that it does not take
+    # Over TCP, Open MPI asks before each larger message whether its receive is posted; a chunk's is.
+    for _limit in ("eager_limit", "rndv_eager_limit", "max_send_size"):
+        os.environ.setdefault(f"OMPI_MCA_btl_tcp_{_limit}", str(EAGER_NBYTES))
 
 
 import mpi4py  # noqa: E402 - after settings read when MPI is initialised

@@ -7,7 +7,7 @@ Transfers are uppercase buffer calls on numpy arrays, or with a CUDA-aware MPI o
 - `MPISGD_WAIT=blocking|polite`: default polite with more ranks than cores on a node;
 - `MPISGD_GPU_MEMORY=direct|staged`: give MPI GPU memory, or host memory; default direct if MPI is CUDA-aware.
 
-A *polite* wait leaves the core to working ranks (`politeness.py`), until a message is whole: its other end may need a core, too.
+A *polite* wait leaves the core to working ranks (`politeness.py`), until a message is whole.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import numpy as np
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
-from mpisgd.comm.mpi import ulfm
+from mpisgd.comm.mpi import segment, ulfm
 from mpisgd.comm.mpi.clock import Clock
-from mpisgd.comm.mpi.collectives import Node, Team
+from mpisgd.comm.mpi.collectives import Team
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.message_queue import Arrivals, never
+from mpisgd.comm.mpi.segment import Segment
 from mpisgd.comm.mpi.transfers import BODY_S, IncomingBodies, OpenMessage, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
@@ -262,8 +263,8 @@ class Wire:
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         return Team(self._wait_together, self._printed, self._group(ranks), bounds, cuts, synchronous=self._synchronous)
 
-    def node(self, ranks: Sequence[int]) -> Node:
-        return Node(self._wait_together, self._group(ranks))
+    def segment(self, ranks: Sequence[int], sizes: Sequence[int]) -> Segment | None:
+        return segment.share(self._wait_together, self._group(ranks), sizes)
 
     def _wait(self, request: MPI.Request) -> None:
         if self.polite:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.communicator import Communicator, Node, Part, Team
+from mpisgd.comm.communicator import Communicator, Part, Segment, Team
 from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Meeting, VirtualRank
 from mpisgd.vectors.memory import copy_into
@@ -178,37 +178,21 @@ class VirtualTeam(Team):
         """Do nothing."""
 
 
-class Memory:
-    def __init__(self, meeting: Meeting) -> None:
-        self.meeting = meeting
-        self.pieces: list[list[np.ndarray]] = []
+class VirtualSegment(Segment):
+    """Memory shared in no time."""
 
-
-class VirtualNode(Node):
-    """Ranks that share memory, in no time: heavy users add to their own clock."""
-
-    def __init__(self, wire: VirtualRank, memory: Memory, ranks: Sequence[int]) -> None:
-        self.place: int = ranks.index(wire.rank)
-        self.places: int = len(ranks)
+    def __init__(self, wire: VirtualRank, meeting: Meeting, maps: list[np.ndarray], place: int) -> None:
+        self.place = place
+        self.places = len(maps)
         self._wire = wire
-        self._memory = memory
-        self._asked = 0
+        self._meeting = meeting
+        self._maps = maps
 
-    def vectors(self, count: int, size: int) -> list[Any]:
-        return self._piece(count, size, "float32")
-
-    def words(self, count: int) -> Any:
-        return self._piece(1, count, "float64")[0]
-
-    def _piece(self, count: int, size: int, kind: str) -> list[Any]:
-        pieces = self._memory.pieces
-        if self._asked == len(pieces):
-            pieces.append([np.zeros(size, kind) for _ in range(count)])
-        self._asked += 1
-        return pieces[self._asked - 1]
+    def bytes_of(self, place: int) -> np.ndarray:
+        return self._maps[place]
 
     def meet(self) -> None:
-        self._memory.meeting.join(self._wire)
+        self._meeting.join(self._wire)
 
     def disband(self) -> None:
         """Do nothing: Python frees memory."""

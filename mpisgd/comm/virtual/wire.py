@@ -18,7 +18,7 @@ from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.virtual.cluster import NEVER, Cluster, Event, Meeting, VirtualRank, Waitable
-from mpisgd.comm.virtual.collectives import Memory, VirtualNode, VirtualTeam
+from mpisgd.comm.virtual.collectives import VirtualSegment, VirtualTeam
 from mpisgd.comm.virtual.fair_links import FairLinks
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.transfers import Alarm, Beginning, IncomingBodies, OpenMessage, Receiving
@@ -106,11 +106,11 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
         "_handed",
         "_heap",
         "_latency_ns",
-        "_node",
         "_overhead_ns",
         "_patterns",
         "_posted",
         "_ready",
+        "_segment",
         "_taken",
         "_turns",
         "_waiting",
@@ -144,7 +144,7 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
         self._alarm: Alarm | None = None  # of a `take` beside bodies
         self._taken: Sending
         self._handed: Sending | None = None
-        self._node: Memory | None = None
+        self._segment: tuple[Meeting, list[np.ndarray]] | None = None
         self.presence = _ALL
         self.signal = 0
         self.deaf = False
@@ -165,11 +165,11 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> VirtualTeam:
         return VirtualTeam(self, self._post, ranks, bounds, cuts)
 
-    def node(self, ranks: Sequence[int]) -> VirtualNode:
+    def segment(self, ranks: Sequence[int], sizes: Sequence[int]) -> VirtualSegment:
         first = self._wires[ranks[0]]
-        if first._node is None:
-            first._node = Memory(Meeting(self.cluster, ranks))
-        return VirtualNode(self, first._node, ranks)
+        if first._segment is None:
+            first._segment = Meeting(self.cluster, ranks), [np.zeros(nbytes, np.uint8) for nbytes in sizes]
+        return VirtualSegment(self, *first._segment, ranks.index(self.rank))
 
     # --------------------------------------------------------------------------------------------------------------- send
 

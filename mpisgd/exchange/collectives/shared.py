@@ -25,6 +25,8 @@ from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.computing import Travels, Updates
 
 _WORD = 8
+_ROOM = max(-(-layout.nbytes // _WORD) for layout in LAYOUTS.values())
+"""Words of a header."""
 
 
 class SharedTeam(Team):
@@ -34,24 +36,28 @@ class SharedTeam(Team):
     memory.
     """
 
+    @staticmethod
+    def words_of(places: int) -> int:
+        """Return a team's shared words."""
+        return 2 * places * _ROOM
+
     def __init__(self, shared: SharedMemory, gradient: Travels, update: Updates, bounds: list[tuple[int, int]]) -> None:
         shared.require(gradient)
-        self._node = node = shared.node
+        self._segment = segment = shared.segment
         self._slots = shared.slots
         self._gradient = gradient
         self._update = update
         self._bounds = bounds
         self._settled = not gradient.memory.has_numbers
-        room = max(-(-layout.nbytes // _WORD) for layout in LAYOUTS.values())
-        self._told = node.words(2 * node.places * room).view(np.uint8).reshape(2, node.places, room * _WORD)
+        self._told = shared.words.view(np.uint8).reshape(2, segment.places, _ROOM * _WORD)
         self._turn = 0
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
         """Return all headers. Late ranks may read during the next call, not the call after: two buffers alternate."""
         layout, told = LAYOUTS[tag], self._told[self._turn]
-        told[self._node.place, : layout.nbytes] = np.frombuffer(layout.pack(fields), np.uint8)
+        told[self._segment.place, : layout.nbytes] = np.frombuffer(layout.pack(fields), np.uint8)
         self._turn = 1 - self._turn
-        self._node.meet()
+        self._segment.meet()
         return [layout.unpack(bytearray(each[: layout.nbytes]), place) for place, each in enumerate(told)]
 
     def exchange(self, vector: Any, received: Any) -> None:
@@ -60,19 +66,19 @@ class SharedTeam(Team):
     def share(self, own: Any, vector: Any) -> None:
         """Put the first weights into shared memory, once all ranks have moved; later weights are made there."""
         if not self._settled:
-            start, end = self._bounds[self._node.place]
+            start, end = self._bounds[self._segment.place]
             self._update.live_in(self._gradient.memory.weights[start:end], [slot.gradients[start:end] for slot in self._slots])
             self._settled = True
 
     def finish(self, shared: None, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
         """Meet, then call `meanwhile`: others may sum this rank's slot until then."""
-        self._node.meet()
+        self._segment.meet()
         meanwhile()
 
     def disband(self) -> None:
         self._update.renew_weights()
         self._gradient.move_out()
-        self._node.disband()
+        self._segment.disband()
 
 
 def team_channel(  # noqa: PLR0913 - each by name

@@ -98,9 +98,10 @@ class RankRole:
     def _join_team(self) -> Member:
         """Join the team, until all ranks have met: learner 0 still evaluates in its memory."""
         setup, world, rank = self.setup, self.world, self.rank
-        shared = world.shared(self.wire.node(setup.roles.teams[self.index]))
+        team = setup.roles.teams[self.index]
+        shared = world.shared(rank, team, Member.words_of(len(team)))
         delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
-        return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
+        return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, len(team)))
 
     def _evaluate(
         self,

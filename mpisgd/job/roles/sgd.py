@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.exchange import deltas
-from mpisgd.exchange.collectives.shared import team_channel
+from mpisgd.exchange.collectives.shared import SharedTeam, team_channel
 from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
@@ -81,8 +81,9 @@ class LearnerShardRole(ShardRole):
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         RankRole.__init__(self, setup, world, rank)
-        in_memory = setup.config.aggregation == "node"
-        shared = world.shared(self.wire.node(setup.roles.learner_ranks)) if in_memory else None
+        ranks, shared = setup.roles.learner_ranks, None
+        if setup.config.aggregation == "node":
+            shared = world.shared(rank, ranks, SharedTeam.words_of(len(ranks)))
         config, bounds, samples = setup.config, setup.bounds, setup.meta.train_samples
         update = world.update(rank, setup.gradients_per_update)
         computed, buckets = self._gradient_of(shared), world.buckets()

@@ -107,7 +107,8 @@ class MpiWorld(World):
         """Make the update; a mere shard may drop the model."""
         setup, alone = self._setup, self.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
-        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct)
+        streamed = self.config.exchange == "streamed"
+        update = self.tensors.update(setup.bounds[shard], gradients_per_update, streamed=streamed, direct=direct)
         if alone:
             self._drop_model()
         before = setup.account(shard)

@@ -258,7 +258,7 @@ class Rank:
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
-            f" {len(set(setup.hosts))} host(s)"
+            f" {len(set(setup.hosts))} host(s), exchange {setup.config.exchange}"
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"
             f"{partners.said(setup.config.checkpoint.partner_updates, setup.hosts)};"

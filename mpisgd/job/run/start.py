@@ -19,6 +19,7 @@ from mpisgd.comm.mpi.node_processes import NodeProcesses
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.ways import choose
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
 from mpisgd.job.provenance import environment
@@ -163,6 +164,7 @@ class Start:
         """Refuse too many shards, or too few samples."""
         config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
+        self.asked, self.config = config, choose(config, self.roles, self.ranks.hosts, self.bounds)
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
@@ -197,7 +199,7 @@ class Start:
         # A rank that may evaluate alone, or keeps the best weights, needs all.
         jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
         own = self.protocol, self.ranks.hosts, self.meta, self.bounds
-        self.setup = Setup(config, roles, *own, stages=self.tensors.stages, jointly=jointly)
+        self.setup = Setup(config, self.asked, roles, *own, stages=self.tensors.stages, jointly=jointly)
         self._agree(self.setup.check_schedule)
 
     # ------------------------------------------------------------------------------------------------------------- parts
@@ -354,7 +356,7 @@ class Claim:
         return resumption
 
     def _open(self, resumed: bool, clock: int, note: str) -> Resumption | None:
-        setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
+        setup, config, path, tensors = self.setup, self.setup.asked, self.setup.path, self.tensors
         version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         told = environment(
             setup, self._user_objects, mpi=version, cores_per_node=self.ranks.cores, **_bound(setup, self.ranks), **tensors.facts

@@ -127,7 +127,7 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     The median over nodes of learners' pushes or pulls, whichever is faster; pushes are sometimes alone.
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
-    exchange = run.config.get("exchange", "whole")
+    exchange = _exchange(run)
     for link in link_speed.links(run):
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
@@ -149,6 +149,11 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     seen += [Cost(f"bandwidth, link of {host}", rates[host], "bytes/s", _BESIDE) for host in slow if host in rates]
     slow_links = {node: there / rates[host] for host, node in slow.items() if host in rates}
     return NetworkOptions(bandwidth=max(there, default.local_bandwidth), node_bandwidth=there, slow_links=slow_links), seen
+
+
+def _exchange(run: Run) -> str:
+    """Return the way in which vectors travelled; older runs name the user's."""
+    return str(run.environment.get("exchange", run.config.get("exchange", "whole")))
 
 
 def _transfers_s(run: Run, network: NetworkOptions, nbytes: float) -> np.ndarray:
@@ -189,8 +194,8 @@ def _rate(nbytes: float, pull_s: np.ndarray, low: float) -> float | None:
 def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:
     """Fit the service of gradients and updates, fixed and per byte."""
     default = ServiceOptions()
-    if run.config.get("exchange") == "streamed":
-        source = "assumed: the defaults of [service]; an update is made while gradients come in"
+    if _exchange(run) == "streamed":
+        source = "assumed: the defaults of [service]; exchange = 'whole' tells"
         return default, [Cost("service", 0.0, "s", source)]
     updates = run.updates[run.updates["gradients"] > 0]
     transfers_s = _transfers_s(run, network, slice_nbytes * run.shards * footprint.of_exchange(run.config)[0] / 4)

@@ -4,9 +4,8 @@ Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the eval
 tables of all: copied, or, of a table above 1 GiB, a virtual data set over these files. A file holds the tables below as
 one-dimensional compound data sets, the data set `committed` (int64, in the order of `TABLES`: rows of each table safely written;
 later rows may be torn), and the data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before).
-Seconds count from the start barrier of the run, on the writing rank's clock; in a continued run they go on from its checkpoint. In
-a fault-tolerant run shard 0 may follow a hung evaluator: its file, with the attribute `appointed` = 1, replaces the evaluator's,
-and an evaluator that wakes late replaces nothing.
+Seconds count from the run's start barrier, on the writing rank's clock; in a continued run they go on from its checkpoint. In a
+fault-tolerant run shard 0 may follow a hung evaluator, and its file, with the attribute `appointed` = 1, replaces the evaluator's.
 
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch. A push is the sum of the gradients of
 `gradients` portions. A row of `updates` is an evaluation: `learning_rate` is the step length, `mean_loss` the batch's loss. The
@@ -18,8 +17,8 @@ NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of th
 
 A run that was killed and continued has files of several *attempts*; the attribute `attempt` is a file's own number. Later files
 have the attributes `continues_clock`, the checkpoint's clock, and `continues`, int64 (parts, 1 + tables): an attempt, then how many
-rows of each table, in that attempt's file of the same rank, come before the rows here. Other rows of that file came after the
-checkpoint, were lost, and were done again: the reader and `log.h5` leave them out.
+rows of each table, in that attempt's file of the same rank, come before the rows here. Other rows of that file were done again: the
+reader and `log.h5` leave them out.
 
 An attempt with another number of learners or shards begins a new *layout*: rows of slices cut otherwise are not joined. The run's
 tables are then of the last layout, but `evaluations` has all rows; clocks and seconds go on. The shards' files of the layout's
@@ -29,14 +28,12 @@ before, an attempt, and how many rows of each table of that file belong to the r
 `layouts/0`, `layouts/1` ..., with the attributes `learners`, `shards`, and the clocks `first_clock` and `last_clock`.
 
 If learners are groups of ranks, `pushes` have the column `neighbour_s`, float64: seconds in which the rank of this stage waited for
-the stages before and after, not in `compute_s`. An earlier mpisgd had no such column, and counted these seconds as computing; nor
-had it `scale`, float64, of `autocast = "float16"`. Such logs are read as they are.
+the stages before and after, not in `compute_s`. Earlier logs, read as they are, count these seconds as computing, and have no
+`scale`, float64, of `autocast = "float16"`.
 
-A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, was bounded by an earlier mpisgd: rows may be missing,
-and the file is refused.
+A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, was bounded by an earlier mpisgd, and is refused.
 
 Each table's data set has attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in the order of the columns.
-Files of earlier versions have none.
 """
 
 from __future__ import annotations

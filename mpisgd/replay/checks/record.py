@@ -12,6 +12,7 @@ import numpy as np
 
 from mpisgd.base.errors import DataError
 from mpisgd.config import Config, config_file
+from mpisgd.exchange.ways import AUTO, CHOSEN
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
 from mpisgd.records.log.continuing import begins, continued
@@ -235,8 +236,11 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
     cut = dataclasses.replace(config.stages, at=begin)
-    epochs = told.get("epochs", config.epochs)
-    config = dataclasses.replace(config, epochs=epochs, shards=shards_of, group_size=size, stages=cut)
+    epochs, exchange = told.get("epochs", config.epochs), told.get("exchange", run.environment.get("exchange", config.exchange))
+    expected = CHOSEN if config.exchange == AUTO else (config.exchange,)
+    if exchange not in expected:
+        raise DataError(f"{run.path / schema.CONFIG}: [environment] exchange = {exchange!r}, expected {' or '.join(expected)}")
+    config = dataclasses.replace(config, epochs=epochs, exchange=exchange, shards=shards_of, group_size=size, stages=cut)
     summaries = {}
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):

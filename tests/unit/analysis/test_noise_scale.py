@@ -363,7 +363,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(len(vector))
         return float(np.dot(vector, vector))
 
-    monkeypatch.setattr(norms, "squared_norm", counted)
+    for module in ("norms", "slice_update"):
+        monkeypatch.setattr(f"mpisgd.update.{module}.squared_norm_of_chunks", counted)
     return made
 
 

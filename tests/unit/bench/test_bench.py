@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,7 +26,7 @@ from mpisgd.bench.checkpoint import lines_of
 from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
 from mpisgd.bench.parts.measured import over, show, spread
-from mpisgd.cli.bench import BENCHES, Bench, Options
+from mpisgd.cli.bench import BENCHES, Bench, Options, _tell
 from mpisgd.comm.mpi.launch import version
 from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, compatibility, replace
 from mpisgd.exchange.roles import of_job
@@ -155,7 +155,7 @@ def test_a_layout_has_first_its_shards_then_its_learners(layout: wire.Layout) ->
 
 @pytest.mark.slow
 def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
-    rows = settings.measure(2)
+    rows = list(settings.measure(2))
     assert {len(each) for _, _, each in launches} == {0, 1}
     for each in rows:
         assert each["over_off"]["MPISGD_WAIT=polite"]["median"] == pytest.approx(2.0, rel=0.1)
@@ -177,7 +177,7 @@ def test_scaling_and_what_is_predicted_of_it(
         return predict(config)
 
     monkeypatch.setattr(scale, "predict", predict_where_logs_are)
-    rows = scale.measure(1, [1, 2, 4])
+    rows = list(scale.measure(1, [1, 2, 4]))
     points = {(each["protocol"], each["scaling"], each["learners"]): each for each in rows}
     assert len(points) == len(rows) == 2 * (3 + 2)
     for (_, kind, learners), each in points.items():
@@ -196,7 +196,7 @@ def test_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_cost_of_faults_is_that_of_three_ways_in_turn(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
-    rows = faults.measure(3, every_updates=20)
+    rows = list(faults.measure(3, every_updates=20))
     ways = [(config.checkpoint.every_updates > 0, config.log.quiet_s > 0, config.faults.mode) for config, _, _ in launches[:9]]
     off, watched, tolerant = (False, False, "auto"), (True, True, "auto"), (True, True, "tolerant")
     modes = [(a, b, "tolerant" if mode == "tolerant" else "auto") for a, b, mode in ways]
@@ -351,3 +351,19 @@ def test_a_log_that_is_kept_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         clocks = written["updates"]["clock"][:].tolist()
     first = [WARM_UP + log.WINDOW + place for place in range(1, log.WINDOW + 1)]
     assert clocks == [*first, *(clock + 2 * log.WINDOW for clock in first)]
+
+
+def test_what_was_measured_is_kept_where_a_bench_is_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def measured() -> Iterator[dict[str, Any]]:
+        yield {"case": "first"}
+        assert capsys.readouterr().out == "table\nfirst\n"
+        yield {"case": "second"}
+        raise KeyboardInterrupt
+
+    def lines_of(rows: list[dict[str, Any]]) -> list[str]:
+        return ["table", *(row["case"] for row in rows)]
+
+    with pytest.raises(KeyboardInterrupt):
+        _tell("some", str(tmp_path), measured(), lines_of, mpi="", ranks=1)
+    assert capsys.readouterr().out == "second\n"
+    assert json.loads((tmp_path / "some.json").read_text())["rows"] == [{"case": "first"}, {"case": "second"}]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from mpisgd.config import Config, replace
-from mpisgd.exchange.link_load import STREAMED_NBYTES, busiest, said
+from mpisgd.exchange.link_load import busiest, said
 from mpisgd.exchange.roles import of_job
-from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
-from mpisgd.vectors.chunks import CHUNK_NBYTES
+from mpisgd.protocols import AllreduceOptions
 
 
 @pytest.mark.parametrize(
@@ -69,30 +66,6 @@ def test_what_is_said_at_the_start(hosts: str, change: dict[str, object], text: 
     assert carried.startswith(text)
     assert bool(carried) == bool(text)
     assert wasted == warning
-
-
-@pytest.mark.parametrize(
-    ("change", "streams"),
-    [
-        ({}, True),
-        ({"size": 4_000_000}, False),  # slices of 8 MB are less than four chunks
-        ({"exchange": "streamed"}, False),
-        ({"protocol": SoftsyncOptions(n=1)}, False),  # chunks are summed when all learners' are there
-        ({"receive": "gathered"}, False),  # does not go with streamed
-        ({"push_format": "bfloat16"}, True),
-    ],
-)
-def test_that_large_slices_could_be_streamed_is_said(change: dict[str, Any], streams: bool) -> None:
-    size = change.get("size", 11_000_000)
-    fields = {key: value for key, value in change.items() if key != "size"}
-    config = replace(Config(), **({"shards": 2, "protocol": HardsyncOptions()} | fields))
-    text, _ = said(config, of_job(config, "aabb"), "aabb", [(0, size // 2), (size // 2, size)])
-    assert ("--exchange streamed" in text) == streams
-
-
-def test_such_a_slice_has_four_chunks() -> None:
-    """Links know a chunk's size by heart: reports, which import them, import no torch."""
-    assert STREAMED_NBYTES == 4 * CHUNK_NBYTES
 
 
 def test_by_default_shards_are_spread() -> None:

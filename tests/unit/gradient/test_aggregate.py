@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,23 +50,23 @@ class Room:
     def __init__(self, places: int) -> None:
         self.places = places
         self.barrier = threading.Barrier(places, timeout=20)
-        self.vectors = [np.full(SIZE, np.nan, np.float32) for _ in range(1 + places)]
-        self.words = np.full(1 + (4 + 2 * 64) * places, np.nan)
+        self.maps: list[np.ndarray] = []
 
 
-class ThreadNode:
+class ThreadSegment:
     def __init__(self, memory: Room, place: int) -> None:
         self.place, self.places = place, memory.places
         self.memory = memory
         self.disbanded = False
 
-    def vectors(self, count: int, size: int) -> list[np.ndarray]:
-        assert (count, size) == (len(self.memory.vectors), SIZE)
-        return self.memory.vectors
+    def segment(self, ranks: Sequence[int], sizes: Sequence[int]) -> ThreadSegment:
+        """Return what a wire does."""
+        self.memory.maps = self.memory.maps or [np.full(nbytes // 8, np.nan).view(np.uint8) for nbytes in sizes]
+        assert [len(each) for each in self.memory.maps] == list(sizes)
+        return self
 
-    def words(self, count: int) -> np.ndarray:
-        assert count == len(self.memory.words)
-        return self.memory.words
+    def bytes_of(self, place: int) -> np.ndarray:
+        return self.memory.maps[place]
 
     def meet(self) -> None:
         self.memory.barrier.wait()
@@ -119,8 +121,9 @@ class Rank(Travels):
 
 def sharing(places: int) -> list[SharedMemory]:
     """What the ranks of a node share, as each of them sees it."""
-    room = Room(places)
-    return [SharedMemory.of(ThreadNode(room, place), SIZE) for place in range(places)]
+    room, words = Room(places), Member.words_of(places)
+    wires: list[Any] = [ThreadSegment(room, place) for place in range(places)]
+    return [SharedMemory.of(wire, range(places), words, SIZE) for wire in wires]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -165,7 +168,7 @@ def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
             assert place["compute", number, seq] < place["prepare", number, seq + 1]
     for member in members:
         member.disband()
-        assert member.node.disbanded  # type: ignore[attr-defined]
+        assert member.segment.disbanded  # type: ignore[attr-defined]
     assert told[-places:] == [("move out", number, 0) for number in range(places)]
 
 
@@ -188,7 +191,7 @@ def test_a_straggler_waits_before_the_sum() -> None:
 
 def test_where_only_sizes_travel_nothing_is_shared() -> None:
     memory, rank = Memory(SizedVector(SIZE), SizedVector(SIZE)), VirtualRank(0)
-    shared = SharedMemory(ThreadNode(Room(1), 0), [memory])
+    shared = dataclasses.replace(sharing(1)[0], slots=[memory])
     member = Member(shared, SizedGradient(memory, 4, rank, None), Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
     leader = Leader(member, drop_nonfinite=True)
     assert leader.memory is memory

@@ -21,6 +21,7 @@ from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.communicator import Group
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
+from mpisgd.exchange.ways import choose
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
@@ -88,6 +89,7 @@ class Ranks(World):
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
         bounds = parts.bounds(config, model)
+        self.config = choose(config, self.roles, self.hosts, bounds)
         self.machine = equip(
             Machine(
                 size,
@@ -115,13 +117,13 @@ class Ranks(World):
             if fault.what == "jump" and fault.at_s == 0:
                 self.machine.wall_s[fault.rank] += fault.by_s
         path.mkdir(parents=True, exist_ok=True)
-        self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, stages=self.tensors.stages)
+        self.setup = Setup(self.config, config, self.roles, protocol, self.hosts, self.meta, bounds, stages=self.tensors.stages)
         with package.dated(self.machine, self.begun):
             self._open(model.fingerprint, resumed)
 
     def _open(self, fingerprint: str, resumed: bool) -> None:
         """What `start.Claim` does."""
-        config, path, roles = self.config, self.path, self.roles
+        config, path, roles = self.setup.asked, self.path, self.roles
         told = environment(self.setup, NO_OBJECTS, mpi="virtual", commits=False, **self.tensors.facts)
         self.lock = Lock(path)
         try:

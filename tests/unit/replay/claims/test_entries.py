@@ -64,7 +64,7 @@ def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ON_TRUST - {"hosts", "threads", "virtual"},
+        ON_TRUST - {"hosts", "threads", "virtual", "exchange"},
         *(pytest.param({name}, marks=pytest.mark.slow) for name in ("threads", "virtual")),
     ],
 )
@@ -73,6 +73,14 @@ def test_what_is_on_trust_in_the_environment(names: set[str], run_of: Callable[.
     said = Run(path).environment
     environment(path, **{name: other(said[name]) for name in names})
     assert refused(path, evaluations="none") == ""
+
+
+def test_the_exchange(run_of: Callable[..., Path]) -> None:
+    """On trust among the ways that the program may choose for this run: here, a softsync, a single one."""
+    path = run_of("all", real=True)
+    for way in ("auto", "duplex", "streamed", "whole ", 7):
+        environment(path, exchange=way)
+        assert "exchange = " in refused(path, evaluations="none"), way
 
 
 @pytest.mark.parametrize("real", [True, False])

@@ -1,0 +1,77 @@
+"""How vectors travel between nodes is the program's choice: said, without a changed bit; runs go on with it, and are proved."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpisgd import replay
+from mpisgd.base.errors import EXIT_INTERRUPTED
+from mpisgd.job import interruption
+from tests.nodes.cluster import Cluster
+from tests.nodes.job import Job
+
+pytestmark = pytest.mark.slow
+
+LIMIT_S = 120.0
+SETTINGS = {
+    "threads": "1",
+    "log.progress": "plain",
+    "model": "mlp",
+    "model.hidden": "2100",
+    "data": "synthetic",
+    "data.shape": "1000",
+    "data.samples": "640",
+    "mu": "16",
+    "optimizer.momentum": "0.9",
+    "epochs": "1",
+    "straggler.delay": "constant",
+    "straggler.delay-mean-s": "0.1",
+    "evaluation.every-epochs": "0",
+}
+"""Slices of a little more than 8 MiB."""
+
+
+def trained(cluster: Cluster, spread: tuple[int, ...], *words: str) -> str:
+    """What the run says."""
+    job = Job(cluster, spread, words)
+    assert job.end(LIMIT_S) == 0, job.text
+    return job.text
+
+
+def anew(out: Path, **more: str) -> list[str]:
+    options = SETTINGS | {"out": str(out)} | {name.replace("__", ".").replace("_", "-"): value for name, value in more.items()}
+    return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = (torch.load(path / "weights.pt", weights_only=True)["theta"] for path in (one, other))
+    return len(ours) == len(theirs) > 0 and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.long
+def test_the_choice_is_said_changes_no_bit_and_goes_on(open_mpi: None, tmp_path: Path) -> None:
+    spread = (2, 1)
+    auto, whole, halves = (tmp_path / name for name in ("auto", "whole", "halves"))
+    with Cluster(len(spread)) as cluster:
+        said = trained(cluster, spread, *anew(auto))
+        assert "2 host(s), exchange streamed, " in said
+        said = trained(cluster, spread, *anew(whole, exchange="whole"))
+        assert "2 host(s), exchange whole, " in said
+        job = Job(cluster, spread, anew(halves, checkpoint__every_updates="2"))
+        job.until(lambda: interruption.newest(halves))
+        job.send(0, signal.SIGUSR1)
+        assert job.end(LIMIT_S) == EXIT_INTERRUPTED, job.text
+        assert "exchange streamed, " in trained(cluster, spread, "--resume", str(halves))
+    assert same(auto, whole)
+    assert same(auto, halves)
+    for path in (auto, halves):
+        assert replay.replay(path).reason == ""
+
+
+def test_within_a_node_vectors_travel_whole(open_mpi: None, tmp_path: Path) -> None:
+    with Cluster(1) as cluster:
+        assert "1 host(s), exchange whole" in trained(cluster, (3,), *anew(tmp_path / "run"))
