@@ -298,7 +298,7 @@ def test_hardsync_arrives_at_the_weights_of_whole_vectors(
     bounds = parts.bounds
     monkeypatch.setattr(parts, "bounds", lambda config, model, *rules: bounds(replace(config, exchange="layerwise"), model))
     whole = simulated(tmp_path / "whole at layers", TENSORS, **changes)
-    assert whole.config["exchange"] == "whole"
+    assert whole.environment["exchange"] == "whole"
     assert whole.summaries["final_clock"].tolist() == layerwise.summaries["final_clock"].tolist()
     for name, tensor in weights(layerwise).items():
         assert torch.equal(tensor, weights(whole)[name])
