@@ -123,7 +123,7 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
     [
         (
             {"protocol": BackupOptions(abort=True)},
-            r"exchange = 'layerwise': expected 'whole' beside protocol backup \(learners give up\)",
+            r"exchange = 'layerwise': expected 'auto' beside protocol backup \(learners give up\)",
         ),
         ({"protocol": DownpourOptions(n_push=2)}, "protocol.n_push = 2: expected 1 beside"),
         ({"protocol": DownpourOptions(n_fetch=3)}, "protocol.n_fetch = 3: expected 1 beside"),
