@@ -198,6 +198,8 @@ class Tensors:
             kind = partial(kind or SliceUpdate, charges=charges)
         if self.rules < 6:
             kind = partial(kind or SliceUpdate, fused=True)
+        if self.rules < 7 and streamed:
+            kind = partial(kind or StreamedUpdate, measured=False)
         return make_update(
             self.config,
             self.model.weights[slice(*bounds)],

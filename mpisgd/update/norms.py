@@ -27,15 +27,16 @@ PASS_GRADIENTS = 12
 class Norms:
     """Squared norms of the next update.
 
-    `received`: the next gradient's, or None; `due`: whether this update is measured.
+    `received`: the next gradient's, or None; `due`: whether this update is measured; `on`: whether any is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on: bool = True) -> None:
+        self._on = on
         self.received: float | None = None
         self._total = 0.0
         self._added = 0
         self._owed = 0
-        self.due = True
+        self.due = on
 
     def add(self, gradient: np.ndarray | Tensor, weight: float) -> None:
         """Add a gradient, (slice,) float32, before weighting, with its weight."""
@@ -77,7 +78,7 @@ class Norms:
         self._total = 0.0
         self._added = 0
         self._owed = max(0, self._owed)
-        self.due = self._owed == 0
+        self.due = self._on and self._owed == 0
         return _finite(gradient_sq), _finite(sum_sq)
 
     def _owe(self) -> None:

@@ -27,14 +27,14 @@ class Reception(Updates):
     `scratch`, (slice,) float32, holds the last. Vectors lie beside the weights; `device_update.py` has the GPU's.
     """
 
-    def __init__(self, weights: Tensor, push_format: PushFormat) -> None:
+    def __init__(self, weights: Tensor, push_format: PushFormat, *, measured: bool = True) -> None:
         self.weights: Tensor = weights
         self._size = weights.numel()  # costs half a microsecond in torch
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
         self._format = push_format
         self._coded = push_format.inbox(weights)
-        self._norms = Norms()
+        self._norms = Norms(on=measured)
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
         self._spare_coded: list[Tensor] = []

@@ -103,10 +103,11 @@ class SliceUpdate(Reception):
         push_format: PushFormat = FLOAT32,
         weighting: Weighting | None = None,
         clip_average: float = 0.0,
+        measured: bool = True,
         fused: bool = False,
         charges: Charges = FREE,
     ) -> None:
-        super().__init__(weights, push_format)
+        super().__init__(weights, push_format, measured=measured)
         self._charges = charges
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights

@@ -19,6 +19,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.streamed import StreamedChannel
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.streamed_update import StreamedUpdate
@@ -201,6 +202,15 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
         assert streamed.made == whole.made, "with its norms"
         if update == 0:
             assert streamed.made.gradient_sq == pytest.approx(sum((w * g) @ (w * g) for w, g in given) / 3, rel=1e-5)
+
+
+def test_a_run_that_measured_no_norms_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as then:
+        then.setattr(schema, "RULES", 6)
+        run = simulated(tmp_path / "run", TENSORS, protocol="hardsync", exchange="streamed")
+    assert np.isnan(run.updates["gradient_sq"]).all()
+    proof = replay.replay(run.path)
+    assert proof.reason == ""
 
 
 @pytest.mark.parametrize(
