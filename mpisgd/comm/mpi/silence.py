@@ -24,7 +24,10 @@ def tell_of_silence() -> None:
     """Start the shell, by rank 0."""
     processes = NodeProcesses()
     launcher = processes.launcher_of_this_job
-    if not launcher or Path(f"/proc/{launcher}/comm").read_text().strip() == _DAEMON:
+    try:
+        if Path(f"/proc/{launcher}/comm").read_text().strip() == _DAEMON:
+            return
+    except OSError:  # unknown, or gone
         return
     words = (
         f"mpisgd: rank 0 on {socket.gethostname()} was killed, or has crashed, and no other rank has ended the job: it is ended;"
