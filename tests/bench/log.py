@@ -64,10 +64,10 @@ class LogInTurn(TableFile):
         super().close(summary)
 
 
-def measure(comm: MPI.Intracomm, repetitions: int, cases: Sequence[str]) -> list[dict[str, Any]]:
+def measure(comm: MPI.Intracomm, repetitions: int, cases: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows are the same on every rank."""
     with scratch(comm) as directory:
-        return [_row(comm, directory, CASES[case], repetitions) for case in cases]
+        yield from (_row(comm, directory, CASES[case], repetitions) for case in cases)
 
 
 def _row(comm: MPI.Intracomm, directory: Path, case: Case, repetitions: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +79,18 @@ def train(directory: Path, path: Path, samples: int, **data: Any) -> tuple[list[
     return found, first_s
 
 
-def measure(nbytes: int) -> list[dict[str, Any]]:
+def measure(nbytes: int) -> Iterator[dict[str, Any]]:
     """The job on a file with so many bytes of images, and a sample's microseconds for each layout. Raises ConfigError."""
-    rows: list[dict[str, Any]] = []
     samples = nbytes // _NBYTES // 16 * 16
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "data.h5"
         write(path, samples, 16, True)
         ranks, first_s = train(Path(directory), path, samples)
         mib = [{"torch": each["torch"] / 2**10, "more": (each["end"] - each["torch"]) / 2**10} for each in ranks]
-        rows.append({"nbytes": samples * _NBYTES, "file_nbytes": path.stat().st_size, "mib": mib, "first_update_s": first_s})
+        yield {"nbytes": samples * _NBYTES, "file_nbytes": path.stat().st_size, "mib": mib, "first_update_s": first_s}
         for name, (chunk, compressed) in LAYOUTS.items():
             write(path, 65_536, chunk, compressed)  # 192 MiB
-            rows.append({"chunk": name, **{f"{way}_us": _cost(path, way) for way in ("random", "in_order")}})
-    return rows
+            yield {"chunk": name, **{f"{way}_us": _cost(path, way) for way in ("random", "in_order")}}
 
 
 def _cost(path: Path, way: str) -> float:

@@ -33,7 +33,7 @@ def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[d
     ways: dict[str, dict[str, Any]] = {OFF: {}, NEAR: {"checkpoint": CheckpointOptions(partner_updates=every_updates)}}
     tally, between_s = Tally(case, list(ways)), []
     with scratch(comm) as directory, mock.patch.object(socket, "gethostname", lambda: f"node{comm.Get_rank() % 2}"):
-        for name in in_turn(list(ways), repetitions):
+        for name in in_turn(list(ways), repetitions, told=comm.Get_rank() == 0):
             outcome = run_of(comm, directory, case, **ways[name])
             updated_s, events = comm.bcast(seen(Run(outcome.path)) if comm.Get_rank() == 0 else None)
             tally.add(name, updated_s, events)

@@ -8,7 +8,7 @@ activations grow with the mini-batch, which is the same.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +41,20 @@ JOBS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> Iterator[dict[str, Any]]:
     """Each job's shards and learners: the most that one of them keeps. Raises ConfigError where a job fails."""
-    rows = []
     for name, (special, learners, shards) in JOBS.items():
         (large, slices), (small, _) = (_peaks_of(hidden, special, learners, shards) for hidden in (LARGE, SMALL))
         for role, slice_nbytes in slices.items():
             most = {which: max(found[role]) for which, found in (("large", large), ("small", small))}
-            rows.append(
-                {
-                    "job": name,
-                    "role": role,
-                    "slice_nbytes": slice_nbytes,
-                    "large_nbytes": most["large"],
-                    "small_nbytes": most["small"],
-                    "slices": (most["large"] - most["small"]) / slice_nbytes,
-                }
-            )
-    return rows
+            yield {
+                "job": name,
+                "role": role,
+                "slice_nbytes": slice_nbytes,
+                "large_nbytes": most["large"],
+                "small_nbytes": most["small"],
+                "slices": (most["large"] - most["small"]) / slice_nbytes,
+            }
 
 
 def _peaks_of(

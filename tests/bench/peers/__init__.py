@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WAYS, Case, config_of
-from mpisgd.bench.parts.measured import over, show, spread
+from mpisgd.bench.parts.measured import in_turn, over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 _HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ def installed(peer: Peer, python: str) -> bool:
     return done.returncode == 0
 
 
-def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[str, Any]]:
+def measure(repetitions: int, cases: Sequence[str], python: str) -> Iterator[dict[str, Any]]:
     """Images/s of ours, and of every peer that `python` has, or else this Python.
 
     Raises ConfigError: a case whose network the peers do not know; a peer that is installed, and fails.
@@ -70,27 +70,23 @@ def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[st
         require(key in KNOWN, "cases", key, f"some of {', '.join(KNOWN)} for peers")
     pythons = {name: [each for each in (python, sys.executable) if installed(peer, each)] for name, peer in PEERS.items()}
     peers = {name: found[0] for name, found in pythons.items() if found}
-    rows = []
     for key in cases:
         case = CASES[key]
         rates: dict[str, list[float]] = {name: [] for name in (*OURS, *peers)}
-        for _ in range(repetitions):
-            for name in OURS:
-                with tempfile.TemporaryDirectory() as directory:
-                    way = WAYS[name]
-                    log = runs.launched(config_of(Path(directory), case, **way.special), len(way.ranks))
-                    rates[name].append(runs.rate_of(log, case))
-            for name, own_python in peers.items():
-                rates[name].append(run(name, key, case, own_python))
-        rows.append(
-            {
-                "case": case.name,
-                "images_per_s": {name: spread(values) for name, values in rates.items()},
-                "ratios": {f"{ours} / {peer}": over(rates[ours], rates[peer]) for ours in OURS for peer in peers},
-                "not_installed": sorted(set(PEERS) - set(peers)),
-            }
-        )
-    return rows
+        for name in in_turn(list(rates), repetitions):
+            if name in peers:
+                rates[name].append(run(name, key, case, peers[name]))
+                continue
+            with tempfile.TemporaryDirectory() as directory:
+                way = WAYS[name]
+                log = runs.launched(config_of(Path(directory), case, **way.special), len(way.ranks))
+                rates[name].append(runs.rate_of(log, case))
+        yield {
+            "case": case.name,
+            "images_per_s": {name: spread(values) for name, values in rates.items()},
+            "ratios": {f"{ours} / {peer}": over(rates[ours], rates[peer]) for ours in OURS for peer in peers},
+            "not_installed": sorted(set(PEERS) - set(peers)),
+        }
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

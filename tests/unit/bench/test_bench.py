@@ -239,7 +239,7 @@ def test_peers_that_are_not_installed_are_left_out_and_said(
 
 def test_a_network_that_peers_do_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cases = 'alexnet-16': expected some of cnn-4, .* for peers"):
-        peers.measure(1, ["cnn-16", "alexnet-16"], sys.executable)
+        list(peers.measure(1, ["cnn-16", "alexnet-16"], sys.executable))
 
 
 def test_what_is_installed() -> None:
