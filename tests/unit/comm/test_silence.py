@@ -19,14 +19,17 @@ END_S = 60.0
 @pytest.fixture
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the place of mpirun."""
-    process = subprocess.Popen(["sleep", "600"])
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin and process.stdout
+    process.stdin.write(b"\n")
+    process.stdout.read(1)  # Popen may be back before the kernel renames the process
     monkeypatch.setattr(NodeProcesses, "launcher_of_this_job", process.pid)
     monkeypatch.setattr(NodeProcesses, "__init__", lambda self: self.__dict__.update(launcher=process.pid, _proc=Path("/proc")))
     monkeypatch.setattr(silence, "WAIT_S", 0)
     yield process
     silence.leave_in_order()
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_a_launcher_that_is_gone_or_unknown_is_left(launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +42,7 @@ def test_a_launcher_that_is_gone_or_unknown_is_left(launcher: subprocess.Popen[b
 
 
 def test_a_daemon_is_left(launcher: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "_DAEMON", "sleep")
+    monkeypatch.setattr(silence, "_DAEMON", "cat")
     silence.tell_of_silence()
     assert silence._open == []
 
