@@ -26,6 +26,7 @@ from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.chunks import WINDOW, ChunkedReceive, Stream
 from tests.effort import spread
+from tests.unit.update.give import give
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 
@@ -184,8 +185,7 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
         streams = []
         given = list(zip((0.5, 1.0, 0.25), gradients(3, 95), strict=True))
         for weight, gradient in given:
-            whole.scratch[:] = gradient
-            whole.accumulate(weight, 4)
+            give(whole, gradient, weight, 4)
             streams.append(Given(gradient))
             streamed.inbox.begin(streams[-1])
             streamed.accumulate(weight, 4)

@@ -26,6 +26,7 @@ from mpisgd.vectors.flat import FlatModel, slice_bounds
 from tests.effort import thinned
 from tests.unit import fabricate
 from tests.unit.fabricate import Log, row, rows
+from tests.unit.update.give import come
 
 SIZE = 60
 
@@ -51,10 +52,10 @@ def slice_update(weights: torch.Tensor, **fields: Any) -> SliceUpdate:
 
 
 def add(update: SliceUpdate, given: Given, check: bool = True) -> None:
-    update.scratch[:] = given.vector
+    came = come(update, given.vector)
     if check:
-        update.scratch_is_finite()
-    update.accumulate(given.weight, given.samples, gradients=given.gradients)
+        came.is_finite()
+    came.add(given.weight, given.samples, gradients=given.gradients)
 
 
 def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1, modulate: Any = "gradient") -> Run:
@@ -304,15 +305,12 @@ def test_weights_are_those_of_the_sum(check: bool, every_update: None) -> None:
 def test_what_was_dropped_is_not_measured(every_update: None) -> None:
     update = slice_update(torch.zeros(2))
     for bad in ([math.nan, 1.0], [100.0, 100.0]):  # not finite; too old
-        update.scratch[:] = bad
-        update.scratch_is_finite()
+        come(update, bad).is_finite()
         add(update, Given(np.array([1.0, 0.0])))
-        update.scratch[:] = bad
-        update.scratch_is_finite()
+        come(update, bad).is_finite()
         add(update, Given(np.array([1.0, 1.0])))
         assert numbers(update.step()) == (1.5, 5.0)
-    update.scratch[:] = math.nan
-    update.scratch_is_finite()
+    come(update, math.nan).is_finite()
     assert nan_pair(update.step())
     add(update, Given(np.array([1.0, 1.0])))
     assert update.step().gradient_sq == 2.0
@@ -321,15 +319,15 @@ def test_what_was_dropped_is_not_measured(every_update: None) -> None:
 @pytest.mark.parametrize("check_early", [True, False])
 def test_a_gradient_that_was_kept_for_later_has_its_own_norm(check_early: bool, every_update: None) -> None:
     update = slice_update(torch.zeros(1))
-    for learner_id, value in ((2, 3.0), (1, 2.0)):
-        update.scratch[:] = value
+    kept = []
+    for value in (3.0, 2.0):
+        came = come(update, value)
         if check_early:
-            update.scratch_is_finite()
-        update.park(learner_id)
+            came.is_finite()
+        kept.append(came.keep())
     add(update, Given(np.array([1.0])), check=not check_early)
-    for learner_id in (1, 2):
-        update.unpark(learner_id)
-        update.accumulate(1.0, 4)
+    for came in reversed(kept):
+        came.add(1.0, 4)
     assert numbers(update.step()) == ((1 + 4 + 9) / 3, 36.0)
 
 

@@ -15,6 +15,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 from tests.unit.gradient.test_rounding import Computed, gradients
+from tests.unit.update.give import come, tear
 
 TENTH = PushFormat("topk", 0.1)
 
@@ -108,20 +109,17 @@ def made(push_format: PushFormat) -> SliceUpdate:
 def test_a_shard_takes_it_in_as_float32() -> None:
     update, mine = made(TENTH), Largest(TENTH, [(0, 20)])
     mine.round(torch.arange(20.0))
-    assert update.inbox.nbytes == mine.bits.nbytes == 16
-    update.scratch[:] = 7
-    update.inbox[:] = mine.bits
-    assert update.take_in() == ""
-    assert update.scratch.tolist() == [0.0] * 18 + [18.0, 19.0]
-    update.renew_scratch()
-    assert not update.inbox.any(), "into the old one MPI may yet write"
+    for _ in range(2):
+        came = come(update, mine.bits)
+        assert came.received.nbytes == mine.bits.nbytes == 16
+        assert came.vector.tolist() == [0.0] * 18 + [18.0, 19.0]
+        came.vector[:] = 7
+    torn = tear(update)
+    assert not np.shares_memory(come(update, mine.bits).received, torn), "into the old one MPI may yet write"
 
 
 @pytest.mark.parametrize("indices", [(-1, 3), (3, 20), (3, 3), (4, 3), (2**31 - 1, 0)])
 def test_indices_that_cannot_be(indices: tuple[int, int]) -> None:
     update = made(TENTH)
-    update.inbox[:2] = indices
-    update.scratch[:] = 7
     low, high = min(indices), max(indices)
-    assert update.take_in() == f"indices from {low} to {high}: expected 0 ... 19, ascending"
-    assert (update.scratch == 7).all(), "it is not taken in"
+    come(update, [*indices, 0, 0], why=f"indices from {low} to {high}: expected 0 ... 19, ascending")

@@ -19,6 +19,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Scaled, Travels
 from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import NOTHING
+from tests.unit.update.give import come, tear
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -159,44 +160,34 @@ def test_a_shard_takes_it_in_as_float32() -> None:
     update, told = made(half=True), Rounding(4)
     for values in ([1.0, -2.5, 0.0, 1.001], [1.0, 1.0, 1.0, 0.0]):
         told.round(torch.tensor(values))
-        update.inbox[:] = told.bits
-        update.take_in()
-        assert update.scratch.tolist() == told.sent.float().tolist()
-        update.accumulate(1.0, 4)
+        came = come(update, told.bits)
+        assert came.vector.tolist() == told.sent.float().tolist()
+        came.add(1.0, 4)
     update.step()
     assert update.weights.tolist() == [-1.0, 0.75, -0.5, pytest.approx(-0.5005, abs=1e-5)]
 
 
 def test_what_is_kept_for_later_is_not_received_over() -> None:
-    update, told = made(half=True), Rounding(4)
-    for learner_id, value in enumerate((1.0, 2.0)):
+    update, told, kept = made(half=True), Rounding(4), []
+    for value in (1.0, 2.0):
         told.round(torch.full((4,), value))
-        update.inbox[:] = told.bits
-        update.take_in()
-        update.park(learner_id)
-    for learner_id, value in enumerate((1.0, 2.0)):
-        update.unpark(learner_id)
-        assert update.scratch.tolist() == [value] * 4
+        kept.append(come(update, told.bits).keep())
+    assert [each.vector.tolist() for each in kept] == [[1.0] * 4, [2.0] * 4]
 
 
 def test_a_torn_gradient_may_yet_come_without_harm() -> None:
     update = made(half=True)
-    torn = update.inbox
-    update.renew_scratch()
-    told = Rounding(4)
+    torn, told = tear(update), Rounding(4)
     told.round(torch.ones(4))
-    update.inbox[:] = told.bits
-    torn.fill(-1)  # MPI writes there
-    update.take_in()
-    assert update.scratch.tolist() == [1.0] * 4
+    came = come(update, told.bits, meanwhile=lambda: torn.fill(-1))  # MPI writes there
+    assert came.vector.tolist() == [1.0] * 4
 
 
 def test_in_float32_nothing_is_copied() -> None:
     update = made(half=False)
-    assert update.inbox is update.scratch
-    update.inbox[:] = 3.0
-    update.take_in()
-    assert update.scratch.tolist() == [3.0] * 4
+    came = come(update, 3.0)
+    assert np.shares_memory(came.received, came.vector)
+    assert came.vector.tolist() == [3.0] * 4
 
 
 def test_a_team_rounds_its_sum() -> None:

@@ -11,6 +11,7 @@ from mpisgd.config import AdamwOptions, OptimizerOptions, SgdOptions
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.flat import slice_bounds
+from tests.unit.update.give import give
 
 SIZE, RATE = 600, 0.1
 WEIGHTS = (1.0, 0.5, 0.25)
@@ -37,8 +38,7 @@ def updated(options: OptimizerOptions, norm: float, shards: int = 1, *, chunked:
         update = SliceUpdate(weights[start:stop].clone(), options, **fields)
         for summed in gradients:
             for place, (gradient, weight) in enumerate(zip(summed, WEIGHTS, strict=True)):
-                update.scratch[:] = gradient[start:stop].numpy()
-                update.accumulate(weight, samples=1, last=chunked and place == 2)
+                give(update, gradient[start:stop].numpy(), weight, samples=1, last=chunked and place == 2)
             if chunked:
                 update.begin_step()
                 assert update.made.gradients == 3, "the divisor that is told"
@@ -82,8 +82,6 @@ def test_what_is_not_finite_is_seen_all_the_same() -> None:
             torch.ones(9), SgdOptions(), learning_rate=RATE, schedule=lambda _: 1.0, train_samples=1, clip_average=1.0
         )
         update.checks_sums, update.cached = True, False  # as of a large slice, whose gradients are looked at in the sum
-        update.scratch[:] = 1.0
-        update.scratch[4] = bad
-        update.accumulate(1.0, samples=1)
+        give(update, [1.0] * 4 + [bad] + [1.0] * 4)
         update.step()
         assert not update.sum_is_finite()

@@ -14,6 +14,7 @@ from mpisgd.liveness.guard import failing_fast
 from mpisgd.records.checkpoint import checkpoint as disk
 from tests.unit.fakes import Threads
 from tests.unit.records.test_checkpoint import checkpoints, go_on, make_update, take
+from tests.unit.update.give import give
 
 
 def test_the_last_line_names_the_newest_complete_checkpoint(tmp_path: Path) -> None:
@@ -84,8 +85,7 @@ def test_the_state_is_that_of_the_last_update_whatever_was_summed_since(more: in
     assert "compensation" in before
     update.compensation.given(0, 4)  # type: ignore[union-attr]
     for _ in range(more):
-        update.scratch[:] = 1.0
-        update.accumulate(1.0, 4, 4)
+        give(update, 1.0, 1.0, 4, timestamp=4)
     for name, tensor in update.state().items():
         assert torch.equal(tensor, before[name]), name
     update.step()

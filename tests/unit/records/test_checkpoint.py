@@ -40,6 +40,7 @@ from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate
 from tests.effort import thinned
+from tests.unit.update.give import give
 
 SIZE = 50
 OPTIMIZERS = {
@@ -71,10 +72,9 @@ def make_update(
 
 def go_on(update: SliceUpdate, first: int, updates: int) -> None:
     for number in range(first, first + updates):
-        update.scratch[:] = np.random.default_rng(number).normal(size=len(update.scratch))
         if update.compensation is not None:
             update.compensation.given(0, number)
-        update.accumulate(1.0, 4, number)
+        give(update, np.random.default_rng(number).normal(size=len(update.weights)), 1.0, 4, timestamp=number)
         update.step()
 
 

@@ -9,6 +9,7 @@ from mpisgd.config import SgdOptions, footprint
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import tensor
+from tests.unit.update.give import give
 
 
 def test_by_hand() -> None:
@@ -102,12 +103,10 @@ def test_it_comes_before_weight_and_momentum() -> None:
     assert compensation is not None
     compensation.given(0, 0)
     compensation.given(1, 0)
-    update.scratch[:] = 2.0
-    update.accumulate(1.0, 1, timestamp=0)
+    give(update, 2.0, 1.0, 1, timestamp=0)
     update.step()
     assert update.weights.item() == pytest.approx(0.8)
-    update.scratch[:] = 2.0
-    update.accumulate(0.5, 1, timestamp=0)
+    give(update, 2.0, 0.5, 1, timestamp=0)
     step = update.step()
     corrected = 0.5 * (2.0 + 0.5 * 4.0 * (0.8 - 1.0))
     assert update.weights.item() == pytest.approx(0.8 - 0.1 * (corrected + 0.9 * 2.0))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from mpisgd.config import (
     AdagradOptions,
@@ -31,6 +30,7 @@ from mpisgd.vectors.memory import Copy, on_host
 from mpisgd.vectors.push_format import BFLOAT16
 from tests.effort import spread
 from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
+from tests.unit.update.give import come, give, tear
 
 SIZE = 256
 GPU = "cuda:0"
@@ -78,15 +78,6 @@ def make(
     return kind(weights, options, average=average, compensation=Compensation(weights, dc, 0.9) if dc else None, **given)
 
 
-def receive(update: SliceUpdate, gradient: np.ndarray) -> None:
-    """As MPI does: it asks nobody, on the host or on the GPU."""
-    inbox = held(update.inbox)
-    if inbox.dtype in (np.int16, torch.int16):
-        gradient = torch.from_numpy(gradient).to(torch.bfloat16).view(torch.int16).numpy()
-    inbox[:] = torch.from_numpy(gradient) if isinstance(inbox, Tensor) else gradient
-    update.take_in()
-
-
 def step(update: SliceUpdate) -> None:
     """As a shard does."""
     if update.chunks_count > 1:
@@ -116,18 +107,16 @@ def train(update: SliceUpdate, rounds: int = 8) -> list[np.ndarray]:
         if update.compensation is not None:
             for learner_id in range(3):
                 update.compensation.given(learner_id, clock)
-        parked = []
-        for learner_id in range(3):
-            receive(update, generator.standard_normal(SIZE, np.float32))
-            fate = generator.choice(["sum", "park", "drop"], p=[0.5, 0.3, 0.2])
+        kept = []
+        for _ in range(3):
+            came = come(update, generator.standard_normal(SIZE, np.float32))
+            fate = generator.choice(["sum", "keep", "drop"], p=[0.5, 0.3, 0.2])
             if fate == "sum":
-                update.accumulate(float(generator.choice([1.0, 0.5])), 2, clock)
-            elif fate == "park":
-                update.park(learner_id)
-                parked.append(learner_id)
-        for place, learner_id in enumerate(parked):
-            update.unpark(learner_id)
-            update.accumulate(1.0, 2, clock, last=place == len(parked) - 1)
+                came.add(float(generator.choice([1.0, 0.5])), 2, clock)
+            elif fate == "keep":
+                kept.append(came.keep())
+        for place, came in enumerate(kept):
+            came.add(1.0, 2, clock, last=place == len(kept) - 1)
         step(update)
         found.append(sent(update))
         assert update.sum_is_finite()
@@ -166,8 +155,7 @@ def test_an_update_is_over_when_it_is_made(kind: type[SliceUpdate]) -> None:
     """Its seconds, which the shard takes, are those of the GPU, too."""
     with pretend_gpu() as gpu:
         update = make(kind)
-        receive(update, np.ones(SIZE, np.float32))
-        update.accumulate(1.0, 1)
+        give(update, 1.0)
         before = gpu.waits
         update.step()
         assert gpu.waits == before + 1
@@ -214,8 +202,7 @@ def test_a_cycle_waits_for_what_it_sends_and_little_else(kind: type[SliceUpdate]
         for _ in range(30):
             before = gpu.waits
             for _ in range(2):
-                receive(update, np.ones(SIZE, np.float32))
-                update.accumulate(1.0, 1)
+                give(update, 1.0)
             step(update)
             sent(update)
             waits.append(gpu.waits - before)
@@ -234,17 +221,16 @@ def test_what_is_not_finite_is_seen(kind: type[SliceUpdate], value: float, cut: 
     update.checks_sums = True
     gradient = np.ones(SIZE, np.float32)
     gradient[SIZE // 2] = value
-    receive(update, gradient)
-    assert update.scratch_is_finite() == finite
-    update.accumulate(0.5, 1)
+    came = come(update, gradient)
+    assert came.is_finite() == finite
+    came.add(0.5)
     step(update)
     sent(update)
     assert update.sum_is_finite() == finite
     for asked in (True, False):  # also before anything was sent; and where nobody said that it would be asked
         update = make(kind)
         update.checks_sums = asked
-        receive(update, gradient)
-        update.accumulate(0.5, 1)
+        give(update, gradient, 0.5)
         step(update)
         assert update.sum_is_finite() == finite
 
@@ -301,17 +287,15 @@ def test_memory_that_somebody_may_still_use_is_left_alone(kind: type[SliceUpdate
     """A push that broke off may still write, and an answer that was given up may still be read from."""
     theirs, ours = make(SliceUpdate), make(kind)
     for update in (theirs, ours):
-        receive(update, np.ones(SIZE, np.float32))
-        update.accumulate(1.0, 1)
+        give(update, 1.0)
         step(update)
         before = sent(update)
         answer = seen(update.served)
-        torn = held(update.inbox)
-        update.renew_scratch()
+        torn = tear(update)
         update.renew_weights()
-        receive(update, np.full(SIZE, 2.0, np.float32))
+        came = come(update, 2.0)
         torn[:] = 7.0
-        update.accumulate(1.0, 1)
+        came.add()
         torn[:] = 8.0
         step(update)
         sent(update)

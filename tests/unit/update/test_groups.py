@@ -16,6 +16,7 @@ from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, GroupOption
 from mpisgd.update.groups import Segment, in_pieces, segments_of, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import slice_bounds
+from tests.unit.update.give import give
 
 SIZES = {"body.weight": 40, "body.bias": 5, "norm.weight": 5, "norm.bias": 5, "head.weight": 33, "head.bias": 3}
 GROUPS = GroupOptions({"*.bias": 0.0, "norm.*": 0.0}, {"head.*": 0.25, "body.bias": 0.0})
@@ -130,8 +131,7 @@ def updated(options: OptimizerOptions, shards: int, *, moved: bool = False, rest
         update = make()
         for number, summed in enumerate(gradients):
             for gradient in summed:
-                update.scratch[:] = gradient[start:stop].numpy()
-                update.accumulate(1.0, samples=1)
+                give(update, gradient[start:stop].numpy(), 1.0, samples=1)
             update.step()
             if moved:
                 update.renew_weights()

@@ -20,6 +20,7 @@ from mpisgd.update import optimizer, slice_update
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import FlatModel
 from tests.unit.models.test_in_pieces import evaluated
+from tests.unit.update.give import come
 
 
 class Made(TorchDispatchMode):
@@ -39,12 +40,12 @@ def updates(checks_sums: bool) -> SliceUpdate:
     return update
 
 
-def give(update: SliceUpdate, *values: float) -> int:
+def made(update: SliceUpdate, *values: float) -> int:
     """An update of so many gradients; returns where the last was received."""
     for value in values:
-        update.inbox[:] = value
-        where = int(update.inbox.ctypes.data)
-        update.accumulate(1.0, samples=1)
+        came = come(update, value)
+        where = int(came.received.ctypes.data)
+        came.add()
     update.step()
     return where
 
@@ -57,10 +58,10 @@ def test_large_gradients_that_are_updates_by_themselves_are_received_into_the_sa
     monkeypatch.setattr(slice_update, "CACHED_NBYTES", 0)
     update = updates(checks_sums)
     assert not update.cached
-    assert len({give(update, value) for value in (1.0, 2.0, 3.0)}) == 1
+    assert len({made(update, value) for value in (1.0, 2.0, 3.0)}) == 1
     assert update.weights.tolist() == [1.0 - 0.5 * 6.0] * 64
     assert update.sum_is_finite()
-    give(update, 1.0, 1.0)
+    made(update, 1.0, 1.0)
     assert update.weights.tolist() == [-2.5] * 64, "and the sum of two is not written over"
 
 
@@ -68,15 +69,15 @@ def test_large_gradients_that_are_updates_by_themselves_are_received_into_the_sa
 def test_but_not_where_the_sum_is_still_to_be_looked_at(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slice_update, "CACHED_NBYTES", 0)
     update = updates(True)
-    give(update, bad)
-    update.inbox[:] = 1.0
+    made(update, bad)
+    come(update, 1.0)
     assert not update.sum_is_finite()
 
 
 def test_a_sum_too_large_for_its_norm_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slice_update, "CACHED_NBYTES", 0)
     update = updates(True)
-    give(update, 1e30)
+    made(update, 1e30)
     assert update.sum_is_finite()
 
 

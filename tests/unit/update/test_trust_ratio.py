@@ -13,6 +13,7 @@ from mpisgd.update.groups import Segment, segments_of, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import slice_bounds
 from tests.papers_loops import Lamb, Lars, no_bias
+from tests.unit.update.give import give
 
 SIZES = {"body.weight": 40, "body.bias": 5, "zero.weight": 9, "zero.bias": 4, "head.weight": 33}
 SIZE = sum(SIZES.values())
@@ -56,8 +57,7 @@ def updated(options: OptimizerOptions, cut: str, *, moved: bool = False, restore
         update = make()
         for number, summed in enumerate(gradients):
             for gradient in summed:
-                update.scratch[:] = gradient[start:stop].numpy()
-                update.accumulate(1.0, samples=1)
+                give(update, gradient[start:stop].numpy(), 1.0, samples=1)
             update.step()
             if moved:
                 update.renew_weights()
@@ -113,8 +113,7 @@ def test_without_momentum_lars_goes_the_trusted_share_of_each_parameter() -> Non
     weights = torch.arange(1.0, 8.0)
     segments = segments_of(GroupOptions(), sizes, each_parameter=True)
     update = SliceUpdate(weights.clone(), options, learning_rate=2.0, schedule=lambda _: 1.0, train_samples=1, segments=segments)
-    update.scratch[:] = 1e3 * torch.randn(7, generator=torch.Generator().manual_seed(1)).numpy()
-    update.accumulate(1.0, samples=1)
+    give(update, 1e3 * torch.randn(7, generator=torch.Generator().manual_seed(1)).numpy(), 1.0, samples=1)
     update.step()
     for part in (slice(0, 3), slice(3, 7)):
         went = (update.weights - weights)[part].norm()

@@ -22,6 +22,7 @@ from mpisgd.vectors.chunks import CHUNK_NBYTES, cuts
 from mpisgd.vectors.memory import host_view
 from tests.effort import examples
 from tests.unit.fakes import tensor
+from tests.unit.update.give import Came, come, give
 
 SIZE = 37
 PLAIN = SgdOptions(momentum=0.0)
@@ -33,9 +34,7 @@ def updater(weights: torch.Tensor, options: OptimizerOptions = PLAIN, **fields: 
 
 
 def add(update: SliceUpdate, gradient: Any, weight: float = 1.0, samples: int = 1) -> None:
-    """As the shard does: receive into scratch, then accumulate."""
-    update.scratch[:] = gradient
-    update.accumulate(weight, samples)
+    give(update, gradient, weight, samples)
 
 
 @pytest.mark.parametrize("cached_nbytes", [0, 10**9])
@@ -111,9 +110,9 @@ def test_no_order_of_arrivals_loses_or_doubles_a_gradient(rounds: list[list[tupl
         applied = []
         for value, weight, dropped in gradients:
             gradient = value * np.array([1.0, -2.0, 4.0])
-            update.scratch[:] = gradient
+            came = come(update, gradient)
             if not dropped:
-                update.accumulate(weight, samples=3)
+                came.add(weight, samples=3)
                 applied.append(weight * gradient)
         assert update.step().gradients == len(applied)
         samples += 3 * len(applied)
@@ -128,12 +127,10 @@ def test_sums_of_teams_are_divided_by_all_their_gradients() -> None:
     """Law 3: teams of three and of one; and a single team, for which nothing is added up here."""
     update = updater(torch.zeros(2))
     for gradient, gradients in (([6.0, 3.0], 3), ([2.0, 1.0], 1)):
-        update.scratch[:] = gradient
-        update.accumulate(1.0, samples=4 * gradients, gradients=gradients)
+        give(update, gradient, 1.0, samples=4 * gradients, gradients=gradients)
     assert update.step().gradients == 4
     assert update.weights.tolist() == [-2.0, -1.0]
-    update.scratch[:] = [4.0, 8.0]
-    update.accumulate(1.0, samples=16, gradients=4)
+    give(update, [4.0, 8.0], 1.0, samples=16, gradients=4)
     step = update.step()
     assert (step.gradients, update.samples) == (4, 32)
     assert math.isnan(step.sum_sq), "one push is no second batch size"
@@ -143,16 +140,14 @@ def test_sums_of_teams_are_divided_by_all_their_gradients() -> None:
 def test_gradients_that_are_kept_for_later_come_back_as_they_were() -> None:
     """Whatever was received, summed and updated in between; their buffers are used again."""
     update = updater(torch.zeros(3))
-    expected = np.zeros(3)
+    expected, kept = np.zeros(3), dict[int, Came]()
     for start in (1.0, 10.0, 100.0):
         for learner_id in (3, 1, 2):
-            update.scratch[:] = start * learner_id
-            update.park(learner_id)
+            kept[learner_id] = come(update, start * learner_id).keep()
         add(update, start * np.array([1.0, 2.0, 3.0]))
         for learner_id in (1, 2, 3):
-            update.unpark(learner_id)
-            assert (update.scratch == start * learner_id).all()
-            update.accumulate(1.0, samples=1)
+            assert kept[learner_id].vector.tolist() == [start * learner_id] * 3
+            kept[learner_id].add()
         update.step()
         expected -= start * (np.array([1.0, 2.0, 3.0]) + 6) / 4
     np.testing.assert_allclose(update.weights.numpy(), expected, rtol=1e-6)
@@ -218,7 +213,7 @@ def test_an_update_of_nothing_leaves_everything() -> None:
         add(update, 1.0)
         update.step()
     before, averaged = update.weights.clone(), update.averaged.clone()
-    update.scratch[:] = math.nan
+    come(update, math.nan)
     assert update.step().gradients == 0
     assert torch.equal(update.weights, before)
     assert torch.equal(update.averaged, averaged)
@@ -241,10 +236,10 @@ def test_an_update_of_nothing_leaves_everything() -> None:
 )
 def test_only_what_is_not_finite_is_called_so(gradient: list[float], finite: bool) -> None:
     update = updater(torch.zeros(3))
-    update.scratch[:] = gradient
+    came = come(update, gradient)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a run in which thousands of gradients are huge prints nothing either
-        assert update.scratch_is_finite() is finite
+        assert came.is_finite() is finite
 
 
 def test_the_learning_rate_follows_samples_not_updates() -> None:
@@ -394,8 +389,7 @@ def test_in_other_memory_it_goes_on_with_the_same_bits(options: OptimizerOptions
             if moves:
                 update.renew_weights()
                 assert update.served.ctypes.data != before.ctypes.data
-            update.scratch[:] = torch.randn(50).numpy()
-            update.accumulate(1.0, 2, 0, 1)
+            give(update, torch.randn(50).numpy(), 1.0, 2)
             update.step()
             assert (before == sent).all() == moves
         assert update.served.ctypes.data == update.weights.data_ptr()

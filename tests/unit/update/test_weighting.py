@@ -10,6 +10,7 @@ import torch
 
 from mpisgd.config import AdagradOptions, AdamwOptions, LambOptions, OptimizerOptions, SgdOptions
 from mpisgd.update.slice_update import SliceUpdate, Weighting
+from tests.unit.update.give import give
 
 SIZE, RATE = 60, 0.1
 TORCHS: dict[OptimizerOptions, Callable[[Any], torch.optim.Optimizer]] = {
@@ -33,8 +34,7 @@ def made(options: OptimizerOptions, of: Any, updates: Sequence[Sequence[tuple[fl
     generator = torch.Generator().manual_seed(5)
     for gradients in updates:
         for weight, summed in gradients:
-            update.scratch[:] = summed * torch.randn(SIZE, generator=generator).numpy()
-            update.accumulate(weight, samples=1, gradients=summed)
+            give(update, summed * torch.randn(SIZE, generator=generator).numpy(), weight, samples=1, gradients=summed)
         before, step = update.learning_rate, update.step()
         mean = sum(weight * summed for weight, summed in gradients) / sum(summed for _, summed in gradients)
         assert step.learning_rate == (before * mean if of == "rate" else before)

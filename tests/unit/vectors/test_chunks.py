@@ -24,6 +24,7 @@ from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.memory import SizedVector, host_vector
+from tests.unit.update.give import come, give
 
 SIZE = 1000
 OPTIMIZERS = (
@@ -89,10 +90,9 @@ def made(
     found = []
     for _ in range(4):
         for place in range(gradients):
-            update.scratch[:] = torch.randn(SIZE, generator=generator).numpy()
-            assert update.scratch_is_finite()
-            last = chunked and place == gradients - 1
-            update.accumulate(0.7 if place == 0 else 1.0 / 3, samples=1, last=last)
+            came = come(update, torch.randn(SIZE, generator=generator).numpy())
+            assert came.is_finite()
+            came.add(0.7 if place == 0 else 1.0 / 3, samples=1, last=chunked and place == gradients - 1)
         if chunked:
             update.begin_step()
             seen = [part.copy() for part in update.chunks()]  # each is made by the time that it is there
@@ -130,8 +130,7 @@ def test_chunk_by_chunk_has_the_bits_of_the_whole(
 def test_the_first_chunk_is_made_before_the_last(small_chunks: None) -> None:
     """So that it can be on its way: otherwise chunks would be good for nothing."""
     update = SliceUpdate(host_vector(SIZE), SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=1)
-    update.scratch[:] = -1.0
-    update.accumulate(1.0, samples=1, last=True)
+    give(update, -1.0, 1.0, samples=1, last=True)
     update.begin_step()
     first = next(update.chunks())
     assert set(first.tolist()) == {1.0}
@@ -145,9 +144,9 @@ def test_a_sum_is_looked_at_chunk_by_chunk(value: float, finite: bool, at: int, 
     update = SliceUpdate(host_vector(SIZE), SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=1)
     update.checks_sums = True
     for bad in (0.0, value):
-        update.scratch[:] = 1.0
-        update.scratch[at] = bad
-        update.accumulate(0.5, samples=1, last=bad == value)
+        gradient = np.ones(SIZE, np.float32)
+        gradient[at] = bad
+        give(update, gradient, 0.5, samples=1, last=bad == value)
     update.begin_step()
     assert len(list(update.chunks())) == 16
     assert update.sum_is_finite() == finite

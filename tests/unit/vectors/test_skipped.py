@@ -16,6 +16,7 @@ from mpisgd.records.checkpoint.recut import cut
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import skipped
 from mpisgd.vectors.flat import FlatModel, skipped_runs
+from tests.unit.update.give import give
 
 SIZES = 5, 8, 3, 16
 BEGINS = np.cumsum([0, *SIZES]).tolist()
@@ -33,8 +34,7 @@ def made(options: OptimizerOptions, size: int = BEGINS[-1]) -> SliceUpdate:
 
 
 def step(update: SliceUpdate, gradient: Tensor, runs: Any) -> None:
-    update.scratch[:] = gradient.numpy()
-    update.accumulate(1.0, 1, skipped=runs)
+    give(update, gradient.numpy(), 1.0, 1, skipped=runs)
     update.step()
 
 
