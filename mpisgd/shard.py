@@ -159,11 +159,11 @@ class Shard:
 
     def serve_one(self) -> None:
         rules, update, presence, whose = self.rules, self.update, self._presence, None
-        if rules.ordered and not update.room_to_park:  # no memory to park pushes
+        if rules.ordered and not update.bodies.has_room:  # no memory to park pushes
             whose = rules.turn()
         until_s = min(self._over_s, presence.look_s) if self._tolerant else self._over_s
         put_off = self.answering.put_off
-        message = put_off.popleft() if put_off else self.channel.receive(update.inbox, whose, until_s)
+        message = put_off.popleft() if put_off else self.channel.receive(update.bodies, whose, until_s)
         if message is not None:
             self.handle(message)
         elif until_s == self._over_s:
@@ -202,7 +202,7 @@ class Shard:
                 self._update()
             elif self._parked and (turn := self.rules.turn(self._parked)) in self._parked:
                 assert turn is not None
-                self._sum_parked(turn)
+                self._sum(self._parked.pop(turn))
             else:
                 return
 
@@ -218,7 +218,8 @@ class Shard:
             self._presence.note_if_back(learner_id)
         if self._cannot_be(push):
             return
-        if why := self.update.take_in(push.runs):
+        if why := push.body.arrive(push.runs):
+            push.body.release()
             self.refuse(Refused(self.channel.rank_of(learner_id), f"learner {learner_id} pushed {why}", push=True))
             return
         self.received[learner_id] += 1
@@ -226,14 +227,14 @@ class Shard:
             self._sum(push)
             self.settle()
         elif place is PARK:
-            self.update.park(learner_id)
             self._parked[learner_id] = push
         else:
+            push.body.release()
             self._left.append(push)
 
     def tear(self, push: Push) -> None:
-        """Count and drop a push that came in part; MPI may yet write into its buffer."""
-        self.update.renew_scratch()
+        """Count and drop a push that came in part; MPI may yet write into its body."""
+        push.body.lose()
         if self._cannot_be(push):
             return
         self.received[push.learner_id] += 1
@@ -246,6 +247,7 @@ class Shard:
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
         if why:
+            push.body.release()
             self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
         return bool(why)
 
@@ -265,14 +267,12 @@ class Shard:
             if finiteness.later:
                 finiteness.before_sum(learner_id)
             last = self.answering.chunked and rules.update_due()
-            update.accumulate(verdict.weight, push.samples, timestamp, push.gradients, last=last, skipped=push.runs)
+            update.accumulate(push.body, verdict.weight, push.samples, timestamp, push.gradients, last=last, skipped=push.runs)
             self._losses += push.loss * push.gradients
             if self.progress.on:
                 self.progress.staleness(rules.clock - timestamp)
-
-    def _sum_parked(self, learner_id: int) -> None:
-        self.update.unpark(learner_id)
-        self._sum(self._parked.pop(learner_id))
+        else:
+            push.body.release()
 
     # --------------------------------------------------------------------------------------------------------- updates
 
@@ -357,7 +357,7 @@ class Shard:
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
         """Remove a learner; where others go on, its whole pushes count."""
         if learner_id in self._parked and gone in OTHERS_GO_ON:
-            self._sum_parked(learner_id)
+            self._sum(self._parked.pop(learner_id))
         self.rules.membership.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)

@@ -168,11 +168,12 @@ class Course:
             for rows in self._passes(range(start, self.last[clock] + 1)):
                 _, timestamp, _, _, samples, gradients, weight = (column[rows[0]] for column in self.columns.values())
                 self.model.weights.copy_(self.state.kept[timestamp])
-                self.update.scratch[:] = self._sum_of(rows)
+                body = self.update.bodies.take()
+                body.vector[:] = self._sum_of(rows)
                 self.uses[timestamp] -= len(rows)
                 if not self.uses[timestamp]:
                     del self.state.kept[timestamp]
-                self.update.accumulate(weight, samples * len(rows), timestamp, gradients * len(rows))
+                self.update.accumulate(body, weight, samples * len(rows), timestamp, gradients * len(rows))
             self._step(clock + 1)
             start = self.last[clock] + 1
 

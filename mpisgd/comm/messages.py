@@ -191,13 +191,13 @@ NOTHING_MORE = -2
 
 
 class Push:
-    """An arrived gradient; its slice lies in the buffer passed to `receive`.
+    """An arrived gradient; its slice is `body`.
 
     From a team: the sum of `gradients` gradients, all samples, mean loss. `runs`: `skipped` runs of elements without a gradient,
     received before the slice.
     """
 
-    __slots__ = (*_PUSH, "arrival_ns", "runs")
+    __slots__ = (*_PUSH, "arrival_ns", "body", "runs")
 
     def __init__(self, fields: PushFields, arrival_ns: int) -> None:
         (
@@ -220,6 +220,7 @@ class Push:
             self.loss,
         ) = fields
         self.arrival_ns = arrival_ns
+        self.body: Any = None
         self.runs = NOTHING
 
 

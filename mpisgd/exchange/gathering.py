@@ -1,10 +1,10 @@
 """A shard receiving all learners' gradients at once: a slow link holds up no other learner.
 
-    push header         begins a receive into lent memory; the shard goes on with other messages
+    push header         begins a receive; the shard goes on with other messages
     complete gradient   counts as a push from now on, for staleness, turns and the log
     leaving answers     do not stop updates: new weights are made in a copy (`renew_weights`)
 
-A learner's later messages wait behind its push. Without memory (`Rooms.room_to_park`) the shard takes a push whole, in turn. At
+A learner's later messages wait behind its push. Without memory (`Pool.has_room`) the shard takes a push whole, in turn. At
 most `COPIES` sets of answers leave from older weights; then the shard waits for the oldest. No deadlock: `no-deadlock.md`.
 """
 
@@ -12,36 +12,27 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, IncomingBodies
 from mpisgd.comm.messages import Message, Push, Refused, Tag
-from mpisgd.vectors.computing import Rooms
 
 COPIES = 2
 """Most sets of answers under way from older weights."""
 
 
-class _Begun(NamedTuple):
-    push: Push
-    room: Any
-
-
 class Gathering:
-    """Pushes and answers of a shard that are under way; `rooms` lends the memory.
+    """Pushes and answers of a shard that are under way.
 
     Attributes:
         coming: receives under way, in the order of their headers.
     """
 
-    def __init__(self, wire: Communicator, rooms: Rooms) -> None:
+    def __init__(self, wire: Communicator) -> None:
         self._wire = wire
-        self._rooms = rooms
         self.coming: list[IncomingBodies] = []
-        self._room: Any = None
-        """Memory lent for the last push; None: its gradient was taken at once."""
-        self._begun: list[_Begun] = []
+        self._begun: list[Push] = []
         self._begun_by: defaultdict[int, int] = defaultdict(int)
         self._behind: defaultdict[int, list[Message]] = defaultdict(list)
         """Messages of each learner behind its begun pushes."""
@@ -51,7 +42,7 @@ class Gathering:
         """Answers under way from older weights."""
 
     def receive(self, take: Callable[[], Message | None], whose: Callable[[Message], int], until_s: float) -> Message | None:
-        """Return the next message; a push once its gradient is complete, in the room taken back last."""
+        """Return the next message; a push once its gradient is complete."""
         while True:
             if self._heard:
                 return self._heard.popleft()
@@ -61,36 +52,28 @@ class Gathering:
                     return come
                 if self._wire.clock.now_ns() * 1e-9 >= until_s:
                     return None
-            elif isinstance(said, Push) and self._room is not None:
-                self._begun.append(_Begun(said, self._room))
-                self._begun_by[said.learner_id] += 1
-            elif not self.put_behind(said, whose(said)):
+            elif not (self._begun and said is self._begun[-1]) and not self.put_behind(said, whose(said)):
                 return said
 
-    def room_for(self, push: Push) -> Any:
-        """Lend memory for a gradient; None without memory, unless an earlier push of its learner is under way."""
-        self._room = None
-        if self._rooms.room_to_park or self._is_coming(push.learner_id):
-            self._room = self._rooms.lend()
-        return self._room
-
-    def begin(self, rank: int, bodies: tuple[Any, ...]) -> None:
+    def begin(self, push: Push, rank: int, bodies: tuple[Any, ...]) -> None:
         self.coming.append(self._wire.post(rank, Tag.GRADIENT, *bodies))
+        self._begun.append(push)
+        self._begun_by[push.learner_id] += 1
 
     def _come(self) -> Message | None:
         """Return the first complete push, in order for each learner, or None."""
         earlier: set[int] = set()
-        for at, (push, room) in enumerate(self._begun):
+        for at, push in enumerate(self._begun):
             if push.learner_id not in earlier and self.coming[at].is_whole():
                 coming = self.coming.pop(at)
                 del self._begun[at]
                 self._begun_by[push.learner_id] -= 1
-                if not self._is_coming(push.learner_id):
+                if not self.is_coming(push.learner_id):
                     self._heard.extend(self._behind.pop(push.learner_id, ()))
-                self._rooms.take_back(room)
                 try:
                     coming.check()
                 except PeerError as error:
+                    push.body.lose()
                     return Refused(error.rank, str(error), push=True)
                 push.arrival_ns = self._wire.clock.now_ns()
                 return push
@@ -99,12 +82,12 @@ class Gathering:
 
     def put_behind(self, message: Message, learner_id: int) -> bool:
         """Put a message behind a learner's begun pushes; return False without any."""
-        if not self._is_coming(learner_id):
+        if not self.is_coming(learner_id):
             return False
         self._behind[learner_id].append(message)
         return True
 
-    def _is_coming(self, learner_id: int) -> bool:
+    def is_coming(self, learner_id: int) -> bool:
         return learner_id >= 0 and self._begun_by[learner_id] > 0
 
     def set_aside(self, answers: list[Any]) -> bool:

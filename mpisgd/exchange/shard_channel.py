@@ -36,10 +36,11 @@ from mpisgd.exchange.gathering import Gathering
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.survivors import Survivors
 from mpisgd.rules.portions import NO_PORTION
+from mpisgd.vectors.body import Pool
 from mpisgd.vectors.chunks import chunks_of
-from mpisgd.vectors.computing import Rooms
 
 EMPTY: np.ndarray = np.zeros(0, np.float32)
+_NO_PUSH = Pool(EMPTY)
 _PULLS = ((None, Tag.PULL),)
 _ANYBODY = ((None, Tag.PULL), (None, None))
 # Plain integers for every gradient: a look into the enumeration costs time.
@@ -69,7 +70,7 @@ class ShardChannel:
 
     Args:
         duplex: answers may leave during the next receive, until the weights change (`ways.py`).
-        rooms: lends memory for gradients received at once (`gathering.py`); None: in turn.
+        gathered: gradients are received at once (`gathering.py`), not in turn.
         in_pieces: bodies of other nodes come in pieces (`comm/pieces.py`).
         cut: weights like those that leave in pieces; None: whole.
         survivors: other ranks of a fault-tolerant job.
@@ -85,18 +86,18 @@ class ShardChannel:
         shard: int,
         *,
         duplex: bool = False,
-        rooms: Rooms | None = None,
+        gathered: bool = False,
         in_pieces: bool = False,
         cut: Buffer | None = None,
         survivors: Survivors | None = None,
     ) -> None:
         self._wire = wire
         self._now_ns = wire.clock.now_ns
-        self.duplex = duplex or rooms is not None
+        self.duplex = duplex or gathered
         self._in_pieces = in_pieces
         self._pieces_count = 0 if cut is None else len(pieces.bodies(chunks_of(cut)))
         """Pieces of an answer to another node; 0: uncut."""
-        self._gathering = None if rooms is None else Gathering(wire, rooms)
+        self._gathering = Gathering(wire) if gathered else None
         self._learner_ranks = list(roles.learner_ranks)
         self._first_evaluator = roles.evaluator_rank
         self._survivors = survivors
@@ -137,17 +138,16 @@ class ShardChannel:
 
     def receive(
         self,
-        gradient: Buffer,
+        bodies: Pool,
         learner_id: int | None = None,
         until_s: float = math.inf,
         patterns: tuple[Pattern, ...] | None = None,
     ) -> Message | None:
-        """Wait for the next message, of a learner or of any rank; a push's slice goes into `gradient`.
+        """Wait for the next message, of a learner or of any rank; a push's slice goes into a body of these.
 
         Take pulls before pushes, and from any rank: a learner waiting for weights computes nothing.
 
         Args:
-            gradient: (slice,), C-contiguous, in the travelling type of gradients.
             learner_id: required sender of a push or goodbye, or None.
             until_s: second at which None is returned.
             patterns: messages to take, overriding `learner_id`.
@@ -155,13 +155,11 @@ class ShardChannel:
         An impossible message is received apart, and Refused returned. Raises PeerError: a vital rank is lost (`tolerant.py`).
         """
         if self._gathering is None:
-            return self._take(gradient, learner_id, until_s, patterns)
-        take = partial(self._take, gradient, learner_id, until_s, patterns)
+            return self._take(bodies, learner_id, until_s, patterns)
+        take = partial(self._take, bodies, learner_id, until_s, patterns)
         return self._gathering.receive(take, self._whose, until_s)
 
-    def _take(
-        self, gradient: Buffer, learner_id: int | None, until_s: float, patterns: tuple[Pattern, ...] | None
-    ) -> Message | None:
+    def _take(self, bodies: Pool, learner_id: int | None, until_s: float, patterns: tuple[Pattern, ...] | None) -> Message | None:
         wire, push = self._wire, None
         if patterns is None:
             patterns = self._anybody if learner_id is None else self._only(learner_id)
@@ -178,11 +176,13 @@ class ShardChannel:
             if tag != _PUSH:
                 return self._seldom(source, tag, fields)
             push = Push(fields, self._now_ns())
-            self._check(push, source, gradient.nbytes)
-            return push if self._take_body(push, gradient) else Torn(push)
+            self._check(push, source, bodies.nbytes)
+            return push if self._take_body(push, bodies) else Torn(push)
         except PeerError as error:
             if error.rank < 0:  # the loss of a rank, no bad message
                 raise
+            if push is not None and push.body is not None:
+                push.body.release()
             return Refused(error.rank, str(error), push=push is not None)
 
     def _check(self, push: Push, source: int, nbytes: int) -> None:
@@ -196,15 +196,18 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: {push.skipped} runs skipped, expected at most {nbytes}", source)
             push.runs = np.empty((push.skipped, 2), np.int64)
 
-    def _take_body(self, push: Push, gradient: Any) -> bool:
+    def _take_body(self, push: Push, bodies: Pool) -> bool:
         """Receive the gradient of the last header; return False where only a part came, and no more will."""
         gathering = self._gathering
-        if gathering is not None and (room := gathering.room_for(push)) is not None:
-            gathering.begin(self.rank_of(push.learner_id), self._bodies(push, room))
-            return True
-        return self._wire.take_body(*self._bodies(push, gradient))
+        begins = gathering is not None and (bodies.has_room or gathering.is_coming(push.learner_id))
+        push.body = bodies.take()
+        parts = self._parts(push, push.body.memory)
+        if gathering is None or not begins:
+            return self._wire.take_body(*parts)
+        gathering.begin(push, self.rank_of(push.learner_id), parts)
+        return True
 
-    def _bodies(self, push: Push, vector: Any) -> tuple[Any, ...]:
+    def _parts(self, push: Push, vector: Any) -> tuple[Any, ...]:
         whole = not (self._in_pieces and is_far(self._wire, self.rank_of(push.learner_id)))
         vectors = (vector,) if whole else pieces.bodies([vector])
         return (push.runs.reshape(-1), *vectors) if push.skipped else vectors
@@ -216,9 +219,9 @@ class ShardChannel:
         return message.learner_id if isinstance(message, FromLearner) else -1
 
     def receive_pull(self) -> Message | None:
-        message, gathering = self._take(EMPTY, None, 0.0, _PULLS), self._gathering
+        message, gathering = self._take(_NO_PUSH, None, 0.0, _PULLS), self._gathering
         while message is not None and gathering is not None and gathering.put_behind(message, self._whose(message)):
-            message = self._take(EMPTY, None, 0.0, _PULLS)
+            message = self._take(_NO_PUSH, None, 0.0, _PULLS)
         return message
 
     def _news(self, source: int, tag: int, fields: Fields) -> Message:

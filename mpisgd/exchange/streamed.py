@@ -2,7 +2,7 @@
 
                  learner                                    shard
     pull         posts ANSWER and its PARTs; PULL      ->   keeps the request
-    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/chunks.py`)
+    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/body.py`)
                                                             after all wanted headers, chunk by chunk:
                  <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
@@ -24,7 +24,8 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.exchange.ways import DUPLEX
 from mpisgd.rules.portions import NO_PORTION
-from mpisgd.vectors.chunks import ChunkedReceive, Incoming, Stream, cuts
+from mpisgd.vectors.body import Incoming, Stream
+from mpisgd.vectors.chunks import cuts
 
 
 class StreamedChannel(LearnerChannel):
@@ -91,7 +92,7 @@ class _Parts(Stream):
 
 
 class StreamedShardChannel(ShardChannel):
-    """A shard's end; gradients are received into an `ChunkedReceive`.
+    """A shard's end; gradients are received into a `ChunkPool`.
 
     `rounded`: weights travel as bfloat16, thus whole.
     """
@@ -100,10 +101,10 @@ class StreamedShardChannel(ShardChannel):
         super().__init__(wire, roles, shard)
         self._rounded = rounded
         self._anybody = _HEADERS
-        self._incoming: dict[int, tuple[ChunkedReceive, Incoming]] = {}
+        self._incoming: dict[int, Incoming] = {}
         self._stopped = set[int]()
 
-    def _take_body(self, push: Push, gradient: Any) -> bool:
+    def _take_body(self, push: Push, bodies: Any) -> bool:
         """Receive a push's skipped runs, its first part, by tag: the learner's earlier pull may not be taken yet."""
         if push.skipped:
             part = self._wire.post(self.rank_of(push.learner_id), Tag.PART, push.runs.reshape(-1))
@@ -113,7 +114,7 @@ class StreamedShardChannel(ShardChannel):
 
     def receive(
         self,
-        gradient: Any,
+        bodies: Any,
         learner_id: int | None = None,
         until_s: float = math.inf,
         patterns: tuple[Pattern, ...] | None = None,
@@ -122,15 +123,14 @@ class StreamedShardChannel(ShardChannel):
 
         Raises PeerError: an impossible push header, as its chunks would wait for ever.
         """
-        gradient.see_out()
-        message = super().receive(gradient, learner_id, until_s, patterns)
+        bodies.see_out()
+        message = super().receive(bodies, learner_id, until_s, patterns)
         if isinstance(message, Refused) and message.push:
             raise PeerError(f"{message.why}; with exchange = 'streamed' nobody can go on without this push")
         if isinstance(message, Push):
-            incoming = gradient.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
-            self._incoming[message.learner_id] = gradient, incoming
+            message.body = self._incoming[message.learner_id] = bodies.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
             if message.learner_id in self._stopped:
-                gradient.land(incoming)
+                message.body.land()
         return message
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
@@ -160,8 +160,7 @@ class StreamedShardChannel(ShardChannel):
     def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         self._stopped.add(learner_id)
         if learner_id in self._incoming:
-            chunked_receive, incoming = self._incoming.pop(learner_id)
-            chunked_receive.land(incoming)
+            self._incoming.pop(learner_id).land()
         if self._rounded:
             super().stop(learner_id, clock, ending, chunks)
             return

@@ -61,7 +61,6 @@ class Collective(Exchange):
         for learner_id in self._learners:
             shard.handle(Pull(learner_id, min_clock=shard.rules.clock + 1))
         for push in pushes:
-            shard.update.turn_to(push.learner_id)
             shard.handle(push)  # the last makes the update, and begins the all-gather
 
     def goodbye(self, *, ending: int) -> None:

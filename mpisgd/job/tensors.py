@@ -46,7 +46,6 @@ from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors.computing import Charges, Copied
 from mpisgd.vectors.cut import Stages, cut_between_pieces, cut_into_stages
 from mpisgd.vectors.flat import FlatModel
@@ -193,13 +192,13 @@ class Tensors:
         charges: Charges | None = None,
     ) -> SliceUpdate:
         """Return a slice's update; `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
-        kind: Callable[..., SliceUpdate] | None = StreamedUpdate if streamed else None
+        kind: Callable[..., SliceUpdate] | None = partial(SliceUpdate, streamed=True) if streamed else None
         if charges is not None:  # all ranks are in this process: no copies for MPI
             kind = partial(kind or SliceUpdate, charges=charges)
         if self.rules < 6:
             kind = partial(kind or SliceUpdate, fused=True)
         if self.rules < 7 and streamed:
-            kind = partial(kind or StreamedUpdate, measured=False)
+            kind = partial(kind or SliceUpdate, measured=False)
         return make_update(
             self.config,
             self.model.weights[slice(*bounds)],

@@ -67,8 +67,9 @@ class Here:
 
     def push(self, vector: np.ndarray, learner_id: int, seq: int, samples: int) -> None:
         for slots, (start, end) in zip(self.slots, self._bounds, strict=True):
-            slots.inbox[:] = vector[start:end]
-            slots.park(learner_id, seq)
+            body = slots.bodies.take()
+            body.memory[:] = vector[start:end]
+            slots.park(learner_id, seq, body)
             slots.commit(learner_id, seq, samples)
 
     def end(self, out: int) -> list[float]:

@@ -126,7 +126,7 @@ class BatchShard:
             log.flush()
 
     def _serve_one(self) -> None:
-        message = self.channel.receive(self.slots.inbox, None, self._presence.look_s)
+        message = self.channel.receive(self.slots.bodies, None, self._presence.look_s)
         if message is not None:
             self.handle(message)
         else:
@@ -174,22 +174,24 @@ class BatchShard:
     def _take(self, push: Push) -> None:
         learner_id = push.learner_id
         if push.seq <= self._discarded[learner_id]:
+            push.body.release()
             self._count(push)
             self._drop(push)
             self._acknowledge(push, whole=True)
             return
         why = self.refusals.why_not(push, self.rules.clock, fresh_only=True)
         if why:
+            push.body.release()
             self.refuse(Refused(self.channel.rank_of(learner_id), why, push=True))
             return
         self._count(push)
-        self.slots.park(learner_id, push.seq)
+        self.slots.park(learner_id, push.seq, push.body)
         self._parked[learner_id, push.seq] = push
         self._acknowledge(push, whole=True)
 
     def tear(self, push: Push) -> None:
-        """Count a push that came in part; MPI may yet write into its buffer."""
-        self.slots.renew_inbox()
+        """Count a push that came in part; MPI may yet write into its body."""
+        push.body.lose()
         self._count(push)
         self._drop(push, DROP_TORN)
         self._acknowledge(push, whole=False)

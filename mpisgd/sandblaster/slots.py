@@ -6,15 +6,15 @@ A slot is never written to again: each command makes a new slot. Copies cost not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Op
+from mpisgd.vectors.body import Body, WholePool
 from mpisgd.vectors.flat import squared_norm
-from mpisgd.vectors.memory import host_view, vector_like
+from mpisgd.vectors.memory import host_view
 
 
 class Kept:
@@ -41,7 +41,7 @@ class Slots:
     Attributes:
         weights: of the last iteration.
         served: point under evaluation.
-        most: most vectors at a time.
+        bodies: memory for gradients, and for slots.
         kept: slots in the writing, not to be overwritten.
     """
 
@@ -50,28 +50,16 @@ class Slots:
     def __init__(self, weights: Tensor) -> None:
         self.weights = self.served = weights
         self.samples = 0
-        self.most = 1
+        self.bodies = WholePool(weights)
         self.kept = Kept()
         self._slots = {0: weights}
-        self._spare: list[Tensor] = []
         self._freed: list[Tensor] = []
         """Freed slots, still read until the next iteration or evaluation."""
         self._lost: list[Tensor] = []
         """Memory that MPI may yet read."""
-        self._scratch = self._new()
-        self._parked: dict[tuple[int, int], Tensor] = {}
+        self._parked: dict[tuple[int, int], Body] = {}
         self._sum: Tensor | None = None
         self._summed = 0
-
-    @property
-    def inbox(self) -> Any:
-        return host_view(self._scratch)
-
-    def _new(self) -> Tensor:
-        if self._spare:
-            return self._spare.pop()
-        self.most += 1
-        return vector_like(self.weights)
 
     # ------------------------------------------------------------------------------------------------------ commands
 
@@ -93,7 +81,7 @@ class Slots:
     def _make(self, op: int, out: int, one: Tensor, other: Tensor, alpha: float) -> None:
         if out in self._slots:
             raise ProtocolError(f"slot {out} is there already")
-        made = self._new()
+        made, _ = self.bodies.vector()
         if op == Op.ADD:
             torch.add(one, other, alpha=alpha, out=made)
         elif op == Op.SUB:
@@ -114,7 +102,7 @@ class Slots:
     def _reuse(self) -> None:
         read = [self.weights, self.served, *self.kept.tensors, *self._lost]
         kept = [each for each in self._freed if any(each is other for other in read)]
-        self._spare += [each for each in self._freed if not any(each is other for other in kept)]
+        self.bodies.free += [(each, host_view(each)) for each in self._freed if not any(each is other for other in kept)]
         self._freed = kept
 
     def slot(self, number: int) -> Tensor:
@@ -141,7 +129,6 @@ class Slots:
         self._slots = dict(tensors)
         self.weights = self.served = self._slots[weights]
         self.samples = self.kept.samples = samples
-        self.most = max(self.most, len(self._slots) + 1)
 
     # ---------------------------------------------------------------------------------------------------- evaluations
 
@@ -153,27 +140,23 @@ class Slots:
         """Never write to the served point again: a send to a hung learner goes on."""
         self._lost.append(self.served)
 
-    def renew_inbox(self) -> None:
-        """Take new memory: MPI may yet write a torn gradient into the old."""
-        self._scratch = self._new()
-
-    def park(self, learner_id: int, seq: int) -> None:
-        self._parked[learner_id, seq] = self._scratch
-        self._scratch = self._new()
+    def park(self, learner_id: int, seq: int, body: Body) -> None:
+        self._parked[learner_id, seq] = body
 
     def commit(self, learner_id: int, seq: int, samples: int) -> None:
-        gradient = self._parked.pop((learner_id, seq))
+        body = self._parked.pop((learner_id, seq))
         if self._sum is None:
-            self._sum = gradient
+            self._sum, _, _ = body.adopt()
         else:
-            self._sum.add_(gradient)
-            self._spare.append(gradient)
+            self._sum.add_(body.vector)
+            body.release()
         self._summed += samples
 
     def discard(self, learner_id: int, until: int) -> list[int]:
         """Forget a learner's parked pushes until this one; return their numbers."""
         gone = [seq for who, seq in self._parked if who == learner_id and seq <= until]
-        self._spare += [self._parked.pop((learner_id, seq)) for seq in gone]
+        for seq in gone:
+            self._parked.pop((learner_id, seq)).release()
         return gone
 
     def end(self, out: int) -> float:

@@ -69,6 +69,8 @@ class FaultTolerant(FailFast):
     def hear(self, message: Message) -> bool:
         """Take a message; return whether nothing else is to be done with it."""
         if isinstance(message, FromLearner) and message.learner_id in self._gone:
+            if isinstance(message, Push):
+                message.body.release()
             return True
         self._hear_from(message)
         if isinstance(message, Goodbye):

@@ -39,7 +39,7 @@ class Finiteness:
 
     def of(self, push: Push) -> bool:
         """Return whether gradient and loss are finite."""
-        finite = self.later or self._update.scratch_is_finite()  # whatever the loss: the update keeps the result
+        finite = self.later or push.body.is_finite()  # whatever the loss: the body keeps the result
         if finite and math.isfinite(push.loss):
             self._drops = 0
             return True
@@ -49,7 +49,7 @@ class Finiteness:
         """Tell of a non-finite gradient; return whether to sum it. Raises DivergenceError."""
         if self._nonfinite == "stop":
             named = f"learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
-            if math.isnan(push.loss) and self._update.scratch_is_finite():
+            if math.isnan(push.loss) and push.body.is_finite():
                 raise DivergenceError(
                     f"{named}: the loss is not finite, the gradient is: are all targets of the mini-batch ignored? Expected"
                     " a counting target in each mini-batch, or nonfinite = 'drop' or 'continue'"

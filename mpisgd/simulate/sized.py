@@ -8,8 +8,8 @@ from typing import Any
 from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step, Weighting
-from mpisgd.vectors.chunks import ChunkedReceive
-from mpisgd.vectors.computing import Rooms, Travels, Updates
+from mpisgd.vectors.body import Body, ChunkPool, Pool
+from mpisgd.vectors.computing import Travels, Updates
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import NOTHING, Runs
@@ -20,13 +20,11 @@ class SizedUpdate(Updates):
 
     Args:
         service_ns: cost of one gradient, and of one update.
-        streamed: each chunk takes its time on arrival (`chunks.py`).
+        streamed: each chunk takes its time on arrival (`body.py`).
     """
 
-    inbox: Any = None
     served: Any = None
     averaged = compensation = None
-    room_to_park = True
     checks_sums = False
 
     def __init__(  # noqa: PLR0913 - each by name
@@ -43,9 +41,10 @@ class SizedUpdate(Updates):
         streamed: bool = False,
     ) -> None:
         vector = SizedVector(size)
-        self.scratch = vector
-        self._streamed = ChunkedReceive(size, lambda part: push_format.sized(SizedVector(part))) if streamed else None
-        self.inbox = self._streamed or push_format.sized(vector)
+        self._streamed = ChunkPool(size, lambda part: push_format.sized(SizedVector(part))) if streamed else None
+        self._coming: list[Body] = []
+        """Gradients in the next sum, in chunks."""
+        self.bodies = self._streamed or Pool(push_format.sized(vector))
         self.chunks_count = self._made = len(self._streamed.pieces) if self._streamed is not None else 1
         self.cached = not streamed
         self.weights = self.served = vector
@@ -64,40 +63,24 @@ class SizedUpdate(Updates):
     def epochs(self) -> float:
         return self.samples / self._train_samples
 
-    @property
-    def rooms(self) -> Rooms:  # type: ignore[override]
-        return self
-
-    def lend(self) -> Any:
-        return self.inbox
-
-    def take_back(self, room: Any) -> None:
-        """Do nothing."""
-
-    def park(self, learner_id: int) -> None:
-        if self._streamed is not None:
-            self._streamed.park(learner_id)
-
-    def unpark(self, learner_id: int) -> None:
-        if self._streamed is not None:
-            self._streamed.unpark(learner_id)
-
-    def make_room(self, gradients: int) -> Any:
-        return self.inbox.times(gradients)
-
-    def scratch_is_finite(self) -> bool:
-        return True
-
     def sum_is_finite(self) -> bool:
         return True
 
     def accumulate(
-        self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
+        self,
+        body: Body,
+        weight: float,
+        samples: int,
+        timestamp: int,
+        gradients: int,
+        *,
+        last: bool = False,
+        skipped: Runs = NOTHING,
     ) -> None:
         if self._streamed is None:
             self._rank.now += self._gradient_ns
         else:
-            self._streamed.include()
+            self._coming.append(body)
         self._weighting.add(weight, gradients)
         self.gradients += gradients
         self._pending_samples += samples
@@ -126,10 +109,14 @@ class SizedUpdate(Updates):
         for number, piece in enumerate(self._streamed.pieces):
             if number >= self._made:
                 share = (piece.stop - piece.start) / self.weights.size
-                for _ in self._streamed.chunk():
+                for body in self._coming:
+                    body.chunk(piece)
                     self._rank.now += round(share * self._gradient_ns)
+                    body.release(piece.stop)
                 self._rank.now += round(share * self._update_ns)
                 self._made = number + 1
+                if self._made == self.chunks_count:
+                    self._coming = []
             yield self.weights[piece]
 
 

@@ -1,17 +1,18 @@
 """A slice updated on a GPU: sum, optimiser and weights lie there.
 
                 MPI, on the host                    GPU, in this order
-    push        receives into an inbox         ->   copy to scratch; weight and add to the sum
+    push        receives into pinned memory    ->   copy to a vector; weight and add to the sum
     update                                          step of the whole slice
     answer      sends each chunk once copied   <-   copy chunk by chunk
 
-The host waits for a free inbox, a chunk to send, a due norm, and each gradient's check where non-finite ones are dropped. Where
+The host waits for free memory, a chunk to send, a due norm, and each gradient's check where non-finite ones are dropped. Where
 they stop the run, the sum is checked while the weights travel.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +26,10 @@ from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate, Step, Weighting
+from mpisgd.vectors.body import WholePool
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
 from mpisgd.vectors.push_format import PushFormat
-from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class DeviceUpdate(SliceUpdate):
@@ -41,11 +42,6 @@ class DeviceUpdate(SliceUpdate):
         self.cached = False
         self._told_sq = staging(weights.new_zeros(()))
         self._telling: Copy | None = None
-
-    @property
-    def inbox(self) -> Any:
-        wait_for(self.weights)
-        return super().inbox
 
     @property
     def served(self) -> Any:
@@ -87,60 +83,52 @@ class DeviceUpdate(SliceUpdate):
         return math.isfinite(self._told_sq.item()) or is_finite(self._sum)
 
 
+class StagedPool(WholePool):
+    """Pinned memory to receive into; vectors lie on the GPU."""
+
+    def __init__(self, weights: Tensor, push_format: PushFormat) -> None:
+        super().__init__(weights, push_format)
+        self._words_there = self._travels.new_zeros(self._words) if self._comes_apart else None
+        """The GPU's memory for coded words."""
+        self._comes_apart, self._waits = True, False
+        self._emptying = deque[tuple[Tensor, Copy]]()
+        """Memory, and the copies out of it, the first begun first."""
+
+    def _take_apart(self) -> Tensor:
+        if len(self._emptying) < 2:
+            return self._space(self._words)
+        came, copy = self._emptying.popleft()
+        copy.wait()
+        return came
+
+    def _space(self, words: int) -> Tensor:
+        return staging(self._travels.new_empty(words))
+
+    def put_apart(self, came: Tensor) -> None:
+        """Forget memory received into for nothing: refused pushes are rare."""
+
+    def widen(self, came: Tensor, vector: Tensor, *, lasts: bool) -> None:
+        copy = Copy(vector if self._words_there is None else self._words_there, came)
+        if self._words_there is not None:
+            self.format.widen(self._words_there, vector)
+        if not lasts:
+            self._emptying.append((came, copy))
+
+
 class StagedUpdate(DeviceUpdate):
     """A `DeviceUpdate` for MPI limited to host memory.
 
-    `inbox` and `served` are pinned; after `live_in`, `served` is in a node's shared memory.
+    `served` is pinned; after `live_in`, in a node's shared memory.
     """
+
+    pool = StagedPool
 
     def __init__(self, weights: Tensor, *arguments: Any, **fields: Any) -> None:
         super().__init__(weights, *arguments, **fields)
-        self._inboxes = [staging(self._travelling), staging(self._travelling)]
-        self._emptying: list[Copy | None] = [None, None]
-        """Pending copies out of the inboxes."""
-        self._turn: Tensor | None = None
-        """The next gradient, where many come at once."""
         self._serve_from(staging(weights))
 
-    @property
-    def _travelling(self) -> Tensor:
-        """The GPU's memory for the next gradient, as it travels."""
-        return self._scratch if self._coded is None else self._coded
-
-    @property
-    def inbox(self) -> Any:
-        """The inbox filled least recently, once free."""
-        emptying = self._emptying[0]
-        if emptying is not None:
-            emptying.wait()
-        return host_view(self._inboxes[0])
-
-    def take_in(self, skipped: Runs = NOTHING) -> str:
-        if self._turn is not None:
-            self._travelling.copy_(self._turn, non_blocking=True)
-        else:
-            self._emptying[0] = Copy(self._travelling, self._inboxes[0])
-            self._inboxes.reverse()
-            self._emptying.reverse()
-        return super().take_in(skipped)
-
-    def renew_scratch(self) -> None:
-        super().renew_scratch()
-        self._inboxes[0], self._emptying[0] = staging(self._travelling), None
-
-    def make_room(self, gradients: int) -> np.ndarray:
-        like = self._travelling
-        room = staging(like.new_empty(gradients * len(like)))
-        self._room = torch.split(room, len(like))
-        return host_view(room)
-
-    def turn_to(self, place: int) -> None:
-        """Let `take_in` take the gradient at this place of `make_room`'s memory."""
-        self._turn = self._room[place]
-
-    def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
-        """Serve from this memory, and receive into `gradients` instead of `make_room`; each (slice,) float32."""
-        self._room = tuple(torch.from_numpy(each) for each in gradients)
+    def live_in(self, weights: np.ndarray) -> None:
+        """Serve from this memory."""
         self._serve_from(torch.from_numpy(weights))
 
     def renew_weights(self) -> None:

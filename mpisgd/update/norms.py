@@ -25,28 +25,22 @@ PASS_GRADIENTS = 12
 
 
 class Norms:
-    """Squared norms of the next update.
-
-    `received`: the next gradient's, or None; `due`: whether this update is measured; `on`: whether any is.
-    """
+    """Squared norms of the next update; `due`: whether it is measured, `on`: whether any is."""
 
     def __init__(self, *, on: bool = True) -> None:
         self._on = on
-        self.received: float | None = None
         self._total = 0.0
         self._added = 0
         self._owed = 0
         self.due = on
 
-    def add(self, gradient: np.ndarray | Tensor, weight: float) -> None:
-        """Add a gradient, (slice,) float32, before weighting, with its weight."""
-        squared = self.received
+    def add(self, gradient: np.ndarray | Tensor, weight: float, squared: float | None) -> None:
+        """Add a gradient, (slice,) float32, before weighting, with its weight, and its squared norm if known."""
         if squared is None:
             squared = squared_norm_of_chunks(gradient) if self.due else math.nan
             self._owe()
         self._count()
         self._total += weight * weight * squared
-        self.received = None
 
     def add_later(self) -> None:
         """Add a gradient whose chunks follow."""

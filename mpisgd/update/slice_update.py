@@ -7,7 +7,7 @@ gradients (law 3). The learning rate follows samples applied: the number of step
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,11 +19,12 @@ from mpisgd.config import OptimizerOptions
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.groups import Segment
+from mpisgd.update.norms import Norms
 from mpisgd.update.optimizer import CACHED_NBYTES, MISSED, Stepper, make_optimizer, restore_slots, slots_of
-from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
+from mpisgd.vectors.body import Body, ChunkPool, Pool, Sum, WholePool
 from mpisgd.vectors.chunks import chunks_of, cuts, squared_norm_of_chunks
-from mpisgd.vectors.computing import FREE, Charges
+from mpisgd.vectors.computing import FREE, Charges, Updates
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts
 from mpisgd.vectors.memory import vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
@@ -71,10 +72,11 @@ class Weighting:
         return factor
 
 
-class SliceUpdate(Reception):
+class SliceUpdate(Updates):
     """Weights of a slice, the sum of gradients in the making, and the optimiser.
 
-    A sum's first gradient is not copied: scratch and sum swap. `learning_rate` is the next update's, before any weight.
+    A sum is made in its first gradient; of gradients that come in chunks, a chunk is summed once all have delivered it, in their
+    order: the bits are the same. `learning_rate` is the next update's, before any weight.
 
     Args:
         weights: (slice,) float32; the state, updated in place.
@@ -86,7 +88,8 @@ class SliceUpdate(Reception):
     """
 
     receives_again = True
-    """Used-up memory may receive the next gradient."""
+    """The memory of a sum may receive the next gradient once the update is made."""
+    pool: Callable[[Tensor, PushFormat], Pool] = WholePool
 
     def __init__(  # noqa: PLR0913 - each by name
         self,
@@ -105,9 +108,12 @@ class SliceUpdate(Reception):
         clip_average: float = 0.0,
         measured: bool = True,
         fused: bool = False,
+        streamed: bool = False,
         charges: Charges = FREE,
     ) -> None:
-        super().__init__(weights, push_format, measured=measured)
+        self.weights: Tensor = weights
+        self._size = weights.numel()  # costs half a microsecond in torch
+        self.bodies: Pool = ChunkPool.of(self._size, push_format) if streamed else self.pool(weights, push_format)
         self._charges = charges
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
@@ -124,12 +130,17 @@ class SliceUpdate(Reception):
         self._looks, self._sum_sq = False, 0.0
         self.made: Step = Step(0, learning_rate)
         self.checks_sums = False
-        self._weight, self._first = 1.0, True
+        self._norms = Norms(on=measured)
+        self._adding: list[tuple[Body | None, float]] = []
+        """Gradients not in the sum yet, with their weights; None: the sum is made in it."""
+        self._begins = self._in_chunks = False
+        """The first of these begins the sum; any comes in chunks."""
         self._added = self._size
-        """Elements of the last gradient in the sum."""
-        self._sum = vector_like(weights)
-        self._summed = view_of(self._sum)
-        self.cached = weights.nbytes <= CACHED_NBYTES
+        """Elements of these in the sum."""
+        self._sum, self._summed = weights[:0], view_of(weights[:0])
+        self._home: list[Sum] | None = None
+        """Free memory, to which the sum's returns; None: the sum lies in another's."""
+        self.cached = weights.nbytes <= CACHED_NBYTES and not streamed
         self.gradients = 0
         self._skipped = NOTHING
         """Elements without a gradient in the sum."""
@@ -150,8 +161,7 @@ class SliceUpdate(Reception):
     def epochs(self) -> float:
         return self.samples / self._train_samples
 
-    def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
-        self._room = tuple(torch.from_numpy(each) for each in gradients)
+    def live_in(self, weights: np.ndarray) -> None:
         self._move_to(torch.from_numpy(weights))
 
     def renew_weights(self) -> None:
@@ -175,30 +185,56 @@ class SliceUpdate(Reception):
         return (self.checks_sums and math.isfinite(self._sum_sq)) or is_finite(self._summed)
 
     def accumulate(
-        self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False, skipped: Runs = NOTHING
+        self,
+        body: Body,
+        weight: float,
+        samples: int,
+        timestamp: int = 0,
+        gradients: int = 1,
+        *,
+        last: bool = False,
+        skipped: Runs = NOTHING,
     ) -> None:
-        """Add `scratch` times `weight` to the sum: `gradients` of `samples` samples at the weights of `timestamp`.
+        """Add `body` times `weight` to the sum: `gradients` of `samples` samples at the weights of `timestamp`.
 
         Chunks of the `last` gradient are added just before their step, in the cache: the update must come next.
         """
         self._charges.gradient()
-        if self.gradients == 0 or len(self._skipped):
-            self._note_skipped(skipped)
+        first = self.gradients == 0
+        if first or len(self._skipped):
+            self._skipped = skipped if first else common(self._skipped, skipped)
         if self.compensation is not None:
-            self.compensation.compensate(self._scratch, timestamp, first=self.gradients == 0)
-            self._norms.received = None
+            self.compensation.compensate(body.vector, timestamp, first)
+            body.squared = None
         weight = self._weighting.add(weight, gradients)
-        self._norms.add(self.scratch, weight)
-        self._weight, self._first, self._added = weight, self.gradients == 0, 0
-        if self._first:
-            self._swap()
-        if not (last and self.chunks_count > 1):
+        if body.owned:
+            self._norms.add(body.view, weight, body.squared)
+        else:
+            self._norms.add_later()
+            self._in_chunks = True
+        self._added = 0
+        if first:
+            self._begin_sum(body)
+        self._adding.append((None if first and body.owned else body, weight))
+        if not (self._in_chunks or (last and self.chunks_count > 1)):
             self._add(self._size)
         self.gradients += gradients
         self._pending_samples += samples
 
-    def _note_skipped(self, skipped: Runs) -> None:
-        self._skipped = skipped if self.gradients == 0 else common(self._skipped, skipped)
+    def _begin_sum(self, body: Body) -> None:
+        self._begins = not body.owned
+        if body.owned:
+            self._give_back()
+            self._sum, self._summed, self._home = body.adopt()
+        elif not len(self._sum):
+            self._sum = vector_like(self.weights)
+            self._summed = view_of(self._sum)
+
+    def _give_back(self) -> None:
+        """Let the sum's memory receive a gradient."""
+        if self._home is not None:
+            self._home.append((self._sum, self._summed))
+            self._home = None
 
     def norm_of_average(self) -> float:
         if self._added < self._size:
@@ -209,19 +245,31 @@ class SliceUpdate(Reception):
         self._agreed = norm
 
     def _add(self, stop: int) -> None:
-        start, self._added = self._added, stop
-        if self._first and self._weight == 1.0:
-            return
-        whole = stop - start == self._size
-        summed = self._sum if whole else self._sum[start:stop]
-        if self._first:
-            summed.mul_(self._weight)
-        else:
-            summed.add_(self._scratch if whole else self._scratch[start:stop], alpha=self._weight)
-
-    def _swap(self) -> None:
-        self._sum, self._scratch = self._scratch, self._sum
-        self._summed, self.scratch = self.scratch, self._summed
+        """Complete the sum at least up to this element."""
+        while self._added < stop:
+            cut = self._cuts[self._added // self._cuts[0].stop] if self._in_chunks else slice(self._added, stop)
+            summed = self._sum if cut.stop - cut.start == self._size else self._sum[cut]
+            copies = self._begins
+            for body, weight in self._adding:
+                if body is None:
+                    if weight != 1.0:
+                        summed.mul_(weight)
+                    continue
+                gradient = body.chunk(cut)
+                if not body.owned:
+                    self._norms.add_chunk(view_of(gradient), weight)
+                if copies:
+                    copies = False
+                    summed.copy_(gradient)
+                    if weight != 1.0:
+                        summed.mul_(weight)
+                else:
+                    summed.add_(gradient, alpha=weight)
+                body.release(cut.stop)
+            self._added = cut.stop
+        if self._added == self._size:
+            self._adding.clear()
+            self._begins = self._in_chunks = False
 
     def step(self) -> Step:
         """Make the update; if all was dropped, the weights stay."""
@@ -280,8 +328,8 @@ class SliceUpdate(Reception):
             self._made = self._size
         if self._made == self._size:
             self._note_norms()
-            if self._divisor == 1 and self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
-                self._swap()  # receive into the buffer that may still be in the cache
+            if self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
+                self._give_back()  # receive into the buffer that may still be in the cache
             self._set_learning_rate()
 
     def _look_at_sum(self, start: int, stop: int) -> None:

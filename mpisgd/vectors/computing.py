@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from mpisgd.vectors.body import Body, Pool
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.skipped import NOTHING, Runs
 
@@ -137,71 +138,12 @@ class Copied(Protocol):
     samples: int
 
 
-class Rooms(Protocol):
-    """Lender of memory for concurrent gradients."""
-
-    @property
-    def room_to_park(self) -> bool:
-        """Another gradient fits."""
-
-    def lend(self) -> Any:
-        """Return memory like `Updates.inbox`."""
-
-    def take_back(self, room: Any) -> None:
-        """Make the gradient in lent memory the last, as if in `Updates.inbox`."""
-
-
-class Receives(ABC):
-    """Memory for a slice's incoming and parked gradients."""
-
-    rooms: Rooms
-
-    scratch: Any
-    """The last gradient taken in; (slice,) float32."""
-    cached: bool
-    """The slice is small enough to check each gradient at once."""
-
-    @property
-    @abstractmethod
-    def inbox(self) -> Any:
-        """Memory for the next gradient: `scratch`, or as it travels."""
-
-    def take_in(self, skipped: Runs = NOTHING) -> str:
-        """Move the gradient from `inbox` to `scratch`; return why it is invalid, or ""."""
-        return ""
-
-    @property
-    @abstractmethod
-    def room_to_park(self) -> bool:
-        """Another gradient may be parked."""
-
-    def park(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
-        """Keep the gradient in `scratch` for later."""
-
-    def unpark(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
-        """Put this learner's parked gradient into `scratch`."""
-
-    @abstractmethod
-    def make_room(self, gradients: int) -> Any:
-        """Return memory for this many gradients in a row, received at once."""
-
-    def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
-        """Replace the memory of `weights`, values kept, and of `make_room`; each (slice,) float32."""
-
-    def turn_to(self, place: int) -> None:  # noqa: B027 - only where there are tensors
-        """Put the gradient at this place of `make_room` into `scratch`, at the latest by `take_in`."""
-
-    def renew_scratch(self) -> None:  # noqa: B027 - only where there are tensors
-        """Receive the next gradient elsewhere: the old place may yet be written."""
-
-    @abstractmethod
-    def scratch_is_finite(self) -> bool:
-        """Return whether the received gradient is finite."""
-
-
-class Updates(Receives):
+class Updates(ABC):
     """A slice for a shard's loop."""
 
+    bodies: Pool
+    cached: bool
+    """The slice is small enough to check each gradient at once."""
     weights: Any
     averaged: Any
     compensation: Any
@@ -224,7 +166,10 @@ class Updates(Receives):
     def epochs(self) -> float:
         """Samples applied / training samples."""
 
-    def renew_weights(self) -> None:
+    def live_in(self, weights: Any) -> None:  # noqa: B027 - only where there are tensors
+        """Replace the memory of `weights`, (slice,) float32, values kept."""
+
+    def renew_weights(self) -> None:  # noqa: B027 - only where there are tensors
         """Move the weights elsewhere: the old place may yet be sent."""
 
     @abstractmethod
@@ -233,9 +178,17 @@ class Updates(Receives):
 
     @abstractmethod
     def accumulate(
-        self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False, skipped: Runs = NOTHING
+        self,
+        body: Body,
+        weight: float,
+        samples: int,
+        timestamp: int,
+        gradients: int,
+        *,
+        last: bool = False,
+        skipped: Runs = NOTHING,
     ) -> None:
-        """Add `scratch` times `weight` to the sum: `gradients` of `samples` samples at the weights of `timestamp`.
+        """Add `body` times `weight` to the sum: `gradients` of `samples` samples at the weights of `timestamp`.
 
         `last`: the update comes next; `skipped`: elements without a gradient.
         """
@@ -244,7 +197,7 @@ class Updates(Receives):
         """Return the L2 norm of the average: sum / gradients."""
         return 0.0
 
-    def agree(self, norm: float) -> None:
+    def agree(self, norm: float) -> None:  # noqa: B027 - only where there are tensors
         """Set the L2 norm of the whole average, for clipping."""
 
     @abstractmethod

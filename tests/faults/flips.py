@@ -151,7 +151,7 @@ def checkpoint(run: Path, shard: int, clock: int, shards: int = 2) -> None:
         update,
         beside=[path for path in [run / schema.shard_file(shard)] if path.is_file()],
     )
-    update.accumulate(1.0, 4)
+    update.accumulate(update.bodies.take(), 1.0, 4)
     update.step()
     writer.due(clock)
     writer.wait()

@@ -39,6 +39,7 @@ from mpisgd.update.average import Average
 from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.skipped import NOTHING
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 
@@ -186,10 +187,11 @@ def test_an_update_is_that_of_a_cpu(options: OptimizerOptions, kind: type[Device
         for last in (False, True):
             gradient = torch.from_numpy(generator.standard_normal(size, np.float32))
             for update in (theirs, ours):
-                of_torch(update.inbox).copy_(gradient)
+                body = update.bodies.take()
+                of_torch(body.memory).copy_(gradient)
                 torch.cuda.synchronize()
-                update.take_in()
-                update.accumulate(0.7, 1, last=last)
+                assert body.arrive(NOTHING) == ""
+                update.accumulate(body, 0.7, 1, last=last)
         sent = []
         for update in (theirs, ours):
             update.begin_step()

@@ -59,6 +59,7 @@ def test_a_shard_that_ends_without_a_learner_tells_the_others_and_waits_for_none
 from mpisgd.comm.messages import GivenUp
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.survivors import Survivors
+from mpisgd.vectors.body import Pool
 from tests.virtual.scene import packed
 
 wire, roles = Wire(comm, polite=True), packed(2, 1, False)
@@ -69,8 +70,8 @@ if comm.rank == 1:
     comm.send("it has gone on", 0, 99)
 else:
     assert comm.recv(source=1, tag=99) == "it has gone on"
-    assert channel.receive(np.empty(1, np.float32)) == GivenUp(0, 7)
-    assert channel.receive(np.empty(1, np.float32), until_s=0.0) is None
+    assert channel.receive(Pool(np.empty(1, np.float32))) == GivenUp(0, 7)
+    assert channel.receive(Pool(np.empty(1, np.float32)), until_s=0.0) is None
     print("told")
 """
     assert "told" in said_by_two_ranks(script, MPISGD_SSEND=synchronous)

@@ -19,6 +19,7 @@ from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.exchange.exchange import Answers, Report
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.vectors.body import Pool
 from mpisgd.vectors.flat import slice_bounds
 from tests.unit.fakes import Comm, Envelope, wire_without_mpi
 from tests.virtual.scene import Scene, WatchedWire, packed
@@ -69,7 +70,7 @@ class Job:
         return self
 
     def receive(self, shard: int = 0, learner_id: int | None = None) -> Message:
-        message = self.shards[shard].receive(self.scratch[shard], learner_id)
+        message = self.shards[shard].receive(Pool(self.scratch[shard]), learner_id)
         assert message is not None, "it waits without end"
         self.received.append((shard, message))
         return message
@@ -139,6 +140,6 @@ class Door:
         self.comm.inbox.append(Envelope(source, tag, payload if isinstance(payload, bytes) else payload.tobytes()))
 
     def receive(self, learner_id: int | None = None) -> Message:
-        message = self.shard.receive(self.scratch, learner_id)
+        message = self.shard.receive(Pool(self.scratch), learner_id)
         assert message is not None, "it waits without end"
         return message

@@ -35,6 +35,7 @@ from mpisgd.comm.messages import (
     Push,
     SnapshotPull,
     Tag,
+    Torn,
 )
 from mpisgd.config import SgdOptions
 from mpisgd.exchange.shard_channel import Numbers
@@ -51,6 +52,7 @@ from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.shard import Shard
 from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.body import Pool
 from tests.unit.fakes import Stuck, tensor
 
 LEAVE = SnapshotPull(NOTHING_MORE)
@@ -142,7 +144,7 @@ class ScriptedChannel:
     def learner_of(self, rank: int) -> int:
         return -1 if rank == EVALUATOR else rank - 1
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+    def receive(self, bodies: Pool, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         for place, item in enumerate(self.waiting):
             message: Any
             message, values = item if isinstance(item, tuple) and not hasattr(item, "_fields") else (item, None)
@@ -153,8 +155,10 @@ class ScriptedChannel:
                 return None
             if learner_id is None or isinstance(message, Pull | SnapshotPull | Interrupt) or message.learner_id == learner_id:
                 del self.waiting[place]
-                if values is not None:
-                    gradient[:] = values
+                push = message.push if isinstance(message, Torn) else message
+                if isinstance(push, Push):
+                    push.body = bodies.take()
+                    push.body.memory[:] = 0.0 if values is None else values
                 return self._numbered(message)
         raise Stuck(f"the shard waits for learner {learner_id}; there are only {self.waiting}")
 
@@ -252,9 +256,9 @@ class Crew(ScriptedChannel):
         self._leave = leave or {}
         self._seq = [0] * lambda_
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+    def receive(self, bodies: Pool, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         self._random.shuffle(self.waiting)
-        message = super().receive(gradient, learner_id, until_s)
+        message = super().receive(bodies, learner_id, until_s)
         if isinstance(message, Push):
             who, self._seq[message.learner_id] = message.learner_id, message.seq + 1
             if self._leave.get(who) == message.seq + 1:

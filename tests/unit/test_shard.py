@@ -38,14 +38,14 @@ def test_hardsync_sums_gradients_in_learner_order_whoever_came_first(
     parked_nbytes: int, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, 1e8 + 1 - 1e8 is 0 in this order and 1 in another: law 5 says which. With memory for so many kept ones."""
-    monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", parked_nbytes)
+    monkeypatch.setattr("mpisgd.vectors.body.PARKED_NBYTES", parked_nbytes)
     script = [
         *pulls(*EVERYBODY), (push(2), -1e8), (push(1), 1.0), *pulls(2, 1, clock=1), (push(0), 1e8), *pulls(0, clock=1),
         *byes({0: 1, 1: 1, 2: 1}),
     ]  # fmt: skip
     done = serve(log, script, HardsyncOptions(), 3, budget=6)
     assert done.rows("pushes", "learner_id", "clock", "staleness", "weight") == [(who, 0, 0, 1.0) for who in EVERYBODY]
-    assert len(done.shard.update._spare) == min(2, parked_nbytes // 4)
+    assert done.shard.update.bodies.made == 2 + min(1, parked_nbytes // 4)
     assert done.weights == [0.0]
     assert done.rows("updates", "clock", "gradients", "samples", "sum_sq") == [(1, 3, 6, 0.0)]
     assert read_table(log, "updates")["gradient_sq"] == pytest.approx((1e16 + 1.0 + 1e16) / 3)

@@ -25,6 +25,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.simulate import simulate
 from mpisgd.simulate.sized import Memory, SizedVector
+from mpisgd.vectors.body import Pool
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, config, simulated, tables
 from tests.virtual.scene import Scene, packed
@@ -132,7 +133,7 @@ def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(fiel
     headers = [tuple(fields.values()), tuple((fields | {"learner_id": 1, field: value}).values())]
     told: Any = Told(headers)
     roles = packed(shards=0, learners=2)
-    channel = TeamChannel(told, roles, 0, (0, 10), team=told, memory=Memory(vector, vector), received=vector)
+    channel = TeamChannel(told, roles, 0, (0, 10), team=told, memory=Memory(vector, vector), row=Pool(vector).row(2))
     said = {"learner_id": "learner 1 calls itself learner 0", "nbytes": "learner 1 has a gradient of 36 bytes, expected 40"}
     with pytest.raises(PeerError, match=said[field]):
         channel.exchange(Report(0, samples=1, loss=0.0, compute_ns=0, delay_ns=0))

@@ -17,6 +17,7 @@ from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.vectors.body import Pool
 from tests.virtual.scene import Scene, WatchedWire, packed
 
 Steps = list[list[int]]
@@ -241,7 +242,7 @@ def the_projects_channel(schedule: Schedule) -> None:
     def shard(rank: int) -> None:
         channel, scratch, left = ShardChannel(scene.wires[rank], roles, rank), np.zeros(10, np.float32), LEARNERS
         while left:
-            match channel.receive(scratch):
+            match channel.receive(Pool(scratch)):
                 case Pull(learner_id=learner_id):
                     channel.start_answers([learner_id], scratch, 0, {})
                     channel.finish_answers()

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mpisgd import replay
 from mpisgd.comm.messages import LAYOUTS, Goodbye, Message, Pull, Push, Refused, Tag
-from mpisgd.config import SgdOptions
 from mpisgd.exchange import gathering
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.update import reception
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors import body
+from mpisgd.vectors.body import Body, Pool
 from mpisgd.vectors.memory import SizedVector
 from tests.effort import spread
 from tests.virtual.jobs import TENSORS, simulated
@@ -34,24 +33,36 @@ SLOW = {"bandwidth": 1e5, "node_bandwidth": 1e5, "slow_links": {"3": 10.0, "4": 
 """A gradient of TENSORS takes about as long as a mini-batch, and longer behind two links."""
 
 
-class Lender:
-    """Lends sizes, so many at a time."""
+class Sizes(Pool):
+    """Bodies of SLICE, so many at a time; whoever hears of one gives it back."""
 
     def __init__(self, most: int = 9) -> None:
+        super().__init__(SLICE)
         self.left = most
         self.fewest = most
 
     @property
-    def room_to_park(self) -> bool:
+    def has_room(self) -> bool:  # type: ignore[override]
         return self.left > 0
 
-    def lend(self) -> Any:
+    def take(self) -> Body:
         self.left -= 1
         self.fewest = min(self.fewest, self.left)
-        return SLICE
+        return Lent(self)
 
-    def take_back(self, room: Any) -> None:
-        self.left += 1
+
+class Lent(Body):
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: Sizes) -> None:
+        super().__init__(SLICE)
+        self._pool = pool
+
+    def release(self, stop: int | None = None) -> None:
+        self._pool.left += 1
+
+    def lose(self) -> None:
+        self.release()
 
 
 def told(learner_id: int, seq: int = 0) -> tuple[Any, ...]:
@@ -59,14 +70,16 @@ def told(learner_id: int, seq: int = 0) -> tuple[Any, ...]:
     return tuple((fields | {"gradients": 1, "samples": 1}).values())
 
 
-def served(mains: dict[int, Callable[[Exchange], None]], count: int, rooms: Lender, until_s: float = 1.0) -> list[tuple[int, Any]]:
+def served(mains: dict[int, Callable[[Exchange], None]], count: int, bodies: Sizes, until_s: float = 1.0) -> list[tuple[int, Any]]:
     """What a shard, rank 0, with two learners hears, and at which nanosecond."""
     scene, heard = Exchange(3), list[tuple[int, Any]]()
 
     def shard() -> None:
-        channel = ShardChannel(scene.w[0], packed(), 0, rooms=rooms)
+        channel = ShardChannel(scene.w[0], packed(), 0, gathered=True)
         for _ in range(count):
-            message = channel.receive(SLICE, until_s=until_s)
+            message = channel.receive(bodies, until_s=until_s)
+            if isinstance(message, Push):
+                message.body.release()
             heard.append((scene.w[0].now, message))
 
     scene.run({0: shard, **{rank: lambda main=main: main(scene) for rank, main in mains.items()}})  # type: ignore[misc]
@@ -92,16 +105,16 @@ def kinds(heard: list[tuple[int, Message]]) -> list[tuple[str, int]]:
 
 def test_a_gradient_counts_when_it_is_whole_and_others_are_heard_meanwhile() -> None:
     heard = served(
-        {1: pushes(1), 2: lambda scene: scene.w[2].finish(scene.w[2].start(0, Tag.GOODBYE, (1, 0, 0)))}, 2, rooms := Lender()
+        {1: pushes(1), 2: lambda scene: scene.w[2].finish(scene.w[2].start(0, Tag.GOODBYE, (1, 0, 0)))}, 2, bodies := Sizes()
     )
     assert kinds(heard) == [("Goodbye", 1), ("Push", 0)]
     push = heard[1][1]
     assert push.arrival_ns == heard[1][0] >= SLICE.nbytes, "its bytes had to cross"
-    assert (rooms.left, rooms.fewest) == (9, 8)
+    assert (bodies.left, bodies.fewest) == (9, 8)
 
 
 def test_what_a_learner_says_after_its_push_is_heard_after_it() -> None:
-    heard = served({1: pushes(1, (Tag.PULL, (0, 1)), (Tag.GOODBYE, (0, 1, 0))), 2: pushes(2)}, 4, Lender())
+    heard = served({1: pushes(1, (Tag.PULL, (0, 1)), (Tag.GOODBYE, (0, 1, 0))), 2: pushes(2)}, 4, Sizes())
     assert [each for each in kinds(heard) if each[1] == 0] == [("Push", 0), ("Pull", 0), ("Goodbye", 0)]
 
 
@@ -109,11 +122,11 @@ def test_pulls_of_others_are_answered_while_chunks_are_made() -> None:
     scene, heard = Exchange(3), list[Any]()
 
     def shard() -> None:
-        channel = ShardChannel(scene.w[0], packed(), 0, rooms=Lender())
-        assert channel.receive(SLICE, until_s=500e-9) is None, "the gradient is on its way"
+        channel, bodies = ShardChannel(scene.w[0], packed(), 0, gathered=True), Sizes()
+        assert channel.receive(bodies, until_s=500e-9) is None, "the gradient is on its way"
         scene.w[0].work(400)
         heard.extend((channel.receive_pull(), channel.receive_pull()))
-        heard.extend(channel.receive(SLICE) for _ in range(2))
+        heard.extend(channel.receive(bodies) for _ in range(2))
 
     def pulls() -> None:
         scene.w[2].work(600)
@@ -126,21 +139,21 @@ def test_pulls_of_others_are_answered_while_chunks_are_made() -> None:
 
 
 def test_none_is_returned_in_time() -> None:
-    heard = served({1: pushes(1)}, 2, Lender(), until_s=400e-9)
+    heard = served({1: pushes(1)}, 2, Sizes(), until_s=400e-9)
     assert [type(message) for _, message in heard] == [type(None), type(None)]
     assert heard[0][0] == 400, "before the gradient was whole"
 
 
 def test_without_memory_a_gradient_is_taken_at_once() -> None:
     """The second learner's comes while there is no room: as ever, nobody else is heard until it is there."""
-    heard = served({1: pushes(1), 2: pushes(2, after_ns=50)}, 2, rooms := Lender(1))
+    heard = served({1: pushes(1), 2: pushes(2, after_ns=50)}, 2, bodies := Sizes(1))
     assert sorted(kinds(heard)) == [("Push", 0), ("Push", 1)]
-    assert (rooms.left, rooms.fewest) == (1, 0)
+    assert (bodies.left, bodies.fewest) == (1, -1)
 
 
 def test_a_gradient_that_never_comes_is_refused_and_books_balance() -> None:
     scene = Exchange(2)
-    channel = ShardChannel(scene.w[0], packed(learners=1), 0, rooms=(rooms := Lender()))
+    channel, bodies = ShardChannel(scene.w[0], packed(learners=1), 0, gathered=True), Sizes()
 
     class Never:
         def is_whole(self) -> bool:
@@ -152,10 +165,10 @@ def test_a_gradient_that_never_comes_is_refused_and_books_balance() -> None:
     scene.w[0].post = lambda *arguments: Never()  # type: ignore[method-assign]
     taken = iter([(1, Tag.PUSH, told(0)), None, (1, Tag.GOODBYE, (0, 1, 0))])
     scene.w[0].take = lambda *arguments: next(taken)  # type: ignore[method-assign]
-    refused, goodbye = channel.receive(SLICE), channel.receive(SLICE)
+    refused, goodbye = channel.receive(bodies), channel.receive(bodies)
     assert isinstance(refused, Refused) and refused.push and refused.rank == 1
     assert isinstance(goodbye, Goodbye)
-    assert rooms.left == 9
+    assert bodies.left == 9
 
 
 # ----------------------------------------------------------------------------------------------------------- answers
@@ -172,7 +185,7 @@ class Answer:
 def test_weights_may_change_while_a_few_answers_leave() -> None:
     """More than that are waited for, the oldest first."""
     scene = Exchange(2)
-    channel, waited = ShardChannel(scene.w[0], packed(learners=1), 0, rooms=Lender()), list[Answer]()
+    channel, waited = ShardChannel(scene.w[0], packed(learners=1), 0, gathered=True), list[Answer]()
     begun = [Answer() for _ in range(gathering.COPIES + 2)]
     scene.w[0].start = lambda *arguments: begun[len(given)]  # type: ignore[method-assign]
     scene.w[0].finish = lambda answer: waited.append(answer) or True  # type: ignore[method-assign, func-returns-value]
@@ -189,32 +202,6 @@ def test_weights_may_change_while_a_few_answers_leave() -> None:
     assert waited == begun[:1], "one had left by itself"
     channel.finish_answers(last=True)
     assert waited == [begun[0], *begun[2:]]
-
-
-def test_lent_memory_changes_hands() -> None:
-    update = SliceUpdate(torch.zeros(5), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=10)
-    first, second = update.lend(), update.lend()
-    second[:], first[:] = 2.0, 3.0
-    for room, value in ((second, 2.0), (first, 3.0)):
-        update.take_back(room)
-        assert update.scratch is not None and (update.scratch == value).all()
-        assert np.shares_memory(update.inbox, room), "nothing is copied"
-        update.accumulate(1.0, 1)
-    assert update.step().gradients == 2
-    np.testing.assert_allclose(update.served, -2.5)
-    rooms = {update.lend().__array_interface__["data"][0] for _ in range(2)}
-    assert len(rooms) == 2 and update.inbox.__array_interface__["data"][0] not in rooms
-
-
-def test_memory_that_is_lent_counts_as_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    update = SliceUpdate(torch.zeros(5), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=10)
-    monkeypatch.setattr(reception, "PARKED_NBYTES", 40)
-    update.lend()
-    assert update.room_to_park
-    room = update.lend()
-    assert not update.room_to_park
-    update.take_back(room)
-    assert update.room_to_park
 
 
 # -------------------------------------------------------------------------------------------------------------- runs
@@ -238,7 +225,7 @@ def test_memory_that_is_lent_counts_as_parked(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_replay_proves_it_behind_slow_links(changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights change while answers leave; with memory for two gradients, the third is waited for."""
-    monkeypatch.setattr(reception, "PARKED_NBYTES", 700)
+    monkeypatch.setattr(body, "PARKED_NBYTES", 700)
     renewed = list[int]()
     renew = SliceUpdate.renew_weights
     monkeypatch.setattr(SliceUpdate, "renew_weights", lambda self: (renewed.append(1), renew(self))[1])

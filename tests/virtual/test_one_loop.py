@@ -25,6 +25,7 @@ from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.shard import Shard
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.body import Whole
 from tests.unit.fakes import Status
 from tests.virtual.jobs import TENSORS, simulated
 
@@ -193,7 +194,8 @@ def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
             Evaluator: "evaluate_all",
             Softsync: "on_push update_due on_update",
-            SliceUpdate: "accumulate step scratch_is_finite",
+            SliceUpdate: "accumulate step",
+            Whole: "arrive is_finite",
             Gradient: "compute",
         },
     )

@@ -247,7 +247,7 @@ def test_memory_is_that_of_the_history_and_a_few_vectors_more(tmp_path: Path, mo
     before = Slots.__init__
     monkeypatch.setattr(Slots, "__init__", lambda self, *args: (before(self, *args), made.append(self))[0])
     simulate(job(tmp_path / "run", learners=1, data="digits", mu=300, protocol={"history": 4, "iterations": 8}))
-    assert made[0].most <= 2 * 4 + 9
+    assert 1 + made[0].bodies.made <= 2 * 4 + 9
 
 
 def test_snapshots_are_of_iterations_and_the_last_weights_are_evaluated(tmp_path: Path) -> None:

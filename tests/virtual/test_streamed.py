@@ -22,9 +22,9 @@ from mpisgd.exchange.streamed import StreamedChannel
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors import chunks
-from mpisgd.vectors.chunks import WINDOW, ChunkedReceive, Stream
+from mpisgd.vectors.body import WINDOW, ChunkPool, Incoming, Stream
+from mpisgd.vectors.push_format import FLOAT32
 from tests.effort import spread
 from tests.unit.update.give import give
 from tests.virtual.jobs import SIZES, TENSORS, simulated
@@ -131,64 +131,76 @@ def gradients(count: int, size: int) -> list[np.ndarray]:
     return [generator.standard_normal(size).astype(np.float32) for _ in range(count)]
 
 
+def whole(pool: ChunkPool, body: Incoming) -> np.ndarray:
+    """The elements of a body to its end."""
+    found = []
+    for piece in pool.pieces:
+        found.append(body.chunk(piece).numpy().copy())
+        body.release(piece.stop)
+    return np.concatenate(found)
+
+
 def test_a_shard_has_a_few_chunks_of_each_gradient(small_chunks: None) -> None:
-    chunked_receive = ChunkedReceive(95, lambda size: np.zeros(size, np.float32))
+    pool = ChunkPool.of(95, FLOAT32)
     streams = [Given(each) for each in gradients(3, 95)]
-    for stream in streams:
-        chunked_receive.begin(stream)
-        chunked_receive.include()
-        assert stream.asked == WINDOW
-    for number, piece in enumerate(chunked_receive.pieces):
-        found = [each.copy() for each in chunked_receive.chunk()]
-        for each, expected in zip(found, gradients(3, 95), strict=True):
-            np.testing.assert_array_equal(each, expected[piece])
+    bodies = [pool.begin(stream) for stream in streams]
+    assert [stream.asked for stream in streams] == [WINDOW] * 3
+    for number, piece in enumerate(pool.pieces):
+        for body, expected in zip(bodies, gradients(3, 95), strict=True):
+            np.testing.assert_array_equal(body.chunk(piece), expected[piece])
+            body.release(piece.stop)
         assert [stream.asked for stream in streams] == [min(6, number + 1 + WINDOW)] * 3
 
 
 @pytest.mark.parametrize("landed", [False, True])
 def test_a_parked_gradient_waits_for_its_turn(landed: bool, small_chunks: None) -> None:
     """Where its sender can wait no longer it is received whole."""
-    chunked_receive, (first, second) = ChunkedReceive(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
-    early, late = Given(second), Given(first)
-    incoming = chunked_receive.begin(early)
-    chunked_receive.park(1)
+    pool, (first, second) = ChunkPool.of(95, FLOAT32), gradients(2, 95)
+    stream = Given(second)
+    early = pool.begin(stream)
     if landed:
-        chunked_receive.land(incoming)
-        assert early.left == 0
-    chunked_receive.begin(late)
-    chunked_receive.include()
-    chunked_receive.unpark(1)
-    chunked_receive.include()
-    summed = np.concatenate([sum(each.copy() for each in chunked_receive.chunk()) for _ in chunked_receive.pieces])
-    np.testing.assert_array_equal(summed, first + second)
+        early.land()
+        assert stream.left == 0
+    late = pool.begin(Given(first))
+    pool.see_out()
+    assert whole(pool, late).tolist() == first.tolist()
+    assert whole(pool, early).tolist() == second.tolist()
 
 
 def test_what_nobody_wants_is_received_for_nothing(small_chunks: None) -> None:
-    chunked_receive, (unwanted, wanted) = ChunkedReceive(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
+    pool, (unwanted, wanted) = ChunkPool.of(95, FLOAT32), gradients(2, 95)
     stream = Given(unwanted)
-    chunked_receive.begin(stream)
+    pool.begin(stream).release()
     assert stream.left > 0
-    chunked_receive.begin(Given(wanted))
+    pool.see_out()
     assert stream.left == 0, "its sender waits for no one"
-    chunked_receive.include()
-    np.testing.assert_array_equal(
-        np.concatenate([each.copy() for _ in chunked_receive.pieces for each in chunked_receive.chunk()]), wanted
-    )
+    assert whole(pool, pool.begin(Given(wanted))).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1.0])
+@pytest.mark.parametrize("at", [0, 50, 94])
+def test_where_it_is_asked_a_gradient_is_looked_at_as_a_whole(at: int, bad: float, small_chunks: None) -> None:
+    (gradient,) = gradients(1, 95)
+    gradient[at] = bad
+    pool = ChunkPool.of(95, FLOAT32)
+    body = pool.begin(Given(gradient))
+    assert body.is_finite() == bool(np.isfinite(bad))
+    np.testing.assert_array_equal(whole(pool, body), gradient)
 
 
 @pytest.mark.parametrize("asked", ["step", "chunks"])
 def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> None:
     """But for the first, which makes the momentum of all."""
     options: dict[str, Any] = {"learning_rate": 0.1, "schedule": lambda _: 1.0, "train_samples": 100}
-    whole, streamed = (kind(torch.ones(95), SgdOptions(momentum=0.9), **options) for kind in (SliceUpdate, StreamedUpdate))
+    whole, streamed = (SliceUpdate(torch.ones(95), SgdOptions(momentum=0.9), **options, streamed=each) for each in (False, True))
+    assert isinstance(streamed.bodies, ChunkPool)
     for update in range(3):
         streams = []
         given = list(zip((0.5, 1.0, 0.25), gradients(3, 95), strict=True))
         for weight, gradient in given:
             give(whole, gradient, weight, 4)
             streams.append(Given(gradient))
-            streamed.inbox.begin(streams[-1])
-            streamed.accumulate(weight, 4)
+            streamed.accumulate(streamed.bodies.begin(streams[-1]), weight, 4)
         whole.step()
         if asked == "step":
             streamed.step()

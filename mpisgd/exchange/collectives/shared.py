@@ -44,7 +44,6 @@ class SharedTeam(Team):
     def __init__(self, shared: SharedMemory, gradient: Travels, update: Updates, bounds: list[tuple[int, int]]) -> None:
         shared.require(gradient)
         self._segment = segment = shared.segment
-        self._slots = shared.slots
         self._gradient = gradient
         self._update = update
         self._bounds = bounds
@@ -67,7 +66,7 @@ class SharedTeam(Team):
         """Put the first weights into shared memory, once all ranks have moved; later weights are made there."""
         if not self._settled:
             start, end = self._bounds[self._segment.place]
-            self._update.live_in(self._gradient.memory.weights[start:end], [slot.gradients[start:end] for slot in self._slots])
+            self._update.live_in(self._gradient.memory.weights[start:end])
             self._settled = True
 
     def finish(self, shared: None, meanwhile: Callable[[], None], arrived: Callable[[slice], None] | None = None) -> None:
@@ -99,10 +98,11 @@ def team_channel(  # noqa: PLR0913 - each by name
     """
     team: Team
     if shared is not None:
-        team, received = SharedTeam(shared, gradient, update, bounds), None
+        own, team = slice(*bounds[learner_id]), SharedTeam(shared, gradient, update, bounds)
+        row = None, [update.bodies.at(slot.gradients[own]) for slot in shared.slots]
     else:
-        team, received = wire.team(roles.learner_ranks, bounds, gradient.memory.cuts), update.make_room(roles.lambda_)
-    named: dict[str, Any] = {"team": team, "memory": gradient.memory, "received": received, "rounded": rounded}
+        team, row = wire.team(roles.learner_ranks, bounds, gradient.memory.cuts), update.bodies.row(roles.lambda_)
+    named: dict[str, Any] = {"team": team, "memory": gradient.memory, "row": row, "rounded": rounded}
     if buckets:
         return BucketChannel(wire, roles, learner_id, bounds[learner_id], **named, buckets=buckets)
     return TeamChannel(wire, roles, learner_id, bounds[learner_id], **named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.rules.portions import NO_PORTION
+from mpisgd.vectors.body import Body
 from mpisgd.vectors.memory import Memory
 from mpisgd.vectors.skipped import Runs, within
 
@@ -26,7 +27,7 @@ class TeamChannel(ShardChannel):
     waits: no deadlock.
 
     Args:
-        received: gradients of all learners for this slice, as they travel; None in shared memory.
+        row: memory for all learners' gradients for this slice, as they travel (None: shared memory is full), and their bodies.
         rounded: weights are gathered as bfloat16.
     """
 
@@ -41,7 +42,7 @@ class TeamChannel(ShardChannel):
         *,
         team: Team,
         memory: Memory,
-        received: np.ndarray | None,
+        row: tuple[Any, Sequence[Body]],
         rounded: bool = False,
     ) -> None:
         super().__init__(wire, roles, learner_id)
@@ -51,7 +52,7 @@ class TeamChannel(ShardChannel):
         self._team = team
         self._bounds = bounds
         self._gradients = memory.gradients
-        self._received = received
+        self._received, self._bodies = row
         self._gathered = Gathered(team, memory.weights, memory.weights[slice(*bounds)].nbytes, rounded=rounded)
         self._sharing: Any = None
         self._made: Buffer | None = None
@@ -63,7 +64,7 @@ class TeamChannel(ShardChannel):
         self.sleep = wire.clock.sleep
 
     def exchange(self, report: Report) -> list[Push]:
-        """Exchange slices of all gradients, into `received`; return the headers in the order of learner_id.
+        """Exchange slices of all gradients, into `row`; return the headers in the order of learner_id.
 
         A push arrives with all headers, before any slice. Its seconds include the wait for the slowest learner, elsewhere part of
         the pull. Raises PeerError: a header with a wrong learner_id or gradient size.
@@ -83,6 +84,7 @@ class TeamChannel(ShardChannel):
                 raise PeerError(f"learner {learner_id} calls itself learner {push.learner_id}")
             if push.nbytes != nbytes:
                 raise PeerError(f"learner {learner_id} has a gradient of {push.nbytes} bytes, expected {nbytes}")
+            push.body = self._bodies[learner_id]
         self._tell_skipped(report.skipped, pushes)
         self._move()
         self._exchanged_ns = self.now_ns()

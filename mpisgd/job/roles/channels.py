@@ -84,10 +84,10 @@ def learner_channel(
 def shard_channel(
     config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates, survivors: Survivors | None
 ) -> ShardChannel:
-    rounded, gathered = config.pull_format == "bfloat16", config.receive == "gathered"
+    rounded = config.pull_format == "bfloat16"
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)
-    rooms, cut = update.rooms if gathered else None, config.both_ways and in_pieces(roles)
+    gathered, cut = config.receive == "gathered", config.both_ways and in_pieces(roles)
     answers = update.weights if cut and not rounded else None  # rounded weights, of unknown size, travel whole
     ends = wire, roles, shard
-    return ShardChannel(*ends, duplex=config.both_ways, rooms=rooms, in_pieces=cut, cut=answers, survivors=survivors)
+    return ShardChannel(*ends, duplex=config.both_ways, gathered=gathered, in_pieces=cut, cut=answers, survivors=survivors)

@@ -26,7 +26,7 @@ from mpisgd.vectors.flat import FlatModel, slice_bounds
 from tests.effort import thinned
 from tests.unit import fabricate
 from tests.unit.fabricate import Log, row, rows
-from tests.unit.update.give import come
+from tests.unit.update.give import come, give
 
 SIZE = 60
 
@@ -55,7 +55,7 @@ def add(update: SliceUpdate, given: Given, check: bool = True) -> None:
     came = come(update, given.vector)
     if check:
         came.is_finite()
-    came.add(given.weight, given.samples, gradients=given.gradients)
+    give(update, came, given.weight, given.samples, gradients=given.gradients)
 
 
 def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1, modulate: Any = "gradient") -> Run:
@@ -324,10 +324,10 @@ def test_a_gradient_that_was_kept_for_later_has_its_own_norm(check_early: bool, 
         came = come(update, value)
         if check_early:
             came.is_finite()
-        kept.append(came.keep())
+        kept.append(came)
     add(update, Given(np.array([1.0])), check=not check_early)
     for came in reversed(kept):
-        came.add(1.0, 4)
+        give(update, came, 1.0, 4)
     assert numbers(update.step()) == ((1 + 4 + 9) / 3, 36.0)
 
 

@@ -36,7 +36,7 @@ from mpisgd.update.slice_update import SliceUpdate
 schedule.make(TorchScheduleOptions(), 1.0, 0.1)(0.5)
 for options in (AdagradOptions(), AdamOptions(), AdamwOptions(), RmspropOptions(), SgdOptions(), LarsOptions(), LambOptions()):
     update = SliceUpdate(torch.zeros(9), options, learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
-    update.accumulate(1.0, 4, 0)
+    update.accumulate(update.bodies.take(), 1.0, 4, 0)
     update.step()
 print("torch._dynamo" in sys.modules)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)

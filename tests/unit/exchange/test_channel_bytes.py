@@ -31,6 +31,7 @@ from mpisgd.comm.messages import (
     Tag,
 )
 from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.vectors.body import Pool
 from tests.unit.channels import SIZE, SLICE, ZERO, Door, a_push, header, real, told
 from tests.unit.fakes import Comm, Envelope, Stuck
 
@@ -59,7 +60,7 @@ def test_a_shard_hears_of_a_signal_once_however_busy_it_is(polite: bool, learner
     door = Door(polite)
     door.comes(2, Tag.GOODBYE, header(Tag.GOODBYE, 1, 0, Ending.INTERRUPTED))
     door.wire.signal = 10
-    received = [door.shard.receive(door.scratch, learner_id, until_s) for _ in range(2)]
+    received = [door.shard.receive(Pool(door.scratch), learner_id, until_s) for _ in range(2)]
     assert received == [Interrupt(10), Goodbye(1, 0, Ending.INTERRUPTED)]
     with pytest.raises(Stuck):
         door.receive()

@@ -15,7 +15,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 from tests.unit.gradient.test_rounding import Computed, gradients
-from tests.unit.update.give import come, tear
+from tests.unit.update.give import come
 
 TENTH = PushFormat("topk", 0.1)
 
@@ -111,11 +111,13 @@ def test_a_shard_takes_it_in_as_float32() -> None:
     mine.round(torch.arange(20.0))
     for _ in range(2):
         came = come(update, mine.bits)
-        assert came.received.nbytes == mine.bits.nbytes == 16
+        assert came.memory.nbytes == mine.bits.nbytes == 16
         assert came.vector.tolist() == [0.0] * 18 + [18.0, 19.0]
         came.vector[:] = 7
-    torn = tear(update)
-    assert not np.shares_memory(come(update, mine.bits).received, torn), "into the old one MPI may yet write"
+        came.release()
+    torn = update.bodies.take()
+    torn.lose()
+    assert not np.shares_memory(come(update, mine.bits).memory, torn.memory), "into the old one MPI may yet write"
 
 
 @pytest.mark.parametrize("indices", [(-1, 3), (3, 20), (3, 3), (4, 3), (2**31 - 1, 0)])

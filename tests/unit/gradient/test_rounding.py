@@ -19,7 +19,7 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Scaled, Travels
 from mpisgd.vectors.push_format import PushFormat
 from mpisgd.vectors.skipped import NOTHING
-from tests.unit.update.give import come, tear
+from tests.unit.update.give import come, give
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ def test_a_shard_takes_it_in_as_float32() -> None:
         told.round(torch.tensor(values))
         came = come(update, told.bits)
         assert came.vector.tolist() == told.sent.float().tolist()
-        came.add(1.0, 4)
+        give(update, came, 1.0, 4)
     update.step()
     assert update.weights.tolist() == [-1.0, 0.75, -0.5, pytest.approx(-0.5005, abs=1e-5)]
 
@@ -171,22 +171,26 @@ def test_what_is_kept_for_later_is_not_received_over() -> None:
     update, told, kept = made(half=True), Rounding(4), []
     for value in (1.0, 2.0):
         told.round(torch.full((4,), value))
-        kept.append(come(update, told.bits).keep())
+        kept.append(come(update, told.bits))
     assert [each.vector.tolist() for each in kept] == [[1.0] * 4, [2.0] * 4]
 
 
 def test_a_torn_gradient_may_yet_come_without_harm() -> None:
     update = made(half=True)
-    torn, told = tear(update), Rounding(4)
+    torn, told = update.bodies.take(), Rounding(4)
+    torn.lose()
     told.round(torch.ones(4))
-    came = come(update, told.bits, meanwhile=lambda: torn.fill(-1))  # MPI writes there
+    came = update.bodies.take()
+    came.memory[:] = told.bits
+    torn.memory.fill(-1)  # MPI writes there
+    assert came.arrive(NOTHING) == ""
     assert came.vector.tolist() == [1.0] * 4
 
 
 def test_in_float32_nothing_is_copied() -> None:
     update = made(half=False)
     came = come(update, 3.0)
-    assert np.shares_memory(came.received, came.vector)
+    assert np.shares_memory(came.memory, came.vector)
     assert came.vector.tolist() == [3.0] * 4
 
 

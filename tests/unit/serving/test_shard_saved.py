@@ -209,7 +209,7 @@ def test_an_ordered_sum_that_will_not_be_finished_is_left_as_it_is(
     log: Path, parked_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hardsync: learner 1's turn never comes, so what learner 2 has pushed is neither summed nor in the log."""
-    monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", parked_nbytes)
+    monkeypatch.setattr("mpisgd.vectors.body.PARKED_NBYTES", parked_nbytes)
     script: list[Any] = [
         *pulls(0, 2), (push(0), 1.0), Interrupt(15), Pull(1, 0), Pull(0, 1), Goodbye(1, 0, INTERRUPTED), (push(2), 1.0), Pull(2, 1),
         Goodbye(0, 1, INTERRUPTED), Goodbye(2, 1, INTERRUPTED), LEAVE,

@@ -99,7 +99,7 @@ def test_any_schedule_ends_with_balanced_books(
 def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = set()
     for seed in thinned(range(20), 3):
-        monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
+        monkeypatch.setattr("mpisgd.vectors.body.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
         crew = Crew(4, lambda timestamp: timestamp + 1, gradient_of, seed=seed)
         crew.waiting.append(LEAVE)
         ends.add(serve(tmp_path / f"{seed}.h5", crew, HardsyncOptions(), 4, budget=80).shard.update.weights.numpy().tobytes())

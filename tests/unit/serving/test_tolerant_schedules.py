@@ -25,6 +25,7 @@ from mpisgd.protocols import (
 )
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.vectors.body import Pool
 from tests.effort import spread
 from tests.unit.fakes import Stuck
 from tests.unit.shards import LEAVE, PATIENCE_S, Crew, tolerant_serve
@@ -50,11 +51,11 @@ class FaultyCrew(Crew):
         self._last_words: dict[int, Any] = {}
         self.lost: list[int] = []
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+    def receive(self, bodies: Pool, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         self._befall()
         self._hide()
         try:
-            message = super().receive(gradient, learner_id, until_s)
+            message = super().receive(bodies, learner_id, until_s)
         except Stuck:
             assert until_s < math.inf, "the shard would wait for ever"
             self.seconds += 2 * PATIENCE_S

@@ -11,13 +11,14 @@ import pytest
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm import messages
-from mpisgd.comm.messages import FINAL, Ending, Goodbye, Lost, Message, SnapshotPull, Torn
+from mpisgd.comm.messages import FINAL, Ending, Goodbye, Lost, Message, Push, SnapshotPull, Torn
 from mpisgd.protocols import (
     AsyncOptions,
     SoftsyncOptions,
     VersionedOptions,
 )
 from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.vectors.body import Pool
 from tests.unit.shards import EVALUATOR, LEAVE, ScriptedChannel, byes, now, pulls, push
 from tests.unit.shards import tolerant_serve as serve
 
@@ -70,13 +71,25 @@ def test_the_next_gradient_is_not_received_where_a_torn_one_may_yet_be_written(l
     places: list[int] = []
 
     class Watching(ScriptedChannel):
-        def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
-            places.append(gradient.ctypes.data)
-            return super().receive(gradient, learner_id, until_s)
+        def receive(self, bodies: Pool, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+            message = super().receive(bodies, learner_id, until_s)
+            push = message.push if isinstance(message, Torn) else message
+            if isinstance(push, Push):
+                places.append(push.body.memory.ctypes.data)
+            return message
 
-    script = [*pulls(0, 1), Torn(now(1, seq=0)), Lost(2, 1), (now(0), 1.0), *pulls(0, clock=1), *byes({0: 1})]
-    serve(log, Watching(script), AsyncOptions(), 2, budget=2)
-    assert places[2] not in places[3:]
+    script = [
+        *pulls(0, 1),
+        Torn(now(1, seq=0)),
+        Lost(2, 1),
+        (now(0), 1.0),
+        *pulls(0, clock=1),
+        (now(0, 1), 1.0),
+        *pulls(0, clock=2),
+    ]
+    serve(log, Watching([*script, *byes({0: 2})]), AsyncOptions(), 2, budget=4)
+    assert len(places) == 3
+    assert places[0] not in places[1:]
 
 
 def test_a_dead_one_that_waited_for_weights_is_given_none(log: Path) -> None:

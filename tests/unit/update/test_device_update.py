@@ -23,14 +23,15 @@ from mpisgd.config import (
 from mpisgd.update import optimizer
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
-from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
+from mpisgd.update.device_update import DeviceUpdate, StagedPool, StagedUpdate
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.memory import Copy, on_host
 from mpisgd.vectors.push_format import BFLOAT16
+from mpisgd.vectors.skipped import NOTHING
 from tests.effort import spread
 from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
-from tests.unit.update.give import come, give, tear
+from tests.unit.update.give import come, give
 
 SIZE = 256
 GPU = "cuda:0"
@@ -112,11 +113,13 @@ def train(update: SliceUpdate, rounds: int = 8) -> list[np.ndarray]:
             came = come(update, generator.standard_normal(SIZE, np.float32))
             fate = generator.choice(["sum", "keep", "drop"], p=[0.5, 0.3, 0.2])
             if fate == "sum":
-                came.add(float(generator.choice([1.0, 0.5])), 2, clock)
+                give(update, came, float(generator.choice([1.0, 0.5])), 2, clock)
             elif fate == "keep":
-                kept.append(came.keep())
+                kept.append(came)
+            else:
+                came.release()
         for place, came in enumerate(kept):
-            came.add(1.0, 2, clock, last=place == len(kept) - 1)
+            give(update, came, 1.0, 2, clock, last=place == len(kept) - 1)
         step(update)
         found.append(sent(update))
         assert update.sum_is_finite()
@@ -173,10 +176,9 @@ class _NeverWaits(StagedUpdate):
 class _OneInbox(StagedUpdate):
     """Receives into memory that the GPU has not read yet."""
 
-    @property
-    def inbox(self) -> Any:
-        self._emptying = [None, None]
-        return super().inbox
+    class pool(StagedPool):
+        def _take_apart(self) -> torch.Tensor:
+            return self._emptying.popleft()[0] if self._emptying else super()._take_apart()
 
 
 @pytest.mark.parametrize("kind", [_NeverWaits, _OneInbox])
@@ -223,7 +225,7 @@ def test_what_is_not_finite_is_seen(kind: type[SliceUpdate], value: float, cut: 
     gradient[SIZE // 2] = value
     came = come(update, gradient)
     assert came.is_finite() == finite
-    came.add(0.5)
+    give(update, came, 0.5)
     step(update)
     sent(update)
     assert update.sum_is_finite() == finite
@@ -260,20 +262,19 @@ def test_gradients_that_come_at_once_are_taken_in_one_by_one(cut: int, gpu: Gpu)
     """As an allreduce does, by messages and in memory that ranks share."""
     theirs, ours = make(SliceUpdate), make(StagedUpdate)
     gradients = np.random.default_rng(3).standard_normal((4, 3, SIZE)).astype(np.float32)
-    rooms = [held(update.make_room(3)).reshape(3, SIZE) for update in (theirs, ours)]
+    rows = [update.bodies.row(3) for update in (theirs, ours)]
     shared = np.zeros((4, SIZE), np.float32)
     for number, of_all in enumerate(gradients):
         if number == 2:
-            ours.live_in(shared[3], list(shared[:3]))
+            ours.live_in(shared[3])
             np.testing.assert_array_equal(shared[3], sent(theirs))
-            rooms[1] = shared[:3]
-        for room, update in zip(rooms, (theirs, ours), strict=True):
-            room[:] = of_all
-            for place in range(3):
-                update.turn_to(place)
-                update.take_in()
-                assert update.scratch_is_finite()
-                update.accumulate(1.0, 1)
+            rows[1] = shared[:3], [ours.bodies.at(each) for each in shared[:3]]
+        for (room, bodies), update in zip(rows, (theirs, ours), strict=True):
+            held(room).reshape(3, SIZE)[:] = of_all
+            for body in bodies:
+                assert body.arrive(NOTHING) == ""
+                assert body.is_finite()
+                update.accumulate(body, 1.0, 1)
             step(update)
         np.testing.assert_array_equal(sent(ours), sent(theirs))
     np.testing.assert_array_equal(shared[3], sent(theirs))
@@ -291,11 +292,13 @@ def test_memory_that_somebody_may_still_use_is_left_alone(kind: type[SliceUpdate
         step(update)
         before = sent(update)
         answer = seen(update.served)
-        torn = tear(update)
+        lost = update.bodies.take()
+        lost.lose()
+        torn = held(lost.memory)
         update.renew_weights()
         came = come(update, 2.0)
         torn[:] = 7.0
-        came.add()
+        give(update, came)
         torn[:] = 8.0
         step(update)
         sent(update)

@@ -20,7 +20,7 @@ from mpisgd.update import optimizer, slice_update
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import FlatModel
 from tests.unit.models.test_in_pieces import evaluated
-from tests.unit.update.give import come
+from tests.unit.update.give import come, give
 
 
 class Made(TorchDispatchMode):
@@ -44,8 +44,8 @@ def made(update: SliceUpdate, *values: float) -> int:
     """An update of so many gradients; returns where the last was received."""
     for value in values:
         came = come(update, value)
-        where = int(came.received.ctypes.data)
-        came.add()
+        where = int(came.memory.ctypes.data)
+        give(update, came)
     update.step()
     return where
 

@@ -18,11 +18,12 @@ from mpisgd.update.average import Average
 from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slots_of
 from mpisgd.update.schedule import make as make_schedule
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.body import Body
 from mpisgd.vectors.chunks import CHUNK_NBYTES, cuts
 from mpisgd.vectors.memory import host_view
 from tests.effort import examples
 from tests.unit.fakes import tensor
-from tests.unit.update.give import Came, come, give
+from tests.unit.update.give import come, give
 
 SIZE = 37
 PLAIN = SgdOptions(momentum=0.0)
@@ -103,7 +104,7 @@ rounds = st.lists(st.lists(st.tuples(st.integers(-8, 8), st.sampled_from([1.0, 0
 @settings(max_examples=examples(400, of=8), deadline=None)
 @given(rounds=rounds)
 def test_no_order_of_arrivals_loses_or_doubles_a_gradient(rounds: list[list[tuple[int, float, bool]]]) -> None:
-    """Scratch and sum change places: what was received and dropped, or summed before, must not come back."""
+    """Memory is used again: what was received and dropped, or summed before, must not come back."""
     update = updater(torch.zeros(3))
     expected, samples = np.zeros(3), 0
     for gradients in rounds:
@@ -112,7 +113,7 @@ def test_no_order_of_arrivals_loses_or_doubles_a_gradient(rounds: list[list[tupl
             gradient = value * np.array([1.0, -2.0, 4.0])
             came = come(update, gradient)
             if not dropped:
-                came.add(weight, samples=3)
+                give(update, came, weight, samples=3)
                 applied.append(weight * gradient)
         assert update.step().gradients == len(applied)
         samples += 3 * len(applied)
@@ -140,27 +141,27 @@ def test_sums_of_teams_are_divided_by_all_their_gradients() -> None:
 def test_gradients_that_are_kept_for_later_come_back_as_they_were() -> None:
     """Whatever was received, summed and updated in between; their buffers are used again."""
     update = updater(torch.zeros(3))
-    expected, kept = np.zeros(3), dict[int, Came]()
+    expected, kept = np.zeros(3), dict[int, Body]()
     for start in (1.0, 10.0, 100.0):
         for learner_id in (3, 1, 2):
-            kept[learner_id] = come(update, start * learner_id).keep()
+            kept[learner_id] = come(update, start * learner_id)
         add(update, start * np.array([1.0, 2.0, 3.0]))
         for learner_id in (1, 2, 3):
             assert kept[learner_id].vector.tolist() == [start * learner_id] * 3
-            kept[learner_id].add()
+            give(update, kept[learner_id])
         update.step()
         expected -= start * (np.array([1.0, 2.0, 3.0]) + 6) / 4
     np.testing.assert_allclose(update.weights.numpy(), expected, rtol=1e-6)
-    assert len(update._spare) == 3
+    assert update.bodies.made == 4, "as many as there were at a time"
 
 
 def test_memory_for_kept_gradients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", 24)
+    monkeypatch.setattr("mpisgd.vectors.body.PARKED_NBYTES", 24)
     update = updater(torch.zeros(3))
     room = []
-    for learner_id in range(3):
-        room.append(update.room_to_park)
-        update.park(learner_id)
+    for _ in range(3):
+        room.append(update.bodies.has_room)
+        come(update, 1.0)
     assert room == [True, True, False]
 
 

@@ -92,7 +92,7 @@ def made(
         for place in range(gradients):
             came = come(update, torch.randn(SIZE, generator=generator).numpy())
             assert came.is_finite()
-            came.add(0.7 if place == 0 else 1.0 / 3, samples=1, last=chunked and place == gradients - 1)
+            give(update, came, 0.7 if place == 0 else 1.0 / 3, samples=1, last=chunked and place == gradients - 1)
         if chunked:
             update.begin_step()
             seen = [part.copy() for part in update.chunks()]  # each is made by the time that it is there
