@@ -5,20 +5,25 @@ That laws hold whatever the schedule is tested in `test_laws.py`, signals in `te
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mpisgd import replay
-from mpisgd.base.errors import PeerError
+from mpisgd.base.errors import DivergenceError, PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.streamed import StreamedChannel
+from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.update.slice_update import SliceUpdate
@@ -249,3 +254,27 @@ def test_a_push_that_is_refused_ends_the_job_by_name(
     monkeypatch.setattr(StreamedChannel, "_told", told)
     with pytest.raises(PeerError, match=re.escape(why)):
         simulated(tmp_path / "run", TENSORS, protocol="hardsync", exchange="streamed")
+
+
+@pytest.mark.parametrize("push_format", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda loss: loss * math.nan, "gradient of learner .* not finite; lower alpha0"),
+        (lambda loss: loss + math.nan, "the gradient is"),
+    ],
+    ids=["gradient", "loss alone"],
+)
+def test_of_a_loss_that_is_not_finite_the_gradient_is_looked_at(
+    spoil: Callable[[Tensor], Tensor], told: str, push_format: str, tmp_path: Path
+) -> None:
+    """Though it is summed chunk by chunk, and looked at in the sum."""
+    calls = itertools.count()
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        found = nn.functional.cross_entropy(output, target)
+        return found if next(calls) < 12 else spoil(found)
+
+    job = {"protocol": "hardsync", "exchange": "streamed", "push_format": push_format}
+    with pytest.raises(DivergenceError, match=told):
+        simulated(tmp_path / "run", TENSORS, UserObjects(loss=loss), **job)
