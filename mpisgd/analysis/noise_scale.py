@@ -85,7 +85,7 @@ def measured(run: Run) -> Measured:
         |G|^2     = (|sum w_i g_i|^2 - sum |w_i g_i|^2) / ((sum w_i)^2 - sum w_i^2)
         tr(Sigma) = (sum |w_i g_i|^2 - sum w_i^2 |G|^2) / (sum w_i^2 / mu_i)
 
-    Weights 1 give A.1 for mu and c mu samples. A team of k ranks pushes a sum of k means: k is a weight. Weights of the rate
+    A team of k ranks pushes a sum of k means: k is a weight. Weights of the rate
     (`modulate`) leave w_i at 1.
     """
     updates, pushes = run.updates, run.pushes[books.applied_rows(run)]

@@ -4,8 +4,8 @@
     complete gradient   counts as a push from now on, for staleness, turns and the log
     leaving answers     do not stop updates: new weights are made in a copy (`renew_weights`)
 
-A learner's later messages wait behind its push. Without memory (`Pool.has_room`) the shard takes a push whole, in turn. At
-most `COPIES` sets of answers leave from older weights; then the shard waits for the oldest. No deadlock: `no-deadlock.md`.
+A learner's later messages wait behind its push. Without memory (`Pool.has_room`) the shard takes a push whole, in turn. No
+deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations

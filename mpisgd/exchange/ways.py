@@ -2,7 +2,7 @@
 
     way          send   ask
     whole        PUSH   PULL    push the whole gradient, then pull all weights
-    streamed     PULL   PULL    the same bits, in chunks (`streamed.py`)
+    streamed     PULL   PULL    the same bits, in chunks (`travel/streamed.py`)
     duplex       PULL   PULL    pushed after the next pull's requests, to use both directions of a link; staleness + 1
     prefetch     PULL   BEFORE  both go on during the next computation; staleness + 2
     pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it

@@ -58,7 +58,7 @@ def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """A node's memory: `words`, float64, the weights once, and a gradient slot per rank."""
+    """A node's memory: `words`, float64, the weights once, and a gradient slot per rank, with outboxes if several."""
 
     segment: Segment
     words: np.ndarray
@@ -67,17 +67,27 @@ class SharedMemory:
     @classmethod
     def of(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int) -> SharedMemory:
         """Return memory for `size` parameters; collective. Raises ConfigError: ranks that cannot share memory."""
-        room, before = (-(-nbytes // _PAGE) * _PAGE for nbytes in (4 * size, 8 * words))
-        segment = wire.segment(ranks, [room + (before + room) * (place == 0) for place in range(len(ranks))])
-        if segment is None:
+        if (shared := cls.if_possible(wire, ranks, words, size)) is None:
             raise ConfigError(
                 "aggregation = 'node': the ranks of a node cannot share memory: expected a common /proc, or room in a common"
                 " /dev/shm; otherwise aggregation = 'none'"
             )
-        gradients = [segment.bytes_of(place)[: 4 * size].view(np.float32) for place in range(len(ranks))]
-        shared = segment.bytes_of(0)[room:]
-        weights = shared[before : before + 4 * size].view(np.float32)
-        return cls(segment, shared[: 8 * words].view(np.float64), [Memory(weights, each, shared=True) for each in gradients])
+        return shared
+
+    @classmethod
+    def if_possible(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int, outboxes: int = 1) -> SharedMemory | None:
+        room, before = (-(-nbytes // _PAGE) * _PAGE for nbytes in (4 * size, 8 * words))
+        rooms = outboxes * room
+        segment = wire.segment(ranks, [rooms + (before + room) * (place == 0) for place in range(len(ranks))])
+        if segment is None:
+            return None
+        common = segment.bytes_of(0)[rooms:]
+        weights, slots = common[before : before + 4 * size].view(np.float32), []
+        for place in range(len(ranks)):
+            starts = [segment.bytes_of(place)[number * room :] for number in range(outboxes)]
+            gradients = [each[: 4 * size].view(np.float32) for each in starts]
+            slots.append(Memory(weights, gradients[0], shared=True, outboxes=gradients if outboxes > 1 else ()))
+        return cls(segment, common[: 8 * words].view(np.float64), slots)
 
     @property
     def own(self) -> Memory:

@@ -85,9 +85,9 @@ class Gradient(Travels):
         if self._ahead is not None:
             self._ahead.close()
 
-    def move_out(self) -> None:
-        if self._apart is None:
-            self._model.move_to(Memory.zeros(self._model.size))
+    def move_out(self, into: Memory | None = None) -> None:
+        if self._model.memory is self.memory:
+            self._model.move_to(into or Memory.zeros(self._model.size))
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call `check` between layers, in both passes."""
@@ -115,7 +115,7 @@ class Gradient(Travels):
             self._draw(seq)
 
     def _draw(self, seq: int) -> None:
-        self._model.zero_gradients()
+        self._model.zero_gradients(seq)
         self._prepared = (seq, *self._batch(seq))
 
     def _batch(self, seq: int) -> tuple[Any, int]:
@@ -204,7 +204,8 @@ class Gradient(Travels):
         self._clip()
         self.note_skipped()
         value = self._out(loss.detach())
-        return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else value
+        gradients = self._model.gradients if self._apart is None else self.memory.gradients
+        return math.nan if self._tell_nonfinite and not is_finite(gradients) else value
 
     def note_skipped(self) -> None:
         """Set `skipped`. Raises ConfigError: a group's shards cannot be told."""

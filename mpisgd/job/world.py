@@ -51,6 +51,7 @@ class Setup:
         config: with a named exchange; `asked`: the user's.
         resumption: None = a new run.
         stages: of the model, if learners are groups.
+        in_place: learners and shards share memory, if possible.
         jointly: learner 0's ranks evaluate together, each its piece: none has the whole model.
     """
 
@@ -64,6 +65,7 @@ class Setup:
     resumption: Resumption | None = None
     stages: Stages | None = None
     jointly: bool = False
+    in_place: bool = False
 
     @cached_property
     def path(self) -> Path:
@@ -132,6 +134,8 @@ class World(ABC):
     config: Config
     roles: Roles
     tensors: Tensors | None
+    in_place: SharedMemory | None = None
+    """Memory of learners and shards (`exchange/travel/in_place.py`)."""
     may_leave = False
     saves = False
     progress: Any = "off"

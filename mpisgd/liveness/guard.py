@@ -121,8 +121,7 @@ def failing_fast(
     """End the job in seconds if this rank fails; last lines give rank, host, cause and how to go on.
 
     `expendable`: whether others can go on, told by MPI (`ulfm.py`); then this rank alone dies. AgreedError and RunInterrupted,
-    raised on all ranks, pass, as does anything in a single process (a notebook). `MPISGD_HANG_S=60` dumps stacks of busy ranks
-    every 60 s.
+    raised on all ranks, pass, as does anything in a single process (a notebook).
     """
     hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
     if hang_s > 0:

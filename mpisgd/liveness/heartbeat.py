@@ -8,7 +8,7 @@ fault-tolerant  a waiting learner asks the shards, of which none may hang; shard
                 (`serving/fault_tolerant.py`), and a shard that holds up their own message. Before all have agreed how to start: as
                 fail-fast.
 
-A rank sends ten messages of a byte per patience, the hub as many to each. Without MPI_THREAD_MULTIPLE there is no heartbeat.
+Without MPI_THREAD_MULTIPLE there is no heartbeat.
 """
 
 from __future__ import annotations

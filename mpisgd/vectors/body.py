@@ -6,8 +6,7 @@
     in a sum             `adopt`: the sum is made in it; else `chunk`, and `release`
     dropped              `release`
 
-A gradient in chunks comes within a window: memory holds a few of its chunks. Without a window, acknowledgements for the other
-direction would queue behind a whole gradient.
+A gradient in chunks comes within a window: memory holds a few of its chunks.
 """
 
 from __future__ import annotations

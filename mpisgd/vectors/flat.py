@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors import nest
 from mpisgd.vectors.kept_state import KeptState
-from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.memory import Memory, outbox_of
 from mpisgd.vectors.skipped import NOTHING, Runs, runs_of
 from mpisgd.vectors.split import Traced
 
@@ -201,14 +201,22 @@ class FlatModel:
         """Make parameters and gradients views into this memory."""
         self.memory = memory
         self.weights, self.gradients = memory.tensors
-        places = self.views(self.gradients)
+        outboxes = [torch.from_numpy(each) for each in memory.outboxes] or [self.gradients]
         # .data has its own version; autograd steps it on adding a gradient
-        self._places = [(name, each, places[name].data) for name, each in self._parameters if not each.is_meta]
+        trained = [(name, each) for name, each in self._parameters if not each.is_meta]
+        views = [self.views(each) for each in outboxes]
+        places = [[(name, each, of[name].data) for name, each in trained] for of in views]
+        self._outboxes = list(zip(outboxes, places, strict=True))
         for (_, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
             if parameter.is_meta:
                 continue  # another rank's part: untouched, without memory
             into.copy_(parameter.detach())
             parameter.data = into
+        self._turn_to(0)
+
+    def _turn_to(self, seq: int) -> None:
+        """Let the next gradient go to the outbox of mini-batch `seq`."""
+        self.gradients, self._places = outbox_of(self._outboxes, seq)
         self._before = [place._version for _, _, place in self._places]
         for _, parameter, place in self._places:
             parameter.grad = place  # not written: a shard never uses the memory
@@ -324,7 +332,10 @@ class FlatModel:
         value = value.to(self.weights.device, non_blocking=True)
         return in_channels_last("", value) if self._channels_last else value
 
-    def zero_gradients(self) -> None:
+    def zero_gradients(self, seq: int | None = None) -> None:
+        """Clear the gradient, or begin that of mini-batch `seq`."""
+        if seq is not None and len(self._outboxes) > 1:
+            self._turn_to(seq)
         self.gradients.zero_()
         self._before = [place._version for _, _, place in self._places]
 

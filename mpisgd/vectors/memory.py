@@ -60,6 +60,8 @@ class Memory:
     shared: bool = False
     cuts: Sequence[tuple[int, int]] = ()
     """Each shard's slice in `gradients`, if unlike the weights'."""
+    outboxes: Sequence[Any] = ()
+    """Like `gradients`, the first of these, for mini-batches in turn (`outbox_of`)."""
 
     @classmethod
     def zeros(cls, size: int, device: str = "cpu", begins: int = 0) -> Memory:
@@ -90,6 +92,11 @@ class Memory:
         """Return host memory for a GPU's vectors."""
         weights, gradients = self.tensors
         return Memory(host_view(staging(weights)), host_view(staging(gradients)))
+
+
+def outbox_of(outboxes: Sequence[Any], seq: int) -> Any:
+    """Return the outbox of mini-batch `seq`."""
+    return outboxes[seq % len(outboxes)]
 
 
 def host_vector(size: int) -> Tensor:

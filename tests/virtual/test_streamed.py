@@ -22,7 +22,7 @@ from mpisgd import replay
 from mpisgd.base.errors import DivergenceError, PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange.exchange import Report
-from mpisgd.exchange.streamed import StreamedChannel
+from mpisgd.exchange.travel.streamed import StreamedChannel
 from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run

@@ -4,8 +4,8 @@ Transfers of a dead rank (`ulfm.py`), or of a rank that hangs beyond patience, a
 LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 
 A learner of several ranks, a *group*, is lost with any of these. A rank that waits for another of its group also looks for losses
-elsewhere in the group: the awaited rank may wait for the lost. It then raises Broken. A hanging rank is awaited while alive; shards
-miss its learner. Groups talk by messages: MPI's collectives may hang after a failure.
+elsewhere in the group: the awaited rank may wait for the lost. It then raises Broken. Groups talk by messages:
+MPI's collectives may hang after a failure.
 
 At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
 """

@@ -1,11 +1,6 @@
 """Blocking messages over MPI: how a rank waits, checks, and can be watched.
 
-Transfers are uppercase buffer calls on numpy arrays, or with a CUDA-aware MPI on GPU tensors. Environment switches:
-
-- `MPISGD_SSEND=1`: sends are `MPI_Ssend`, so nothing rests on MPI's eager buffering (law 1);
-- `MPISGD_MESSAGES=1`: print messages: `r3 -> 0 PUSH 12.4 MB`;
-- `MPISGD_WAIT=blocking|polite`: default polite with more ranks than cores on a node;
-- `MPISGD_GPU_MEMORY=direct|staged`: give MPI GPU memory, or host memory; default direct if MPI is CUDA-aware.
+Transfers are uppercase buffer calls on numpy arrays, or with a CUDA-aware MPI on GPU tensors. Switches: `environment.md`.
 
 A *polite* wait leaves the core to working ranks (`politeness.py`), until a message is whole.
 """

@@ -1,12 +1,10 @@
 """Allreduce in memory shared by the ranks of a node: no slice is sent or copied [Chen16 5, 6].
 
-                each rank
-    calculate   the gradient at the shared weights, into its own slot
-    meet        all slots are full, all headers told
-    update      its slice, in place: the sum over all slots in the order of learner_id
-    meet        all slices are new; slots may be written again
-
-The bits are those of a sending team (`communicator.Team`).
+            each rank
+calculate   the gradient at the shared weights, into its own slot
+meet        all slots are full, all headers told
+update      its slice, in place: the sum over all slots in the order of learner_id
+meet        all slices are new; slots may be written again
 """
 
 from __future__ import annotations

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.survivors import Survivors
+from mpisgd.exchange.travel.in_place import InPlaceShardChannel
+from mpisgd.exchange.travel.streamed import StreamedChannel, StreamedShardChannel
 from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED, PREFETCH, WHOLE
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
@@ -45,6 +49,7 @@ def slices_of(
         computed_from=memory.weights if apart else None,
         computed_into=memory.gradients if prefetch else None,
         in_pieces=in_pieces,
+        in_place=len(memory.outboxes) > 0,
     )
 
 
@@ -82,9 +87,18 @@ def learner_channel(
 
 
 def shard_channel(
-    config: Config, wire: Communicator, roles: Roles, shard: int, update: Updates, survivors: Survivors | None
+    config: Config,
+    wire: Communicator,
+    roles: Roles,
+    shard: int,
+    update: Updates,
+    survivors: Survivors | None,
+    outboxes: Sequence[Sequence[Any]] = (),
 ) -> ShardChannel:
+    """Return a shard's end; `outboxes`: its slice of each learner's, if shared."""
     rounded = config.pull_format == "bfloat16"
+    if outboxes:
+        return InPlaceShardChannel(wire, roles, shard, [[update.bodies.at(each) for each in own] for own in outboxes])
     if config.exchange == "streamed":
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)
     gathered, cut = config.receive == "gathered", config.both_ways and in_pieces(roles)

@@ -14,6 +14,7 @@ from mpisgd.comm.mpi.library import takes_gpu_memory
 from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.exchange.roles import Role
+from mpisgd.exchange.travel import in_place
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.by_layers.parts import GradientInParts
@@ -29,6 +30,7 @@ from mpisgd.records.log import schema
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Computes, Travels
+from mpisgd.vectors.memory import Memory
 
 
 class MpiWorld(World):
@@ -48,6 +50,10 @@ class MpiWorld(World):
         on_gpu = "cuda" in (config.device, config.shard_device)
         self._direct = on_gpu and takes_gpu_memory() and not roles.tolerant
         """MPI gets GPU memory; not if ranks may be lost: a transfer given up keeps its memory."""
+        ranks = in_place.ranks_of(roles) if claim.setup.in_place else []
+        if wire.rank in ranks:
+            size = claim.tensors.model.size
+            self.in_place = SharedMemory.if_possible(wire, ranks, 0, size, outboxes=in_place.OUTBOXES)
 
     def wire(self, rank: int) -> Wire:
         return self._wire
@@ -62,6 +68,13 @@ class MpiWorld(World):
             gradient.read_ahead()
         self._gradient = gradient
         return gradient
+
+    def disband(self) -> None:
+        if self.in_place is None:
+            return
+        if self._gradient is not None:  # the user's model goes on, and no other rank looks at its outboxes any more
+            self._gradient.move_out(Memory(*self.in_place.own.outboxes))
+        self.in_place.segment.disband()
 
     def _stage(self, rank: int, team: Group) -> Travels:
         """Return a stage, or piece; the rest of the model may go."""

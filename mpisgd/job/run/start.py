@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -19,6 +20,7 @@ from mpisgd.comm.mpi.node_processes import NodeProcesses
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.travel import in_place
 from mpisgd.exchange.ways import choose
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
@@ -165,6 +167,7 @@ class Start:
         config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         self.asked, self.config = config, choose(config, self.roles, self.ranks.hosts, self.bounds)
+        self._in_place = in_place.is_possible(self.config, self.roles, self.ranks.hosts) and self.comm.bcast(_shares())
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
@@ -199,7 +202,7 @@ class Start:
         # A rank that may evaluate alone, or keeps the best weights, needs all.
         jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
         own = self.protocol, self.ranks.hosts, self.meta, self.bounds
-        self.setup = Setup(config, self.asked, roles, *own, stages=self.tensors.stages, jointly=jointly)
+        self.setup = Setup(config, self.asked, roles, *own, stages=self.tensors.stages, jointly=jointly, in_place=self._in_place)
         self._agree(self.setup.check_schedule)
 
     # ------------------------------------------------------------------------------------------------------------- parts
@@ -278,6 +281,10 @@ def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
         return {}
     threads = setup.config.threads or ranks.threads_of(setup.roles.learner_ranks[0])
     return {"cores": [ranges(sorted(each)) for each in ranks.bound], "threads": threads}
+
+
+def _shares() -> bool:
+    return os.environ.get("MPISGD_TRAVEL") != "messages"
 
 
 class Claim:

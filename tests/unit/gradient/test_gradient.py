@@ -156,7 +156,7 @@ class _OnGpu:
     def inputs(self, batch: torch.Tensor) -> torch.Tensor:
         return batch.to("cuda:0", non_blocking=True)
 
-    def zero_gradients(self) -> None:
+    def zero_gradients(self, seq: int) -> None:
         self.gradients.zero_()
 
     overflows = False

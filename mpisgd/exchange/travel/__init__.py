@@ -1,0 +1,1 @@
+"""Other ways of bodies than whole messages, with the same bits: in chunks, or in shared memory."""
