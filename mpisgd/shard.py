@@ -5,7 +5,7 @@ receives (law 1).
 
 After a signal a shard answers each pull with an ending, and takes pushes until all learners have left. All shards then have the
 same pushes, and need not agree on the clock of the last checkpoint. (Under time-outs, or bounded staleness above 0, clocks may
-differ: then the newest complete checkpoint counts.) Shards end likewise where the evaluator has seen enough.
+differ: then the newest complete checkpoint counts.)
 """
 
 from __future__ import annotations

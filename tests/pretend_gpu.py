@@ -87,9 +87,20 @@ class Gpu:
         self._todo: deque[Callable[[], object]] = deque()
         self.asked = self._done = self.waits = 0
         self.chosen = False
+        self.pinned = set[int]()
+        """Addresses of host memory that is not torch's."""
 
     def choose(self, device: int) -> None:
         self.chosen = device == 0
+
+    def cudaHostRegister(self, place: int, nbytes: int, flags: int) -> int:
+        assert place % 4096 == 0 and nbytes > 0 and flags == 0 and place not in self.pinned
+        self.pinned.add(place)
+        return 0
+
+    def cudaHostUnregister(self, place: int) -> int:
+        self.pinned.remove(place)
+        return 0
 
     def wait(self, until: int) -> None:
         self.waits += self._done < until
@@ -173,6 +184,7 @@ def pretend_gpu(late: bool = True) -> Iterator[Gpu]:
         "device_count": lambda: 1,
         "set_device": gpu.choose,
         "Event": Event,
+        "cudart": lambda: gpu,
         "current_stream": lambda device=None: gpu,
     }
     with mock.patch.multiple(torch.cuda, **instead), _Factories():

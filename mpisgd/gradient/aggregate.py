@@ -75,18 +75,18 @@ class SharedMemory:
         return shared
 
     @classmethod
-    def if_possible(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int, outboxes: int = 1) -> SharedMemory | None:
+    def if_possible(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int, outboxes: int = 0) -> SharedMemory | None:
         room, before = (-(-nbytes // _PAGE) * _PAGE for nbytes in (4 * size, 8 * words))
-        rooms = outboxes * room
+        rooms = max(1, outboxes) * room
         segment = wire.segment(ranks, [rooms + (before + room) * (place == 0) for place in range(len(ranks))])
         if segment is None:
             return None
         common = segment.bytes_of(0)[rooms:]
         weights, slots = common[before : before + 4 * size].view(np.float32), []
         for place in range(len(ranks)):
-            starts = [segment.bytes_of(place)[number * room :] for number in range(outboxes)]
+            starts = [segment.bytes_of(place)[number * room :] for number in range(max(1, outboxes))]
             gradients = [each[: 4 * size].view(np.float32) for each in starts]
-            slots.append(Memory(weights, gradients[0], shared=True, outboxes=gradients if outboxes > 1 else ()))
+            slots.append(Memory(weights, gradients[0], shared=True, outboxes=gradients[:outboxes]))
         return cls(segment, common[: 8 * words].view(np.float64), slots)
 
     @property

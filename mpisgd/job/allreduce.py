@@ -1,4 +1,4 @@
-"""Learners that double as shards: reduce-scatter, update, all-gather [Chen16 5], the baseline of all parameter servers.
+"""Learners that double as shards: reduce-scatter, update, all-gather [Chen16 5].
 
     calculate       the gradient of mini-batch seq
     reduce-scatter  each slice to its owner, summed in the order of learner_id
@@ -6,7 +6,7 @@
     all-gather      of the new weights
 
 The order of the sum, hence the bits, are hardsync's (law 5). On a single node nothing moves (`shared.py`). With exchange =
-"layerwise" slices travel in parts, behind the backward pass (`bucket_channel.py`). Nobody can leave alone.
+"layerwise" slices travel in parts, behind the backward pass (`bucket_channel.py`).
 """
 
 from __future__ import annotations

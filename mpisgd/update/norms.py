@@ -5,7 +5,7 @@ needs squared norms at two batch sizes. A shard sees both: gradients of mu sampl
 up over shards (`analysis/noise_scale.py`).
 
 An update is measured wholly or not at all. Counts alone decide: the estimate has no bias, and shards with equal gradients measure
-the same updates. Norms of chunks are added: streamed gradients have the same.
+the same updates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stages of any model, cut before named modules by torch's splitter, `torch.distributed.pipelining`.
 
 `torch.export` traces the model at an example's shapes, without a process group. A value passes through all stages on its way, not
-past stages as in torch: this allows skip connections, and inputs of later stages. Stages share the model's tensors; evaluation runs
+past stages as in torch. Stages share the model's tensors; evaluation runs
 the model as written, at any batch size.
 """
 

@@ -2,7 +2,7 @@
 
 Between blocking calls a rank's code depends only on received messages, so a rank may run ahead: it only sends messages into the
 others' future. Two things depend on time's order: when a message becomes visible to a receiver that takes anything, and when a
-transfer occupies links. Both are events, and happen once no rank can act before them (`first_at`). So runs repeat exactly.
+transfer occupies links. Both are events, and happen once no rank can act before them (`first_at`).
 
 A waiting rank hands its thread to the next that can go on; if none can, `DeadlockError` says who waits for whom.
 """

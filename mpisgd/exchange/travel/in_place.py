@@ -6,14 +6,16 @@
     pull         PULL header                          ->    makes the update in place
                  <- ANSWER header
 
-A gradient may be part of a sum while the next is prepared: two outboxes take turns. Nobody reads weights being changed: all
-learners wait for each update.
+A gradient may be part of a sum while the next is prepared: two outboxes take turns (a GPU prepares elsewhere). Nobody reads weights
+being changed: all learners wait for each update. Beside a GPU the memory is pinned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from mpisgd.comm.communicator import Buffer, Communicator
 from mpisgd.comm.messages import Push, Tag
@@ -25,20 +27,28 @@ from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.body import Body, Pool
 from mpisgd.vectors.memory import outbox_of
 
-OUTBOXES = 2
-
 
 def is_possible(config: Config, roles: Roles, hosts: Sequence[str]) -> bool:
     waits = config.protocol.alike and config.protocol.streams and not roles.tolerant
     whole = config.exchange == "whole" and config.receive == "in-turn" and config.accumulation == 1 and not config.in_groups
     plain = stages.pushes_what_it_computes(config) and config.pull_format == "float32"
-    on_host = config.device == "cpu" and config.shard_device == "cpu"
-    return waits and whole and plain and on_host and len({hosts[rank] for rank in ranks_of(roles)}) == 1
+    return waits and whole and plain and len({hosts[rank] for rank in ranks_of(roles)}) == 1
 
 
 def ranks_of(roles: Roles) -> list[int]:
     """Return the ranks that share memory."""
     return [*roles.shard_ranks, *roles.learner_ranks]
+
+
+def memory_of(config: Config, wire: Communicator, roles: Roles, size: int) -> SharedMemory | None:
+    """Return memory for `size` parameters; None if impossible. Collective over `ranks_of`."""
+    return SharedMemory.if_possible(wire, ranks_of(roles), 0, size, outboxes=2 if config.device == "cpu" else 1)
+
+
+def seen_by(shared: SharedMemory, roles: Roles, rank: int) -> list[np.ndarray]:
+    """Return the vectors that a rank reads or writes."""
+    slots = shared.slots[len(roles.shard_ranks) :] if rank in roles.shard_ranks else [shared.own]
+    return [shared.own.weights, *(outbox for slot in slots for outbox in slot.outboxes)]
 
 
 def outboxes_of(shared: SharedMemory | None, roles: Roles, bounds: tuple[int, int]) -> list[list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from mpisgd.records.log import schema
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.buckets import Bucket
 from mpisgd.vectors.computing import Computes, Travels
-from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.memory import Memory, pin, unpin
 
 
 class MpiWorld(World):
@@ -50,10 +51,13 @@ class MpiWorld(World):
         on_gpu = "cuda" in (config.device, config.shard_device)
         self._direct = on_gpu and takes_gpu_memory() and not roles.tolerant
         """MPI gets GPU memory; not if ranks may be lost: a transfer given up keeps its memory."""
-        ranks = in_place.ranks_of(roles) if claim.setup.in_place else []
-        if wire.rank in ranks:
-            size = claim.tensors.model.size
-            self.in_place = SharedMemory.if_possible(wire, ranks, 0, size, outboxes=in_place.OUTBOXES)
+        if claim.setup.in_place and wire.rank in in_place.ranks_of(roles):
+            self.in_place = in_place.memory_of(config, wire, roles, claim.tensors.model.size)
+        self._pinned: list[np.ndarray] = []
+        if self.in_place is not None and "cuda" in (config.shard_device if wire.rank in roles.shard_ranks else config.device):
+            self._pinned = in_place.seen_by(self.in_place, roles, wire.rank)
+        for vector in self._pinned:
+            pin(vector)
 
     def wire(self, rank: int) -> Wire:
         return self._wire
@@ -74,6 +78,8 @@ class MpiWorld(World):
             return
         if self._gradient is not None:  # the user's model goes on, and no other rank looks at its outboxes any more
             self._gradient.move_out(Memory(*self.in_place.own.outboxes))
+        for vector in self._pinned:
+            unpin(vector)
         self.in_place.segment.disband()
 
     def _stage(self, rank: int, team: Group) -> Travels:

@@ -15,7 +15,7 @@ import torch
 from mpisgd.base import terminal
 from mpisgd.base.errors import CheckpointError, ConfigError, MpisgdError
 from mpisgd.base.storage import cause
-from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
 from mpisgd.comm.mpi.node_processes import NodeProcesses
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
@@ -167,7 +167,8 @@ class Start:
         config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         self.asked, self.config = config, choose(config, self.roles, self.ranks.hosts, self.bounds)
-        self._in_place = in_place.is_possible(self.config, self.roles, self.ranks.hosts) and self.comm.bcast(_shares())
+        possible = in_place.is_possible(self.config, self.roles, self.ranks.hosts)
+        self._in_place = self.comm.bcast(self._agree(lambda: possible and _shares(config)))
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
@@ -283,8 +284,10 @@ def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
     return {"cores": [ranges(sorted(each)) for each in ranks.bound], "threads": threads}
 
 
-def _shares() -> bool:
-    return os.environ.get("MPISGD_TRAVEL") != "messages"
+def _shares(config: Config) -> bool:
+    """Return whether to share memory, unless MPI moves vectors between GPUs. Raises ConfigError."""
+    on_gpu = "cuda" in (config.device, config.shard_device)
+    return os.environ.get("MPISGD_TRAVEL") != "messages" and not (on_gpu and takes_gpu_memory())
 
 
 class Claim:

@@ -1,7 +1,7 @@
 """Checks of seconds: not computable again, but consecutive, with delays drawn by name, and the same on all shards.
 
 A row lies in its clock's time. A learner does a single thing at a time: its seconds fit between the shards' news of it. The first
-pull is left out: clocks wait for each other there. Hosts' clocks may drift apart by `_DRIFT`.
+pull is left out: clocks wait for each other there.
 """
 
 from __future__ import annotations
