@@ -53,7 +53,6 @@ VARIABLES = {
     "MPISGD_HANG_S": "Dump the Python stack of every rank after each so many seconds. Default: never.",
     "MPISGD_MESSAGES": "`1`: print every message: `r3 -> 0 PUSH 12.4 MB`.",
     "MPISGD_SSEND": "`1`: make every send synchronous, so that nothing rests on MPI's buffering.",
-    "MPISGD_TRAVEL": "`messages`, on rank 0: within a node, too, vectors travel by MPI.",
     "MPISGD_WAIT": "`blocking` or `polite`: how ranks wait. Default: `polite` where a node has more ranks than cores.",
 }
 

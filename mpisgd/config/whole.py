@@ -89,9 +89,10 @@ class Config:
     shards: int = 1
     """Shard ranks S [Zhang16 2.3]. Each owns a contiguous slice of the flat parameter vector. Not for allreduce, where each learner
     is one."""
-    exchange: Literal["auto", "whole", "layerwise", "streamed", "duplex", "prefetch"] = "auto"
-    """Exchange vectors. auto: whole or streamed, by the program; the bits are the same. whole: pull all weights, compute, push the
-    whole gradient. streamed: in chunks, the first sent back while the last come in. layerwise: shards own whole layers, or parts of
+    exchange: Literal["auto", "whole", "in-place", "layerwise", "streamed", "duplex", "prefetch"] = "auto"
+    """Exchange vectors. auto: whole, in-place or streamed, by the program; the bits are the same. whole: pull all weights, compute,
+    push the whole gradient. in-place: the same, in memory of one node. streamed: in chunks, the first sent back while the last come
+    in. layerwise: shards own whole layers, or parts of
     large ones. An asynchronous learner pulls slices as its forward pass gets there; every learner pushes slices as its backward
     pass leaves them [Chen16 2, A.3], or at its end if clip_norm or nonfinite = 'drop' need the whole gradient. In an allreduce,
     parts of at least 2 MiB leave during the backward and return during the next forward pass; same bits. duplex: pushed during the

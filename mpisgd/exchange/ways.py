@@ -2,6 +2,7 @@
 
     way          send   ask
     whole        PUSH   PULL    push the whole gradient, then pull all weights
+    in-place     PUSH   PULL    the same, in memory of one node (`travel/in_place.py`)
     streamed     PULL   PULL    the same bits, in chunks (`travel/streamed.py`)
     duplex       PULL   PULL    pushed after the next pull's requests, to use both directions of a link; staleness + 1
     prefetch     PULL   BEFORE  both go on during the next computation; staleness + 2
@@ -25,15 +26,17 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.comm.communicator import STILL_NBYTES, Clock
 from mpisgd.config import Config, compatibility, replace
 from mpisgd.exchange.link_load import load_of
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.travel import in_place
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.vectors.chunks import CHUNK_NBYTES
 
-AUTO = "auto"
-CHOSEN = ("whole", "streamed")  # by the program
+AUTO, IN_PLACE = "auto", "in-place"
+CHOSEN = ("whole", "in-place", "streamed")  # by the program
 LEAST_NBYTES = 4 * CHUNK_NBYTES
 """Least bytes of a slice to stream."""
 
@@ -73,10 +76,26 @@ AHEAD = Way(At.LEAVE, At.LEAVE)
 LAYERWISE = Way(At.LEAVE, At.NEED)
 
 
-def choose(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tuple[int, int]]) -> Config:
-    """Name the exchange where the user does not, with the same bits; an allreduce's buckets are slower over fast links."""
-    if config.exchange != AUTO:
+def choose(
+    config: Config,
+    roles: Roles,
+    hosts: Sequence[str],
+    bounds: Sequence[tuple[int, int]],
+    shares: Callable[[], bool] = lambda: True,
+) -> Config:
+    """Name the exchange where the user does not, with the same bits; an allreduce's buckets are slower over fast links.
+
+    `shares`: whether ranks of a node can share memory, asked by all or none. Raises ConfigError: in-place, where impossible.
+    """
+    if config.exchange not in (AUTO, IN_PLACE):
         return config
+    if in_place.is_possible(config, roles, hosts) and shares():
+        return replace(config, exchange=IN_PLACE)
+    if config.exchange == IN_PLACE:
+        raise ConfigError(
+            f"exchange = {IN_PLACE!r}: expected 'auto' beside these options: hardsync alone, of float32 vectors, has all ranks on"
+            " one node that lets them share memory, and is not fault-tolerant"
+        )
     streamed, nbytes = replace(config, exchange="streamed"), 4 * max(end - start for start, end in bounds)
     possible = config.protocol.streams and not (roles.tolerant or config.in_groups or compatibility.refused(streamed))
     if possible and nbytes >= LEAST_NBYTES and load_of(config, roles, hosts, bounds)[1]:

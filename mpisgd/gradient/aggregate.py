@@ -65,27 +65,21 @@ class SharedMemory:
     slots: Sequence[Memory]
 
     @classmethod
-    def of(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int) -> SharedMemory:
+    def of(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int, outboxes: int = 0) -> SharedMemory:
         """Return memory for `size` parameters; collective. Raises ConfigError: ranks that cannot share memory."""
-        if (shared := cls.if_possible(wire, ranks, words, size)) is None:
-            raise ConfigError(
-                "aggregation = 'node': the ranks of a node cannot share memory: expected a common /proc, or room in a common"
-                " /dev/shm; otherwise aggregation = 'none'"
-            )
-        return shared
-
-    @classmethod
-    def if_possible(cls, wire: Communicator, ranks: Sequence[int], words: int, size: int, outboxes: int = 0) -> SharedMemory | None:
         room, before = (-(-nbytes // _PAGE) * _PAGE for nbytes in (4 * size, 8 * words))
         rooms = max(1, outboxes) * room
         segment = wire.segment(ranks, [rooms + (before + room) * (place == 0) for place in range(len(ranks))])
         if segment is None:
-            return None
+            raise ConfigError(
+                "the ranks of a node cannot share memory: expected a common /proc, or room in a common /dev/shm; otherwise"
+                " aggregation = 'none', and exchange = 'whole'"
+            )
         common = segment.bytes_of(0)[rooms:]
         weights, slots = common[before : before + 4 * size].view(np.float32), []
         for place in range(len(ranks)):
-            starts = [segment.bytes_of(place)[number * room :] for number in range(max(1, outboxes))]
-            gradients = [each[: 4 * size].view(np.float32) for each in starts]
+            starts = [room * number for number in range(max(1, outboxes))]
+            gradients = [segment.bytes_of(place)[start : start + 4 * size].view(np.float32) for start in starts]
             slots.append(Memory(weights, gradients[0], shared=True, outboxes=gradients[:outboxes]))
         return cls(segment, common[: 8 * words].view(np.float64), slots)
 

@@ -126,7 +126,7 @@ def stays_on_gpu(config: Config) -> bool:
 
     Team sums, rounded or sparse vectors, and several vectors at a time lie on the host.
     """
-    one_by_one = config.exchange == "whole" and config.receive == "in-turn"
+    one_by_one = config.exchange in ("whole", "in-place") and config.receive == "in-turn"
     return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"
 
 

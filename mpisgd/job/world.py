@@ -51,7 +51,6 @@ class Setup:
         config: with a named exchange; `asked`: the user's.
         resumption: None = a new run.
         stages: of the model, if learners are groups.
-        in_place: learners and shards share memory, if possible.
         jointly: learner 0's ranks evaluate together, each its piece: none has the whole model.
     """
 
@@ -65,7 +64,6 @@ class Setup:
     resumption: Resumption | None = None
     stages: Stages | None = None
     jointly: bool = False
-    in_place: bool = False
 
     @cached_property
     def path(self) -> Path:
@@ -134,8 +132,6 @@ class World(ABC):
     config: Config
     roles: Roles
     tensors: Tensors | None
-    in_place: SharedMemory | None = None
-    """Memory of learners and shards (`exchange/travel/in_place.py`)."""
     may_leave = False
     saves = False
     progress: Any = "off"
@@ -191,10 +187,10 @@ class World(ABC):
         """Return the maker of a fault-tolerant shard's presence."""
         return FaultTolerant
 
-    def shared(self, rank: int, ranks: Sequence[int], words: int) -> SharedMemory:
+    def shared(self, rank: int, ranks: Sequence[int], words: int, outboxes: int = 0) -> SharedMemory:
         """Return memory of a node's ranks for words, weights and gradients; collective."""
         assert self.tensors is not None
-        return SharedMemory.of(self.wire(rank), ranks, words, self.tensors.model.size)
+        return SharedMemory.of(self.wire(rank), ranks, words, self.tensors.model.size, outboxes)
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints | None:
         return None

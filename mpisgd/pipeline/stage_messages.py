@@ -1,7 +1,7 @@
 """Calls of a partition as messages between a group's ranks (`models/partition.py`).
 
 No deadlock, and nothing rests on buffers: in each call a rank begins all sends, receives from the same partners, then waits for its
-sends. So the rank furthest behind always goes on.
+sends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Best evaluation of a run, by rows of `evaluations` alone: the best weights are kept, and patience may end.
 
-The evaluating rank does both: training never waits (law 7). The file of weights is always the whole result of an evaluation. After
-an interruption it still counts, even if later than the checkpoint.
+The evaluating rank does both: training never waits (law 7). The file of weights is always the whole result of an evaluation.
 """
 
 from __future__ import annotations

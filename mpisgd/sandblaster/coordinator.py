@@ -4,7 +4,7 @@
     line search   torch's; each trial calls `_evaluated`
     evaluation    by learners (`evaluations.py`)
 
-A rank without weights or data. Law 2, shards decide alone, is given up here.
+A rank without weights or data. Law 2 is given up here.
 """
 
 from __future__ import annotations

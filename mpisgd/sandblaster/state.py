@@ -3,7 +3,7 @@
     coordinator   KEEP slot ... KEEP slot, SAVE    ->    shards write slots; place 0 has the weights
     manifest      numbers, with {"slot": place} for vectors
 
-A continued run computes as if never stopped. `al` is left out: torch writes it before any reading.
+`al` is left out: torch writes it before any reading.
 """
 
 from __future__ import annotations

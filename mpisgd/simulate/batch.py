@@ -1,7 +1,7 @@
 """Gradients of many virtual learners, each at its own weights, computed as one batch (torch.func.vmap).
 
-Equal within float tolerance, not bit for bit. Models that draw random numbers or change buffers in training (dropout, batch norm)
-are refused: a batch would differ.
+Equal within float tolerance, not bit for bit. Models that draw random numbers or change buffers in training are
+refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compute time of virtual learners: nanoseconds per mini-batch, a function of (seed, learner_id, seq) (law 5).
 
 Numbers are drawn in blocks, each from a stream of `mpisgd.base.streams`. Growing blocks keep 100,000 learners with few
-mini-batches cheap; block sizes are part of every seeded run. Whole nanoseconds hide last-bit differences of mathematical libraries.
+mini-batches cheap; block sizes are part of every seeded run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The passes of a stage of a virtual group, in virtual time; sizes travel between stages.
+"""The passes of a stage of a virtual group, in virtual time; sizes travel.
 
 A stage costs its parameters' share of its rank's mini-batch, in equal parts per micro-batch: a third forward, two thirds backward.
 With tensors, the whole gradient is computed at the last stage's last activation, as virtual ranks share one model (`passes.py`).

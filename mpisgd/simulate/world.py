@@ -84,12 +84,28 @@ class VirtualWorld(World):
         self.network = Network(config.network, nodes)
         self.wires: list[VirtualWire] = []
         self._wholes: dict[int, WholeGroup] = {}
+        self._slots: list[Memory] = []
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
         self.bounds, self.config = bounds, choose(self.config, self.roles, self._hosts, bounds)
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]
+
+    def shared(self, rank: int, ranks: Sequence[int], words: int, outboxes: int = 0) -> SharedMemory:
+        """Share memory in no time; a virtual rank computes beside its outbox."""
+        if not outboxes:
+            return super().shared(rank, ranks, words)
+        if not self._slots:
+            first = self._memory(ranks[0])
+            own = [first, *(self._memory(each) for each in ranks[1:])]
+            self._slots = [Memory(first.weights, each.gradients, shared=True, outboxes=[each.gradients]) for each in own]
+        return dataclasses.replace(SharedMemory.of(self.wires[rank], ranks, words, 0), slots=self._slots)
+
+    def _memory(self, rank: int) -> Memory:
+        """Return memory for the vectors of a rank."""
+        vector = SizedVector(self.parameters)
+        return Memory(vector, vector)
 
     def buckets(self) -> list[Bucket]:
         nbytes = buckets.OLDER_NBYTES if self.rules < 4 else None
@@ -278,16 +294,15 @@ class SizedWorld(VirtualWorld):
             parts.segments_of(config, model)  # refuse patterns without a match, as a real run does
         Shares.of(options, self.layers)
         self.facts = parts.facts_of_model(config, self.layers, self.bounds, "no gradients were computed")
-        vector = SizedVector(self.parameters)
-        self._memory = Memory(vector, vector)
 
-    def shared(self, rank: int, ranks: Sequence[int], words: int) -> SharedMemory:
-        return dataclasses.replace(SharedMemory.of(self.wires[rank], ranks, words, 0), slots=[self._memory for _ in ranks])
+    def shared(self, rank: int, ranks: Sequence[int], words: int, outboxes: int = 0) -> SharedMemory:
+        return super().shared(rank, ranks, words, outboxes=1)
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:
-            return self._stage(rank, group, self._memory, lambda: None)
-        return SizedGradient(self._memory, self.config.mu, self.wires[rank], self._whole_ns(rank))
+            return self._stage(rank, group, self._memory(rank), lambda: None)
+        memory = self._memory(rank) if shared is None else shared.own
+        return SizedGradient(memory, self.config.mu, self.wires[rank], self._whole_ns(rank))
 
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
         config, shard = self.config, self.roles.index(rank)

@@ -28,7 +28,7 @@ from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate, Step, Weighting
 from mpisgd.vectors.body import WholePool
 from mpisgd.vectors.flat import is_finite
-from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
+from mpisgd.vectors.memory import Copy, as_tensor, host_view, staging, vector_like, wait_for
 from mpisgd.vectors.push_format import PushFormat
 
 
@@ -127,9 +127,9 @@ class StagedUpdate(DeviceUpdate):
         super().__init__(weights, *arguments, **fields)
         self._serve_from(staging(weights))
 
-    def live_in(self, weights: np.ndarray) -> None:
+    def live_in(self, weights: np.ndarray | Tensor) -> None:
         """Serve from this memory."""
-        self._serve_from(torch.from_numpy(weights))
+        self._serve_from(as_tensor(weights))
 
     def renew_weights(self) -> None:
         """Serve from new memory; slow sends from the old stay intact."""

@@ -26,7 +26,7 @@ from mpisgd.vectors.body import Body, ChunkPool, Pool, Sum, WholePool
 from mpisgd.vectors.chunks import chunks_of, cuts, squared_norm_of_chunks
 from mpisgd.vectors.computing import FREE, Charges, Updates
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts
-from mpisgd.vectors.memory import vector_like, view_of
+from mpisgd.vectors.memory import as_tensor, vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
 from mpisgd.vectors.skipped import NOTHING, Runs, common
 
@@ -161,8 +161,8 @@ class SliceUpdate(Updates):
     def epochs(self) -> float:
         return self.samples / self._train_samples
 
-    def live_in(self, weights: np.ndarray) -> None:
-        self._move_to(torch.from_numpy(weights))
+    def live_in(self, weights: np.ndarray | Tensor) -> None:
+        self._move_to(as_tensor(weights))
 
     def renew_weights(self) -> None:
         """Go on in new memory; slow sends from the old stay intact."""

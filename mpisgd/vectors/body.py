@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mpisgd.vectors.chunks import cuts, squared_norm_of_chunks
 from mpisgd.vectors.flat import is_finite
-from mpisgd.vectors.memory import copy_into, host_vector, view_of, wait_for
+from mpisgd.vectors.memory import as_tensor, copy_into, host_vector, view_of, wait_for
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
 from mpisgd.vectors.skipped import Runs, why_not
 
@@ -216,7 +216,7 @@ class WholePool(Pool):
         return body
 
     def at(self, memory: Any) -> Body:
-        return self._lasting(torch.from_numpy(memory))
+        return self._lasting(as_tensor(memory))
 
     def row(self, count: int) -> tuple[Any, list[Body]]:
         room = self._space(count * self._words)

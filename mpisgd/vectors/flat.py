@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors import nest
 from mpisgd.vectors.kept_state import KeptState
-from mpisgd.vectors.memory import Memory, outbox_of
+from mpisgd.vectors.memory import Memory, as_tensor, outbox_of
 from mpisgd.vectors.skipped import NOTHING, Runs, runs_of
 from mpisgd.vectors.split import Traced
 
@@ -201,7 +201,7 @@ class FlatModel:
         """Make parameters and gradients views into this memory."""
         self.memory = memory
         self.weights, self.gradients = memory.tensors
-        outboxes = [torch.from_numpy(each) for each in memory.outboxes] or [self.gradients]
+        outboxes = [as_tensor(each) for each in memory.outboxes] or [self.gradients]
         # .data has its own version; autograd steps it on adding a gradient
         trained = [(name, each) for name, each in self._parameters if not each.is_meta]
         views = [self.views(each) for each in outboxes]

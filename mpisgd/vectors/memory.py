@@ -77,10 +77,7 @@ class Memory:
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Weights and gradients as torch tensors, in the same memory."""
-        weights, gradients = (
-            each if isinstance(each, Tensor) else torch.from_numpy(each) for each in (self.weights, self.gradients)
-        )
-        return weights, gradients
+        return as_tensor(self.weights), as_tensor(self.gradients)
 
     def another(self) -> Memory:
         """Return as much host memory."""
@@ -92,6 +89,10 @@ class Memory:
         """Return host memory for a GPU's vectors."""
         weights, gradients = self.tensors
         return Memory(host_view(staging(weights)), host_view(staging(gradients)))
+
+
+def as_tensor(vector: np.ndarray | Tensor) -> Tensor:
+    return vector if isinstance(vector, Tensor) else torch.from_numpy(vector)
 
 
 def outbox_of(outboxes: Sequence[Any], seq: int) -> Any:
@@ -124,8 +125,7 @@ def copy_into(into: Any, vector: Any) -> None:
     if type(into) is np.ndarray and type(vector) is np.ndarray:
         into[:] = vector
     elif not isinstance(vector, SizedVector):
-        one, other = (each if isinstance(each, Tensor) else torch.from_numpy(each) for each in (into, vector))
-        one.copy_(other)
+        as_tensor(into).copy_(as_tensor(vector))
 
 
 def staging(vector: Tensor) -> Tensor:

@@ -74,4 +74,4 @@ def test_the_choice_is_said_changes_no_bit_and_goes_on(open_mpi: None, tmp_path:
 
 def test_within_a_node_vectors_travel_whole(open_mpi: None, tmp_path: Path) -> None:
     with Cluster(1) as cluster:
-        assert "1 host(s), exchange whole" in trained(cluster, (3,), *anew(tmp_path / "run"))
+        assert "1 host(s), exchange in-place" in trained(cluster, (3,), *anew(tmp_path / "run"))

@@ -7,7 +7,7 @@
                  <- ANSWER header
 
 A gradient may be part of a sum while the next is prepared: two outboxes take turns (a GPU prepares elsewhere). Nobody reads weights
-being changed: all learners wait for each update. Beside a GPU the memory is pinned.
+being changed: all learners wait for each update.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpisgd.vectors.memory import outbox_of
 
 def is_possible(config: Config, roles: Roles, hosts: Sequence[str]) -> bool:
     waits = config.protocol.alike and config.protocol.streams and not roles.tolerant
-    whole = config.exchange == "whole" and config.receive == "in-turn" and config.accumulation == 1 and not config.in_groups
+    whole = config.receive == "in-turn" and config.accumulation == 1 and not config.in_groups
     plain = stages.pushes_what_it_computes(config) and config.pull_format == "float32"
     return waits and whole and plain and len({hosts[rank] for rank in ranks_of(roles)}) == 1
 
@@ -38,11 +38,6 @@ def is_possible(config: Config, roles: Roles, hosts: Sequence[str]) -> bool:
 def ranks_of(roles: Roles) -> list[int]:
     """Return the ranks that share memory."""
     return [*roles.shard_ranks, *roles.learner_ranks]
-
-
-def memory_of(config: Config, wire: Communicator, roles: Roles, size: int) -> SharedMemory | None:
-    """Return memory for `size` parameters; None if impossible. Collective over `ranks_of`."""
-    return SharedMemory.if_possible(wire, ranks_of(roles), 0, size, outboxes=2 if config.device == "cpu" else 1)
 
 
 def seen_by(shared: SharedMemory, roles: Roles, rank: int) -> list[np.ndarray]:

@@ -76,7 +76,7 @@ def learner_channel(
     elif config.exchange == "layerwise":
         way = PIPELINED if protocol.consistent or config.protocol.rejects else LAYERWISE
     else:
-        way = {"whole": WHOLE, "duplex": DUPLEX, "prefetch": PREFETCH}[config.exchange]
+        way = {"whole": WHOLE, "in-place": WHOLE, "duplex": DUPLEX, "prefetch": PREFETCH}[config.exchange]
     return LearnerChannel(
         *ends,
         consistent=protocol.consistent and not config.both_ways,

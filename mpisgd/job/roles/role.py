@@ -13,6 +13,8 @@ from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Here
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.survivors import Survivors
+from mpisgd.exchange.travel.in_place import ranks_of
+from mpisgd.exchange.ways import IN_PLACE
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
@@ -94,6 +96,13 @@ class RankRole:
 
     def _gradient_of(self, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared, group))
+
+    def _in_place(self) -> SharedMemory | None:
+        """Share memory with the node's learners and shards, where vectors stay in place."""
+        config = self.setup.config
+        if config.exchange != IN_PLACE:
+            return None
+        return self.world.shared(self.rank, ranks_of(self.setup.roles), 0, 2 if config.device == "cpu" else 1)
 
     def _join_team(self) -> Member:
         """Join the team, until all ranks have met: learner 0 still evaluates in its memory."""

@@ -40,13 +40,14 @@ class ShardRole(ServingRole):
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
         survivors = self._survivors()
-        outboxes = outboxes_of(world.in_place, setup.roles, setup.bounds[self.index])
+        self._shared = shared = self._in_place()
+        outboxes = outboxes_of(shared, setup.roles, setup.bounds[self.index])
         channel = shard_channel(setup.config, self.wire, self._seen, self.index, update, survivors, outboxes)
         self.server = self._make_server(channel, update, self._presence(world.presence_of(rank), channel, survivors))
 
     def train(self) -> None:
-        if (shared := self.world.in_place) is not None:  # all learners have moved in
-            self.server.update.live_in(shared.own.weights[slice(*self.setup.bounds[self.index])])
+        if self._shared is not None:  # all learners have moved in
+            self.server.update.live_in(self._shared.own.weights[slice(*self.setup.bounds[self.index])])
         super().train()
 
     def end(self) -> np.ndarray:
@@ -128,7 +129,8 @@ class LearnerRole(RankRole):
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         self._group = group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
-        computed = self._leader or self._gradient_of(world.in_place, group)
+        shared = self._in_place()
+        computed = self._leader or self._gradient_of(shared, group)
         seen = setup.seen_by(rank)
         tensors, samples = world.tensors, setup.meta.train_samples
         segments = list(within(tensors.segments, *seen.piece)) if tensors is not None else ()
@@ -150,7 +152,7 @@ class LearnerRole(RankRole):
         self.leaves_by = self._channel.goodbye
         if world.tensors is not None:
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
-        self._move_out = None if world.in_place is None else computed.move_out
+        self._move_out = None if shared is None else computed.move_out
         self._gradient: Computes = pushed
         if config.by_layers:
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)

@@ -15,7 +15,7 @@ from mpisgd.comm.mpi.library import takes_gpu_memory
 from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.exchange.roles import Role
-from mpisgd.exchange.travel import in_place
+from mpisgd.exchange.travel.in_place import seen_by
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.by_layers.parts import GradientInParts
@@ -51,13 +51,8 @@ class MpiWorld(World):
         on_gpu = "cuda" in (config.device, config.shard_device)
         self._direct = on_gpu and takes_gpu_memory() and not roles.tolerant
         """MPI gets GPU memory; not if ranks may be lost: a transfer given up keeps its memory."""
-        if claim.setup.in_place and wire.rank in in_place.ranks_of(roles):
-            self.in_place = in_place.memory_of(config, wire, roles, claim.tensors.model.size)
+        self._in_place: SharedMemory | None = None
         self._pinned: list[np.ndarray] = []
-        if self.in_place is not None and "cuda" in (config.shard_device if wire.rank in roles.shard_ranks else config.device):
-            self._pinned = in_place.seen_by(self.in_place, roles, wire.rank)
-        for vector in self._pinned:
-            pin(vector)
 
     def wire(self, rank: int) -> Wire:
         return self._wire
@@ -73,14 +68,25 @@ class MpiWorld(World):
         self._gradient = gradient
         return gradient
 
+    def shared(self, rank: int, ranks: Sequence[int], words: int, outboxes: int = 0) -> SharedMemory:
+        """Share memory; with outboxes until `disband`, pinned beside a GPU."""
+        shared = SharedMemory.of(self._wire, ranks, words, self._setup.bounds[-1][1], outboxes)
+        if outboxes:
+            self._in_place = shared
+        if outboxes and "cuda" in (self.config.shard_device if rank in self.roles.shard_ranks else self.config.device):
+            self._pinned = seen_by(shared, self.roles, rank)
+        for vector in self._pinned:
+            pin(vector)
+        return shared
+
     def disband(self) -> None:
-        if self.in_place is None:
+        if self._in_place is None:
             return
         if self._gradient is not None:  # the user's model goes on, and no other rank looks at its outboxes any more
-            self._gradient.move_out(Memory(*self.in_place.own.outboxes))
+            self._gradient.move_out(Memory(*self._in_place.own.outboxes))
         for vector in self._pinned:
             unpin(vector)
-        self.in_place.segment.disband()
+        self._in_place.segment.disband()
 
     def _stage(self, rank: int, team: Group) -> Travels:
         """Return a stage, or piece; the rest of the model may go."""

@@ -138,16 +138,15 @@ class Rank:
 
         quiet_s = self.setup.config.log.quiet_s
         self.watch.begin(Watchdog(wire.waiting, quiet_s, self._name(self.rank), waits_for))
-        self._partners = self._keeps_near()
-        world = MpiWorld(self.claim, wire, self._partners, self.callbacks)
         if self.rank == 0:
             carried, wasted = link_load.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
-            travels = f"exchange {self.setup.config.exchange}{'' if world.in_place is None else ' in shared memory'}"
-            self._say(f"mpisgd {__version__}: {self._headline(travels, carried)}")
+            self._say(f"mpisgd {__version__}: {self._headline(carried)}")
             if wasted:
                 self._say(f"mpisgd: warning: {wasted}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
+        self._partners = self._keeps_near()
+        world = MpiWorld(self.claim, wire, self._partners, self.callbacks)
         self.role = role = build(self.setup, world, self.rank)
         try:
             wire.clock.begin(wire.meet, self.setup.begins_s)
@@ -255,12 +254,12 @@ class Rank:
         if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.claim.unlock()
 
-    def _headline(self, travels: str, carried: str) -> str:
+    def _headline(self, carried: str) -> str:
         setup, learners, ranks = self.setup, self.roles.lambda_, self.roles.streams
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
-            f" {len(set(setup.hosts))} host(s), {travels}"
+            f" {len(set(setup.hosts))} host(s), exchange {setup.config.exchange}"
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"
             f"{partners.said(setup.config.checkpoint.partner_updates, setup.hosts)};"

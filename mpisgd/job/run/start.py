@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -17,10 +16,11 @@ from mpisgd.base.errors import CheckpointError, ConfigError, MpisgdError
 from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
 from mpisgd.comm.mpi.node_processes import NodeProcesses
+from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.travel import in_place
+from mpisgd.exchange.travel.in_place import ranks_of
 from mpisgd.exchange.ways import choose
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
@@ -166,9 +166,8 @@ class Start:
         """Refuse too many shards, or too few samples."""
         config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
-        self.asked, self.config = config, choose(config, self.roles, self.ranks.hosts, self.bounds)
-        possible = in_place.is_possible(self.config, self.roles, self.ranks.hosts)
-        self._in_place = self.comm.bcast(self._agree(lambda: possible and _shares(config)))
+        asked = config, self.roles, self.ranks.hosts, self.bounds
+        self.asked, self.config = config, self._agree(lambda: choose(*asked, self._shares))
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
@@ -203,7 +202,7 @@ class Start:
         # A rank that may evaluate alone, or keeps the best weights, needs all.
         jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
         own = self.protocol, self.ranks.hosts, self.meta, self.bounds
-        self.setup = Setup(config, self.asked, roles, *own, stages=self.tensors.stages, jointly=jointly, in_place=self._in_place)
+        self.setup = Setup(config, self.asked, roles, *own, stages=self.tensors.stages, jointly=jointly)
         self._agree(self.setup.check_schedule)
 
     # ------------------------------------------------------------------------------------------------------------- parts
@@ -245,6 +244,16 @@ class Start:
         torch.cuda.set_device(gpu)  # pinned memory and MPI's buffers belong there
         return f"cuda:{gpu}"
 
+    def _shares(self) -> bool:
+        """Return whether ranks can share memory, unless MPI moves vectors between GPUs. Raises ConfigError; collective."""
+        if "cuda" in (self.config.device, self.config.shard_device) and takes_gpu_memory():
+            return False
+        ranks = ranks_of(self.roles)
+        shared = Wire(self.comm, polite=True).segment(ranks, [1] * len(ranks)) if self._rank in ranks else None
+        if shared is not None:
+            shared.disband()
+        return bool(self.comm.bcast(shared is not None, root=ranks[0]))
+
     def _group(self) -> MPI.Intracomm | None:
         """Return this rank's group, by piece; collective over all ranks."""
         if not self._learns:
@@ -282,12 +291,6 @@ def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
         return {}
     threads = setup.config.threads or ranks.threads_of(setup.roles.learner_ranks[0])
     return {"cores": [ranges(sorted(each)) for each in ranks.bound], "threads": threads}
-
-
-def _shares(config: Config) -> bool:
-    """Return whether to share memory, unless MPI moves vectors between GPUs. Raises ConfigError."""
-    on_gpu = "cuda" in (config.device, config.shard_device)
-    return os.environ.get("MPISGD_TRAVEL") != "messages" and not (on_gpu and takes_gpu_memory())
 
 
 class Claim:

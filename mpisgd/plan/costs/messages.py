@@ -22,6 +22,7 @@ from mpisgd.analysis import arrivals
 from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
+from mpisgd.exchange.ways import IN_PLACE
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Verdict
 from mpisgd.report import link_speed
@@ -83,8 +84,9 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
     """Fit bandwidths; a node's link counts as fast as a rank's fastest transfer."""
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
-    if slice_nbytes < TELLING_NBYTES:
-        source = f"assumed: messages of {slice_nbytes:.0f} bytes do not tell the bandwidth"
+    if _exchange(run) == IN_PLACE or slice_nbytes < TELLING_NBYTES:
+        sent = "headers alone" if _exchange(run) == IN_PLACE else f"messages of {slice_nbytes:.0f} bytes"
+        source = f"assumed: {sent} do not tell the bandwidth"
         return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
     if _beside(run):
         return _bandwidth_between_nodes(run, rows, default)
@@ -158,6 +160,8 @@ def _exchange(run: Run) -> str:
 
 def _transfers_s(run: Run, network: NetworkOptions, nbytes: float) -> np.ndarray:
     """Return seconds to transfer each slice of `nbytes`: (shards, learners)."""
+    if _exchange(run) == IN_PLACE:
+        return np.zeros((run.shards, run.lambda_))
     rates = np.where(_apart(run), network.node_bandwidth, network.local_bandwidth)
     return np.asarray(nbytes / run.shards / np.minimum(network.bandwidth, rates))
 

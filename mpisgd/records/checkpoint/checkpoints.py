@@ -1,7 +1,7 @@
 """Checkpoints written by a shard: the loop copies the slice, a thread does the rest (law 7).
 
-No shard asks another (law 2): all know the due clocks, and a shard that finds all parts writes the manifest. A failure (full disk,
-quota) is reported and logged; training goes on.
+No shard asks another (law 2): all know the due clocks, and a shard that finds all parts writes the manifest. A failure is logged;
+training goes on.
 """
 
 from __future__ import annotations

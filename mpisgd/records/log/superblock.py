@@ -1,7 +1,6 @@
 """First bytes of an HDF5 file, patched to read a file left open without the library's SWMR mode.
 
-SWMR retries for minutes to read missing parts of a damaged or shortened file. Here the file seems closed: missing parts are an
-error at once.
+SWMR retries for minutes to read missing parts of a damaged or shortened file. A file that seems closed fails at once.
 """
 
 from __future__ import annotations

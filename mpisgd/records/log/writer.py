@@ -120,7 +120,7 @@ class TableFile:
     """HDF5 file of a rank, with tables to append to.
 
     Args:
-        path: must not exist; None = keep nothing. The file gets its name with its tables: nobody sees half a file.
+        path: must not exist; None = keep nothing. The file gets its name with its tables.
         instead: replace an existing file: its writer can write no more to it.
         shard: -1 = evaluator.
         attributes: of an attempt that continues another (`schema`).

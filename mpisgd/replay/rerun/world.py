@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mpisgd.comm.virtual.scripted import EagerWire
 from mpisgd.comm.virtual.wire import Signal
-from mpisgd.config import Config
+from mpisgd.config import Config, replace
+from mpisgd.exchange.ways import IN_PLACE
 from mpisgd.gradient import stages
 from mpisgd.job.roles import RankRole
 from mpisgd.job.tensors import Tensors
@@ -60,6 +61,12 @@ class LogWorld(VirtualWorld):
     @property
     def rules(self) -> int:
         return self.record.rules
+
+    def _cut(self, bounds: list[tuple[int, int]]) -> None:
+        """Let vectors travel where they were in place: learners may compute late, with the same bits."""
+        super()._cut(bounds)
+        if self.config.exchange == IN_PLACE:
+            self.config = replace(self.config, exchange="whole")
 
     def portions_of(self, rank: int, portions: Portions | None) -> Portions | None:
         if portions is None or not portions.deals:

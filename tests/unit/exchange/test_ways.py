@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import of_job
 from mpisgd.exchange.ways import choose
@@ -15,11 +16,11 @@ SIZE = 11_000_000
 """Slices of 22 MB."""
 
 
-def chosen(hosts: str = "aabb", size: int = SIZE, *, tolerant: bool = False, **changes: Any) -> str:
+def chosen(hosts: str = "aabb", size: int = SIZE, *, tolerant: bool = False, shares: bool = True, **changes: Any) -> str:
     config = replace(Config(), **({"shards": 2, "protocol": HardsyncOptions()} | changes))
     roles = of_job(config, hosts)
     roles = roles.made_tolerant() if tolerant else roles
-    return choose(config, roles, hosts, [(0, size // 2), (size // 2, size)]).exchange
+    return choose(config, roles, hosts, [(0, size // 2), (size // 2, size)], lambda: shares).exchange
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,6 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
     "changes",
     [
         {"size": 4_000_000},  # slices of 8 MB are less than four chunks
-        {"hosts": "aaaa"},
         {"protocol": SoftsyncOptions(n=1)},  # chunks are summed when all learners' are there
         {"receive": "gathered"},
         {"nonfinite": "drop"},
@@ -54,6 +54,33 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
 )
 def test_else_vectors_are_whole(changes: dict[str, Any]) -> None:
     assert chosen(**changes) == "whole"
+
+
+@pytest.mark.parametrize("changes", [{}, {"evaluator": True}, {"clip_average": 1.0}], ids=str)
+def test_hardsync_of_one_node_stays_in_place(changes: dict[str, Any]) -> None:
+    assert chosen(**{"hosts": "aaaa", **changes}) == chosen(**{"hosts": "aaaa", **changes}, exchange="in-place") == "in-place"
+    assert chosen(**{"hosts": "aaaa", **changes}, shares=False) == "whole"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hosts": "aaab"},
+        {"protocol": SoftsyncOptions(n=1)},
+        {"receive": "gathered"},
+        {"push_format": "bfloat16"},
+        {"pull_format": "bfloat16"},
+        {"accumulation": 2},
+        {"local_steps": 2},
+        {"aggregation": "node"},
+        {"tolerant": True},
+    ],
+    ids=str,
+)
+def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
+    assert chosen(**{"hosts": "aaaa", **changes}) != "in-place"
+    with pytest.raises(ConfigError, match="in-place"):
+        chosen(**{"hosts": "aaaa", **changes}, exchange="in-place")
 
 
 def test_an_allreduce_stays_whole() -> None:
