@@ -296,7 +296,9 @@ class SizedWorld(VirtualWorld):
         self.facts = parts.facts_of_model(config, self.layers, self.bounds, "no gradients were computed")
 
     def shared(self, rank: int, ranks: Sequence[int], words: int, outboxes: int = 0) -> SharedMemory:
-        return super().shared(rank, ranks, words, outboxes=1)
+        if outboxes:
+            return super().shared(rank, ranks, words, outboxes)
+        return dataclasses.replace(SharedMemory.of(self.wires[rank], ranks, words, 0), slots=[self._memory(each) for each in ranks])
 
     def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         if group is not None:

@@ -281,7 +281,11 @@ def test_teams_of_k_send_and_receive_one_kth_of_the_bytes(tmp_path: Path, monkey
     for size in (0, 1, 2, 8):
         Counting.nbytes = {}
         virtual = {"learners": 8, "train_samples": 64}
-        simulated(tmp_path / str(size), SIZES, **merged({"virtual": virtual, "shards": 2}, in_teams(size) if size else {}))
+        simulated(
+            tmp_path / str(size),
+            SIZES,
+            **merged({"virtual": virtual, "shards": 2}, in_teams(size) if size else {"exchange": "whole"}),
+        )
         crossed[size] = dict(Counting.nbytes)
     for size, tag in itertools.product((1, 2, 8), (Tag.PUSH, Tag.ANSWER)):
         assert crossed[0][tag] == size * crossed[size][tag] > 0
