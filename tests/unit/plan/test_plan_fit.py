@@ -240,6 +240,16 @@ def test_learners_without_pushes_draw_from_all(tmp_path: Path) -> None:
     assert any("as some pushed none" in line for line in found.assumptions)
 
 
+def test_a_run_in_place_and_its_fit_agree(tmp_path: Path) -> None:
+    """Headers alone are sent, so a transfer takes no time from any cost."""
+    run = virtual_run(tmp_path / "run", HardsyncOptions(), parameters=2_000_000, ranks_per_node=16, pushes=1000)
+    assert run.environment["exchange"] == "in-place"
+    found = fitted(run, from_log=True)
+    sources = {cost.name: cost.source for cost in found.costs}
+    assert sources["bandwidth"] == "assumed: headers alone do not tell the bandwidth"
+    assert found.differences["seconds_per_update"] == pytest.approx(0, abs=0.02)
+
+
 def test_small_messages_do_not_tell_a_bandwidth(tmp_path: Path) -> None:
     run = virtual_run(tmp_path / "run", SoftsyncOptions(n=1), pushes=300, parameters=1000)
     wire = measured(run)

@@ -1,0 +1,60 @@
+"""Virtual ranks of a node exchange in place (`exchange/travel/in_place.py`): whole vectors' bits, sooner, with headers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisgd import replay
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.simulate import job
+
+from .jobs import SIZES, TENSORS, flat, simulated
+
+ONE_NODE: dict[str, Any] = {"protocol": "hardsync", "virtual": {"ranks_per_node": 9}}
+
+
+class Counted(VirtualWire):
+    """Bytes of bodies that any rank sends."""
+
+    nbytes = 0
+
+    def start(self, dest: int, tag: int, fields: Any, *bodies: Any) -> Any:
+        type(self).nbytes += sum(body.nbytes for body in bodies)
+        return super().start(dest, tag, fields, *bodies)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"shards": 2, "optimizer": "adam", "averaging": 0.9},
+        {"shards": 2, "clip_average": 0.1, "evaluator": False},
+        {"nonfinite": "drop"},
+        {"sampling": "dealt"},
+        {"virtual": {"batched": True}},
+        {"failures": {"at_s": {"1": 5.0}, "then": "leave"}},
+    ],
+    ids=str,
+)
+def test_it_has_the_bits_of_messages(tmp_path: Path, special: dict[str, Any]) -> None:
+    changes = {**ONE_NODE, **special, "virtual": {**ONE_NODE["virtual"], **special.get("virtual", {})}}
+    ours, theirs = (simulated(tmp_path / name, TENSORS, **changes, exchange=name) for name in ("auto", "whole"))
+    assert ours.environment["exchange"] == "in-place"
+    assert flat(ours).tobytes() == flat(theirs).tobytes()
+    assert len(ours.updates) == len(theirs.updates)
+    assert ours.updates["time_s"][-1] < theirs.updates["time_s"][-1]
+    assert replay.check(ours.path) == ""
+
+
+def test_it_sends_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "VirtualWire", Counted)
+    sent = []
+    for exchange in ("in-place", "whole"):
+        Counted.nbytes = 0
+        run = simulated(tmp_path / exchange, SIZES, **ONE_NODE, exchange=exchange)
+        sent.append(Counted.nbytes)
+    vectors = len(run.pushes) + len(run.updates) * run.lambda_
+    assert sent[0] == 0
+    assert sent[1] == pytest.approx(4000 * vectors, rel=0.05)
