@@ -90,14 +90,13 @@ class Config:
     """Shard ranks S [Zhang16 2.3]. Each owns a contiguous slice of the flat parameter vector. Not for allreduce, where each learner
     is one."""
     exchange: Literal["auto", "whole", "in-place", "layerwise", "streamed", "duplex", "prefetch"] = "auto"
-    """Exchange vectors. auto: whole, in-place or streamed, by the program; the bits are the same. whole: pull all weights, compute,
-    push the whole gradient. in-place: the same, in memory of one node. streamed: in chunks, the first sent back while the last come
-    in. layerwise: shards own whole layers, or parts of
-    large ones. An asynchronous learner pulls slices as its forward pass gets there; every learner pushes slices as its backward
-    pass leaves them [Chen16 2, A.3], or at its end if clip_norm or nonfinite = 'drop' need the whole gradient. In an allreduce,
-    parts of at least 2 MiB leave during the backward and return during the next forward pass; same bits. duplex: pushed during the
-    next pull, for slow links; staleness + 1. prefetch: both while the next gradient is computed; staleness + 2, two more vectors
-    per learner."""
+    """Exchange vectors. auto: whole, in-place, streamed or an allreduce's layerwise, by the program; same bits. whole: pull all
+    weights, compute, push the whole gradient. in-place: the same, in memory of one node. streamed: in chunks, the first sent back
+    while the last come in. layerwise: shards own whole layers, or parts of large ones. An asynchronous learner pulls slices as its
+    forward pass gets there; every learner pushes slices as its backward pass leaves them [Chen16 2, A.3], or at its end if
+    clip_norm or nonfinite = 'drop' need the whole gradient. In an allreduce, parts of at least 2 MiB leave during the backward and
+    return during the next forward pass; same bits. duplex: pushed during the next pull, for slow links; staleness + 1. prefetch:
+    both while the next gradient is computed; staleness + 2, two more vectors per learner."""
     receive: Literal["in-turn", "gathered"] = "in-turn"
     """Receive gradients. in-turn: one by one; weights change once answers have left. gathered: from all learners at once, each into
     its own memory; weights change while answers leave. A slow link then delays only learners waiting for its gradient. Up to lambda

@@ -36,9 +36,10 @@ from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.vectors.chunks import CHUNK_NBYTES
 
 AUTO, IN_PLACE = "auto", "in-place"
-CHOSEN = ("whole", "in-place", "streamed")  # by the program
 LEAST_NBYTES = 4 * CHUNK_NBYTES
 """Least bytes of a slice to stream."""
+SLOW = 3e8
+"""Most bytes per second of links where an allreduce's buckets gain: cores wait for bytes."""
 
 
 class At(Enum):
@@ -76,16 +77,26 @@ AHEAD = Way(At.LEAVE, At.LEAVE)
 LAYERWISE = Way(At.LEAVE, At.NEED)
 
 
+def chosen(config: Config) -> tuple[str, ...]:
+    """Return the program's choices, of the same bits; the last in parts."""
+    return ("whole", "layerwise") if config.protocol.collective else ("whole", IN_PLACE, "streamed")
+
+
 def choose(
     config: Config,
     roles: Roles,
     hosts: Sequence[str],
     bounds: Sequence[tuple[int, int]],
+    rate: Callable[[], float],
     shares: Callable[[], bool] = lambda: True,
 ) -> Config:
-    """Name the exchange where the user does not, with the same bits; an allreduce's buckets are slower over fast links.
+    """Name the exchange where the user does not. All ranks ask, or none.
 
-    `shares`: whether ranks of a node can share memory, asked by all or none. Raises ConfigError: in-place, where impossible.
+    Args:
+        rate: bytes per second of links.
+        shares: whether ranks of a node can share memory.
+
+    Raises ConfigError: in-place, where impossible.
     """
     if config.exchange not in (AUTO, IN_PLACE):
         return config
@@ -96,11 +107,11 @@ def choose(
             f"exchange = {IN_PLACE!r}: expected 'auto' beside these options: hardsync alone, of float32 vectors, has all ranks on"
             " one node that lets them share memory, and is not fault-tolerant"
         )
-    streamed, nbytes = replace(config, exchange="streamed"), 4 * max(end - start for start, end in bounds)
-    possible = config.protocol.streams and not (roles.tolerant or config.in_groups or compatibility.refused(streamed))
-    if possible and nbytes >= LEAST_NBYTES and load_of(config, roles, hosts, bounds)[1]:
-        return streamed
-    return replace(config, exchange="whole")
+    whole, parts = (replace(config, exchange=each) for each in (chosen(config)[0], chosen(config)[-1]))
+    if roles.tolerant or config.in_groups or compatibility.refused(parts):
+        return whole
+    large = 4 * max(end - start for start, end in bounds) >= LEAST_NBYTES and load_of(config, roles, hosts, bounds)[1] > 0
+    return parts if large and not (config.protocol.collective and rate() > SLOW) else whole
 
 
 class Departures:

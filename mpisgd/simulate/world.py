@@ -87,7 +87,7 @@ class VirtualWorld(World):
         self._slots: list[Memory] = []
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
-        self.bounds, self.config = bounds, choose(self.config, self.roles, self._hosts, bounds)
+        self.bounds, self.config = bounds, choose(self.config, self.roles, self._hosts, bounds, self.network.rate)
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]

@@ -86,6 +86,7 @@ WAYS = {
     "hardsync, 1 shard apart, streamed": Way(_STREAMED, shards=1, apart=True),
     "hardsync, 1 shard apart, streamed, asks": Way(_STREAMED, shards=1, apart=True, asks=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
+    "allreduce, whole": Way({"protocol": AllreduceOptions(), **_WHOLE}, shards=0),
     "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
     "layerwise, 2 shards a node": Way({"exchange": "layerwise"}, each=2),
@@ -140,7 +141,7 @@ def _costs(site: Site, places: int, key: str, directory: Path, ways: Sequence[st
     for number, name in enumerate(dict.fromkeys(WAYS[way].costs for way in ways)):
         own = directory / str(number)
         own.mkdir()
-        logs[name], _ = trained(site, places, own, _case(key), WAYS[name])
+        logs[name], _ = trained(site, places, own, _case(key), replace(WAYS[name], special=WAYS[name].special | _WHOLE))
     return logs
 
 

@@ -55,11 +55,12 @@ def virtual(log: Run, costs: Run) -> Config:
     Args:
         log: of a job whose nodes are filled one after the other.
     """
-    config, hosts = config_file.from_mapping(log.config), log.environment["hosts"]
+    told = log.environment
+    config, hosts = replace(config_file.from_mapping(log.config), exchange=told["exchange"]), told["hosts"]
     nodes = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,
-        parameters=0 if config.exchange == "layerwise" else int(log.environment["parameters"]),
+        parameters=0 if config.exchange == "layerwise" else int(told["parameters"]),
         ranks_per_node=max(map(hosts.count, hosts)),
         gradients=False,
     )

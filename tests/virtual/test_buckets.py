@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
 from mpisgd.config.config_file import from_mapping
+from mpisgd.exchange import ways
 from mpisgd.exchange.collectives.bucket_channel import BucketChannel
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -24,7 +25,7 @@ from mpisgd.simulate import simulate
 from mpisgd.vectors import buckets, chunks
 from tests.effort import examples
 from tests.forge import rewrite
-from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated
+from tests.virtual.jobs import SIZES, TENSORS, bits, config, merged, simulated, tables
 from tests.virtual.test_allreduce import SLICE_S, SLOW
 from tests.virtual.test_laws import COMMON
 
@@ -75,7 +76,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "pull_format": ("float32", "bfloat16"),
     "averaging": (0.0, 0.9),
     "evaluator": (False, True),
-    "optimizer": ("sgd", "adam"),
+    "optimizer": ("sgd", "adam", "adagrad", "lamb"),
     "straggler": ({}, {"slowdown": {"0": 3.0}, "delay": "exponential"}),
 }
 
@@ -105,6 +106,20 @@ def test_the_bits_of_whole_vectors_and_of_replay() -> None:
             assert replay.check(runs[1].path) == ""
 
     one()
+
+
+@pytest.mark.parametrize(("bandwidth", "exchange"), [(ways.SLOW, "layerwise"), (1.01 * ways.SLOW, "whole")])
+def test_links_decide_and_replay_knows(bandwidth: float, exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest node's: here a link twice as slow as the others."""
+    monkeypatch.setattr(ways, "LEAST_NBYTES", 1)
+    network = {"node_bandwidth": 2 * bandwidth, "slow_links": {"1": 2.0}}
+    runs = [
+        simulated(tmp_path / name, TENSORS, protocol="allreduce", network=network, exchange=name) for name in ("auto", exchange)
+    ]
+    assert runs[0].environment["exchange"] == exchange
+    assert tables(runs[0]) == tables(runs[1])
+    assert bits(runs[0]) == bits(runs[1])
+    assert replay.check(runs[0].path) == ""
 
 
 def test_a_learner_goes_on_when_its_own_shard_has_made_its_weights_not_that_of_another(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ class Network:
         self._node_in = [0] * (max(nodes) + 1)
         self._cores = [0] * (max(nodes) + 1)
 
+    def rate(self) -> float:
+        """Return bytes per second between nodes, at least."""
+        return _NS / max(self._rank_ns, self._core_ns, *self._node_ns)
+
     def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
         """Return when bytes that cross from `begin_ns` on are there; call in the order of `begin_ns`."""
         rank_out, rank_in = self._out, self._in

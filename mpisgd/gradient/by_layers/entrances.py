@@ -1,7 +1,7 @@
 """The first use of each slice's weights in a forward pass: at a module's entrance, or at the start.
 
 A trial pass finds modules used without a call: the nearest called module around counts. Parameters used earlier, or outside all
-called modules, are needed from the start; with any torch.compile, all.
+called modules, are needed from the start; with any compiled module, all.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _found(
 ) -> tuple[dict[nn.Module, set[int]], set[int]]:
     """Return the slices needed at modules' entrances, and those needed from the start."""
     compiler = sys.modules.get("torch._dynamo")  # never imported here: as slow as importing torch
-    if compiler is not None and any(_is_compiled(module, compiler) for module in model.modules()):
+    if any(_is_compiled(module, compiler) for module in model.modules()):
         return {}, set(itertools.chain.from_iterable(slices_of.values()))
     with nullcontext() if compiler is None else torch.compiler.set_stance("force_eager"):
         entered, used = _seen(model, forward)
@@ -143,12 +143,14 @@ def _seen(model: nn.Module, forward: Callable[[], object]) -> tuple[dict[nn.Modu
         entered.setdefault(module, uses.steps)
 
     handles = [module.register_forward_pre_hook(enter, prepend=True) for module in model.modules()]
-    with state_kept(model), torch.no_grad(), uses:
-        forward()
+    with state_kept(model), uses:
+        forward()  # not without gradients: a loss may be of the inputs' gradient
     for handle in handles:
         handle.remove()
     return entered, uses.used
 
 
 def _is_compiled(module: nn.Module, compiler: Any) -> bool:
+    if compiler is None or isinstance(module, torch.jit.ScriptModule):
+        return isinstance(module, torch.jit.ScriptModule)
     return module._compiled_call_impl is not None or isinstance(module, compiler.OptimizedModule)

@@ -9,18 +9,33 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import of_job
-from mpisgd.exchange.ways import choose
+from mpisgd.exchange.ways import LEAST_NBYTES, SLOW, choose
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
 
 SIZE = 11_000_000
 """Slices of 22 MB."""
+ALLREDUCE: dict[str, Any] = {"hosts": "ab", "protocol": AllreduceOptions(), "shards": 1}
 
 
-def chosen(hosts: str = "aabb", size: int = SIZE, *, tolerant: bool = False, shares: bool = True, **changes: Any) -> str:
+def chosen(
+    hosts: str = "aabb",
+    size: int = SIZE,
+    *,
+    tolerant: bool = False,
+    rate: float | None = None,
+    shares: bool = True,
+    **changes: Any,
+) -> str:
+    """The exchange; `rate`: of links, None where nobody may ask."""
+
+    def asked() -> float:
+        assert rate is not None
+        return rate
+
     config = replace(Config(), **({"shards": 2, "protocol": HardsyncOptions()} | changes))
     roles = of_job(config, hosts)
     roles = roles.made_tolerant() if tolerant else roles
-    return choose(config, roles, hosts, [(0, size // 2), (size // 2, size)], lambda: shares).exchange
+    return choose(config, roles, hosts, [(0, size // 2), (size // 2, size)], asked, lambda: shares).exchange
 
 
 @pytest.mark.parametrize(
@@ -83,11 +98,35 @@ def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
         chosen(**{"hosts": "aaaa", **changes}, exchange="in-place")
 
 
-def test_an_allreduce_stays_whole() -> None:
-    assert chosen("ab", protocol=AllreduceOptions(), shards=1) == "whole"
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"push_format": "bfloat16"},
+        {"pull_format": "bfloat16"},
+        {"clip_norm": 1.0},
+        {"clip_average": 1.0},
+        {"accumulation": 2},
+        {"nonfinite": "drop"},
+    ],
+    ids=str,
+)
+def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -> None:
+    assert chosen(**ALLREDUCE, rate=SLOW, **changes) == "layerwise"
+    assert chosen(**ALLREDUCE, rate=1.01 * SLOW, **changes) == "whole"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"size": 2 * LEAST_NBYTES // 4 - 2}, {"hosts": "aa"}, {"push_format": "topk"}, {"aggregation": "node", "hosts": "aa"}],
+    ids=str,
+)
+def test_else_an_allreduce_is_whole_and_no_link_is_timed(changes: dict[str, Any]) -> None:
+    assert chosen(**{**ALLREDUCE, **changes}) == "whole"
 
 
 @pytest.mark.parametrize("named", ["whole", "streamed", "layerwise"])
 def test_a_named_way_is_the_users(named: str) -> None:
     assert chosen(exchange=named) == named
     assert chosen("aaaa", exchange=named) == named
+    assert named == "streamed" or chosen(**ALLREDUCE, exchange=named) == named

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.config import replace
+from mpisgd.config.config_file import from_mapping
+from mpisgd.gradient import stages
 from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.rounding import Rounded
+from mpisgd.job import parts
+from mpisgd.job.tensors import Tensors
+from mpisgd.records.log.schema import RULES
+from mpisgd.vectors.buckets import buckets
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, bounds_of, cut_between
+from mpisgd.vectors.flat import FlatModel, bounds_of, cut_between, slice_bounds
 from tests.effort import spread
+from tests.torch_law import ZOO
 
 
 class Net(nn.Module):
@@ -321,3 +330,35 @@ def test_gradients_that_come_in_parts_are_refused() -> None:
     gradient.prepare(0)
     with pytest.raises(ConfigError, match="expected 'whole' for this model: the gradient came in parts: parameter a"):
         gradient.compute(0)
+
+
+BUCKETED: dict[str, Any] = {"protocol": "allreduce", "exchange": "layerwise"}
+"""The program's own choice over slow links: nothing that goes in whole may be refused."""
+
+
+SEEN = ("torch.jit.script", "adversarial samples")
+"""Refused once, for what the trial pass is."""
+TAKEN = [name for name, idiom in ZOO.items() if not idiom.refused]
+
+
+@pytest.mark.parametrize("name", [name if name in SEEN else pytest.param(name, marks=pytest.mark.slow) for name in TAKEN])
+def test_what_torchs_loop_takes_goes_in_buckets(name: str, tmp_path: Path) -> None:
+    """Of three owners; weights are NaN until they are needed."""
+    idiom = ZOO[name]
+    config = replace(idiom.made(tmp_path), **{name: getattr(from_mapping(BUCKETED), name) for name in BUCKETED})
+    whole, parted = (
+        Tensors.load(config, idiom.user_objects, parts.load_data(config, idiom.user_objects), 1, RULES, "cpu") for _ in range(2)
+    )
+    whole.check()
+    parted.check()
+    one, other, model = whole.gradient(0), parted.gradient(0), parted.model
+    bounds = [(each.start, each.end) for each in buckets(model.layers, slice_bounds(model.size, min(3, model.size)), 64)]
+    exchange = Shards(model, bounds)
+    gradient = GradientInParts(other, other, model, bounds, exchange, held=stages.held(config))  # type: ignore[arg-type]
+    for seq in range(3):
+        one.prepare(seq)
+        loss = one.compute(seq)
+        exchange.take_back()
+        gradient.prepare(seq)
+        assert gradient.compute(seq) == loss
+        assert torch.equal(exchange.gradients, whole.model.gradients)

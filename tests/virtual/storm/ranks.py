@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -89,7 +90,7 @@ class Ranks(World):
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
         bounds = parts.bounds(config, model)
-        self.config = choose(config, self.roles, self.hosts, bounds)
+        self.config = choose(config, self.roles, self.hosts, bounds, lambda: math.inf)
         self.machine = equip(
             Machine(
                 size,

@@ -1,0 +1,39 @@
+"""Rate of links between nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpisgd.comm.mpi.library import MPI
+
+_NBYTES = 2**22
+_FIRST_NBYTES = 2**16  # connects the ranks
+_TIMES, _MOST_S = 5, 0.05
+
+
+def rate_of(comm: MPI.Intracomm, ranks: Sequence[int], hosts: Sequence[str]) -> float:
+    """Return bytes per second of the slowest link, each way; collective.
+
+    In a ring, each node's first of `ranks` sends to the next node's.
+    """
+    ring = list({hosts[rank]: rank for rank in reversed(ranks)}.values())
+    rank = comm.Get_rank()
+    sent, received = np.ones((2, _NBYTES), np.uint8)
+
+    def seconds(nbytes: int) -> float:
+        comm.Barrier()
+        start_s = time.perf_counter()
+        if rank in ring:
+            at = ring.index(rank)
+            comm.Sendrecv(sent[:nbytes], ring[at - 1], 0, received[:nbytes], ring[(at + 1) % len(ring)], 0)
+        slowest_s: float = comm.allreduce(time.perf_counter() - start_s, MPI.MAX)
+        return slowest_s
+
+    seconds(_FIRST_NBYTES)
+    found = [seconds(_NBYTES)]
+    while len(found) < _TIMES and sum(found) < _MOST_S:
+        found.append(seconds(_NBYTES))
+    return _NBYTES / min(found)
