@@ -1,6 +1,6 @@
 """A wait that leaves the core to others: ask, yield, then sleep for short, growing times (TRAPS 3, 4).
 
-The more ranks share a core, the sooner a wait sleeps: a vain look costs computing ranks a context switch and their caches.
+The more ranks share a core, the sooner a wait sleeps.
 """
 
 from __future__ import annotations

@@ -67,10 +67,7 @@ def _find(name: str, file_name: str, data_dir: str) -> Path:
 
 
 def read_idx(path: Path, item_shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return the array uint8 (n, *item_shape) of an IDX file, plain or gzip-compressed. Raises DataError: other content.
-
-    The format: two zero bytes, type code, number of dimensions, each size as a big-endian uint32, the data.
-    """
+    """Return the array uint8 (n, *item_shape) of an IDX file, plain or gzip-compressed. Raises DataError: other content."""
     content = _read(path)
     header = 4 + 4 * (1 + len(item_shape))
     if len(content) < header:

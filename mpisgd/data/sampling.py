@@ -88,7 +88,7 @@ class EpochSampling(_Dealing):
 class OwnSampling(_Dealing):
     """Own subsets [Dean12 4.1]: each learner draws its subset without replacement, in a new order each epoch.
 
-    Learner l owns samples [l * size // lambda_, (l + 1) * size // lambda_): neighbours in a file, unread by others. Its seq-th
+    Learner l owns samples [l * size // lambda_, (l + 1) * size // lambda_). Its seq-th
     mini-batch takes places [seq * mu, +mu) of endless permutations: mini-batches are full.
     """
 

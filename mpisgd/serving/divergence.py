@@ -1,7 +1,6 @@
 """Divergence of a run: a value was not finite, or the training loss stays far above its start.
 
-A run learning little, a fine-tune slightly spoiling its network, or a network stuck at chance has not diverged: its test error
-tells.
+A run learning little, a fine-tune slightly spoiling its network, or a network stuck at chance has not diverged.
 """
 
 from __future__ import annotations

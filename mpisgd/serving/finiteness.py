@@ -19,8 +19,8 @@ DROPS_IN_A_ROW = 20
 class Finiteness:
     """Finiteness of a shard's gradients and sums.
 
-    Where a non-finite gradient stops the run anyway, large gradients are checked by their sum, while the new weights leave: this
-    costs nothing. Weights of a bad sum reach only learners about to end.
+    Where a non-finite gradient stops the run anyway, large gradients are checked by their sum, while the new weights leave. Weights
+    of a bad sum reach only learners about to end.
 
     Attributes:
         diverged: a non-finite gradient was summed.

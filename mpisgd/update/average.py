@@ -12,8 +12,7 @@ class Average:
     Args:
         weights: initial weights, copied.
         decay: a.
-        bias_correction: leave the initial weights out: (1 - a) sum of a^(t-k) theta_k, by 1 - a^t, after t updates. The share of
-            theta_t is then (1 - a) / (1 - a^t).
+        bias_correction: leave the initial weights out: (1 - a) sum of a^(t-k) theta_k, by 1 - a^t, after t updates.
     """
 
     def __init__(self, weights: Tensor, decay: float, bias_correction: bool = False) -> None:

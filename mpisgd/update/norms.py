@@ -61,7 +61,7 @@ class Norms:
     def take(self, sum_sq: float, gradients: int) -> tuple[float, float]:
         """Return the sum of weighted squared norms / `gradients`, and `sum_sq`; begin the next update.
 
-        `sum_sq`: squared norm of the weighted, undivided sum. Additions may be sums of gradients. NaN: not measured, or too large
+        `sum_sq`: squared norm of the weighted, undivided sum. NaN: not measured, or too large
         for float32.
         """
         gradient_sq = self._total / gradients if gradients else math.nan

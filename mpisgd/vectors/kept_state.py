@@ -1,7 +1,6 @@
 """State of a module beside trainable parameters: taken, and put back.
 
-Buffers may grow, be replaced, or be expanded views. `get_extra_state` and frozen parameters may hold more: a frozen teacher may
-follow the weights.
+Buffers may grow, be replaced, or be expanded views. `get_extra_state` and frozen parameters may hold more.
 """
 
 from __future__ import annotations
