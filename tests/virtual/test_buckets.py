@@ -111,7 +111,7 @@ def test_the_bits_of_whole_vectors_and_of_replay() -> None:
 @pytest.mark.parametrize(("bandwidth", "exchange"), [(ways.SLOW, "layerwise"), (1.01 * ways.SLOW, "whole")])
 def test_links_decide_and_replay_knows(bandwidth: float, exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slowest node's: here a link twice as slow as the others."""
-    monkeypatch.setattr(ways, "LEAST_NBYTES", 1)
+    monkeypatch.setattr(ways, BUCKET_NBYTES, 1)
     network = {"node_bandwidth": 2 * bandwidth, "slow_links": {"1": 2.0}}
     runs = [
         simulated(tmp_path / name, TENSORS, protocol="allreduce", network=network, exchange=name) for name in ("auto", exchange)

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpisgd.comm import pieces
 from mpisgd.comm.mpi.library import MPI
 
 _NBYTES = 2**22
 _FIRST_NBYTES = 2**16  # connects the ranks
 _TIMES, _MOST_S = 5, 0.05
+_LOOK_S = 1e-4
 
 
 def rate_of(comm: MPI.Intracomm, ranks: Sequence[int], hosts: Sequence[str]) -> float:
@@ -24,16 +26,24 @@ def rate_of(comm: MPI.Intracomm, ranks: Sequence[int], hosts: Sequence[str]) -> 
     sent, received = np.ones((2, _NBYTES), np.uint8)
 
     def seconds(nbytes: int) -> float:
-        comm.Barrier()
+        slowest_s = np.zeros(1)
+        _wait(comm.Ibarrier())
         start_s = time.perf_counter()
         if rank in ring:
             at = ring.index(rank)
-            comm.Sendrecv(sent[:nbytes], ring[at - 1], 0, received[:nbytes], ring[(at + 1) % len(ring)], 0)
-        slowest_s: float = comm.allreduce(time.perf_counter() - start_s, MPI.MAX)
-        return slowest_s
+            coming = [comm.Irecv(piece, ring[(at + 1) % len(ring)]) for piece in pieces.of(received, 0, nbytes)]
+            for request in coming + [comm.Isend(piece, ring[at - 1]) for piece in pieces.of(sent, 0, nbytes)]:
+                _wait(request)
+        _wait(comm.Iallreduce(np.array([time.perf_counter() - start_s]), slowest_s, MPI.MAX))
+        return float(slowest_s[0])
 
     seconds(_FIRST_NBYTES)
     found = [seconds(_NBYTES)]
     while len(found) < _TIMES and sum(found) < _MOST_S:
         found.append(seconds(_NBYTES))
     return _NBYTES / min(found)
+
+
+def _wait(request: MPI.Request) -> None:
+    while not request.Test():
+        time.sleep(_LOOK_S)  # ranks may share cores

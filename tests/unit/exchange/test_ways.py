@@ -9,8 +9,9 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import of_job
-from mpisgd.exchange.ways import LEAST_NBYTES, SLOW, choose
+from mpisgd.exchange.ways import SLOW, choose
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
+from mpisgd.vectors.buckets import BUCKET_NBYTES
 
 SIZE = 11_000_000
 """Slices of 22 MB."""
@@ -102,7 +103,7 @@ def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
     "changes",
     [
         {},
-        {"push_format": "bfloat16"},
+        {"size": 2 * BUCKET_NBYTES // 4},
         {"pull_format": "bfloat16"},
         {"clip_norm": 1.0},
         {"clip_average": 1.0},
@@ -118,7 +119,13 @@ def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     "changes",
-    [{"size": 2 * LEAST_NBYTES // 4 - 2}, {"hosts": "aa"}, {"push_format": "topk"}, {"aggregation": "node", "hosts": "aa"}],
+    [
+        {"size": 2 * BUCKET_NBYTES // 4 - 2},
+        {"hosts": "aa"},
+        {"push_format": "bfloat16"},  # the log has the rounded share of each bucket
+        {"push_format": "topk"},
+        {"aggregation": "node", "hosts": "aa"},
+    ],
     ids=str,
 )
 def test_else_an_allreduce_is_whole_and_no_link_is_timed(changes: dict[str, Any]) -> None:
