@@ -91,3 +91,28 @@ def test_a_single_outbox_would_be_cleared_while_a_shard_sums(tmp_path: Path) -> 
     done = launch(max(ranks for ranks, _ in JOBS.values()), "-c", SCRIPT, "one", cwd=tmp_path, PYTHONPATH=str(Path.cwd()))
     assert done.status == 0, done.text
     assert set(done.out.split()) == set(JOBS) - {"dealt"}  # whose next mini-batch waits for the answer
+
+
+SMALL = """
+import os, sys
+from mpisgd.comm.mpi import segment
+import mpisgd
+
+def absent(*_):
+    raise OSError("not here")
+def full(file, offset, nbytes, fallocate=os.posix_fallocate):
+    if nbytes > int(sys.argv[1]):
+        raise OSError("no space left")
+    fallocate(file, offset, nbytes)
+segment._nameless, segment.os.posix_fallocate = absent, full
+config = {"protocol": "hardsync", "epochs": 0.1, "mu": 8, "threads": 1, "out": "run", "log": {"progress": "plain"}}
+mpisgd.train(config=config)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("room", "said"), [(10**9, "exchange in-place"), (8192, "exchange whole")])
+def test_where_shared_memory_has_no_room_vectors_are_sent(tmp_path: Path, room: int, said: str) -> None:
+    done = launch(3, "-c", SMALL, str(room), cwd=tmp_path)
+    assert done.status == 0, done.text
+    assert said in done.text

@@ -27,6 +27,9 @@ from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.body import Body, Pool
 from mpisgd.vectors.memory import outbox_of
 
+OUTBOXES = 2
+"""At most, of a learner."""
+
 
 def is_possible(config: Config, roles: Roles, hosts: Sequence[str]) -> bool:
     waits = config.protocol.alike and config.protocol.streams and not roles.tolerant

@@ -13,7 +13,7 @@ from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Here
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.survivors import Survivors
-from mpisgd.exchange.travel.in_place import ranks_of
+from mpisgd.exchange.travel.in_place import OUTBOXES, ranks_of
 from mpisgd.exchange.ways import IN_PLACE
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
@@ -102,7 +102,7 @@ class RankRole:
         config = self.setup.config
         if config.exchange != IN_PLACE:
             return None
-        return self.world.shared(self.rank, ranks_of(self.setup.roles), 0, 2 if config.device == "cpu" else 1)
+        return self.world.shared(self.rank, ranks_of(self.setup.roles), 0, OUTBOXES if config.device == "cpu" else 1)
 
     def _join_team(self) -> Member:
         """Join the team, until all ranks have met: learner 0 still evaluates in its memory."""

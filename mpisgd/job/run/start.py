@@ -20,8 +20,9 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.travel.in_place import ranks_of
+from mpisgd.exchange.travel.in_place import OUTBOXES, ranks_of
 from mpisgd.exchange.ways import choose
+from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
 from mpisgd.job.provenance import environment
@@ -250,11 +251,12 @@ class Start:
         """Return whether ranks can share memory, unless MPI moves vectors between GPUs. Raises ConfigError; collective."""
         if "cuda" in (self.config.device, self.config.shard_device) and takes_gpu_memory():
             return False
-        ranks = ranks_of(self.roles)
-        shared = Wire(self.comm, polite=True).segment(ranks, [1] * len(ranks)) if self._rank in ranks else None
-        if shared is not None:
-            shared.disband()
-        return bool(self.comm.bcast(shared is not None, root=ranks[0]))
+        ranks, possible = ranks_of(self.roles), False
+        if self._rank in ranks:
+            with contextlib.suppress(ConfigError):
+                SharedMemory.of(Wire(self.comm, polite=True), ranks, 0, self.bounds[-1][1], OUTBOXES).segment.disband()
+                possible = True
+        return bool(self.comm.bcast(possible, root=ranks[0]))
 
     def _group(self) -> MPI.Intracomm | None:
         """Return this rank's group, by piece; collective over all ranks."""
