@@ -85,6 +85,11 @@ def chosen(config: Config) -> tuple[str, ...]:
     return ("whole", "layerwise") if config.protocol.collective else ("whole", IN_PLACE, "streamed")
 
 
+def alike(config: Config) -> tuple[str, ...]:
+    """Return exchanges of the same bits."""
+    return (AUTO, *chosen(config)) if config.exchange in (AUTO, *chosen(config)) else (config.exchange,)
+
+
 def choose(
     config: Config,
     roles: Roles,

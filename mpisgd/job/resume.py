@@ -19,6 +19,7 @@ import numpy as np
 from mpisgd.base.errors import CheckpointError, ConfigError
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data.sampling import dealt_on
+from mpisgd.exchange.ways import alike
 from mpisgd.records import initial
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Checkpoint
@@ -104,6 +105,8 @@ def check_changes(run: Path, config: Config) -> None:
     before = config_file.of_run(run)
     for item in dataclasses.fields(Config):
         old, new = getattr(before, item.name), getattr(config, item.name)
+        if item.name == "exchange" and new in alike(before):
+            continue
         if old != new and item.name not in CHANGEABLE:
             raise ConfigError(f"{item.name} = {new!r}: the run to be continued has {old!r}; may change: {', '.join(CHANGEABLE)}")
     if before.group_form == "partition" and config.group_size != before.group_size:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from mpisgd import replay
+from mpisgd.base.errors import ConfigError
 from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config import config_file, replace
+from mpisgd.job.resume import check_changes
 from mpisgd.simulate import job
 
 from .jobs import SIZES, TENSORS, flat, simulated
@@ -58,3 +61,12 @@ def test_it_sends_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     vectors = len(run.pushes) + len(run.updates) * run.lambda_
     assert sent[0] == 0
     assert sent[1] == pytest.approx(4000 * vectors, rel=0.05)
+
+
+def test_a_run_goes_on_by_another_way_of_the_same_bits_alone(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", SIZES, **ONE_NODE)
+    config = config_file.of_run(run.path)
+    for exchange in ("auto", "whole", "streamed"):
+        check_changes(run.path, replace(config, exchange=exchange))
+    with pytest.raises(ConfigError, match="exchange = 'layerwise': the run to be continued has 'auto'"):
+        check_changes(run.path, replace(config, exchange="layerwise"))

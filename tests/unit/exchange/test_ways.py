@@ -9,7 +9,7 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import of_job
-from mpisgd.exchange.ways import SLOW, choose
+from mpisgd.exchange.ways import SLOW, alike, choose
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 
@@ -130,6 +130,15 @@ def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -
 )
 def test_else_an_allreduce_is_whole_and_no_link_is_timed(changes: dict[str, Any]) -> None:
     assert chosen(**{**ALLREDUCE, **changes}) == "whole"
+
+
+def test_exchanges_of_the_same_bits_may_take_each_others_place() -> None:
+    ours, baseline = HardsyncOptions(), AllreduceOptions()
+    expected = {"auto", "whole", "in-place", "streamed"}
+    assert {*alike(Config(protocol=ours))} == {*alike(Config(protocol=ours, exchange="whole"))} == expected
+    assert {*alike(Config(protocol=baseline, exchange="layerwise"))} == {"auto", "whole", "layerwise"}
+    assert alike(Config(protocol=ours, exchange="layerwise", shards=2)) == ("layerwise",)
+    assert alike(Config(protocol=SoftsyncOptions(), exchange="duplex")) == ("duplex",)
 
 
 @pytest.mark.parametrize("named", ["whole", "streamed", "layerwise"])
