@@ -163,7 +163,7 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     assert len(lines) <= 92
     assert max(map(len, lines)) <= 100
     assert "--protocol.n-push" in told
-    assert re.search(r"--exchange +Exchange vectors \(auto, or whole, layerwise, streamed,\s+duplex,\s+prefetch\)", told)
+    assert re.search(r"--exchange +Exchange vectors \(auto, or whole, in-place,.*streamed,\s+duplex,\s+prefetch\)", told)
     assert re.search(r"--clip-norm .*\(0 = off\)", told)
     for table in VIRTUAL:
         assert f"--{table}" not in told
