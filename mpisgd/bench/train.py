@@ -91,13 +91,13 @@ def _lines_of(row: Mapping[str, Any]) -> list[str]:
     best = row["best_synchronous"]
     if best not in (None, "hardsync") and "hardsync" in row["images_per_s"]:
         gain = row["images_per_s"][best]["median"] / row["images_per_s"]["hardsync"]["median"]
-        lines.append(f"  here {best} is {gain:.2f} times as fast as hardsync by messages{_how(best)}")
+        lines.append(f"  here {best} is {gain:.2f} times as fast as hardsync{_how(best)}")
     return lines
 
 
 def _how(best: str) -> str:
     words = [f"--protocol {kind_of(WAYS[best].special['protocol'])}"]
-    words += ["--aggregation node"] * (WAYS[best].special.get("aggregation") == "node")
+    words += [f"--{name} {WAYS[best].special[name]}" for name in ("aggregation", "exchange") if name in WAYS[best].special]
     return f": {' '.join(words)}"
 
 

@@ -63,7 +63,7 @@ class Slices:
         computed_from: (parameters,) memory to copy pulled slices to, where `weights` is only memory of arrival.
         computed_into: like `gradients`, memory to copy pushes from, where `gradients` is only memory of departure.
         in_pieces: whether both reach other nodes in pieces (`comm/pieces.py`); rounded weights do not.
-        in_place: whether shards see this memory (`in_place.py`).
+        in_place: whether shards see this memory (`travel/in_place.py`).
     """
 
     weights: np.ndarray
@@ -165,7 +165,7 @@ class LearnerChannel(Exchanges):
         self._pushed: list[tuple[Any, ...]] = [(each,) for each in self._gradients]
         """Bodies of a push to each shard."""
         if slices.in_place:
-            self._weights = self._pushed = [() for _ in bounds]
+            self._weights, self._pushed = ([()] * len(bounds) for _ in range(2))
         if slices.in_pieces:
             self._cut_for(shard for shard, rank in enumerate(self._ranks) if is_far(wire, rank))
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]

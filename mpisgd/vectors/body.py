@@ -48,7 +48,7 @@ class Body:
     __slots__ = ("memory", "squared", "vector", "view")
 
     owned = True
-    """Whole, and the sum may be made in it; else it comes in chunks."""
+    """The body is whole, and may hold the sum; otherwise chunks come."""
 
     vector: Any
     view: Any

@@ -41,7 +41,7 @@ def measure(repetitions: int) -> Iterator[dict[str, Any]]:
         rates: dict[str, list[float]] = {name: [] for name in settings}
         for name in in_turn(list(settings), repetitions):
             with tempfile.TemporaryDirectory() as directory:
-                log = runs.launched(config_of(Path(directory), case), 1 + LEARNERS, env=settings[name])
+                log = runs.launched(config_of(Path(directory), case, exchange="whole"), 1 + LEARNERS, env=settings[name])
                 rates[name].append(runs.rate_of(log, case))
         yield {
             "case": case.name,

@@ -63,7 +63,7 @@ USUAL = ("cnn-16", "cnn-64", "mlp-16")
 
 @dataclass(frozen=True)
 class Way:
-    """Differences from hardsync by messages."""
+    """Differences from hardsync."""
 
     special: dict[str, Any]
     synchronous: bool = False
@@ -83,6 +83,7 @@ class Way:
 
 WAYS = {
     "hardsync": Way({"protocol": HardsyncOptions()}, synchronous=True),
+    "hardsync-whole": Way({"protocol": HardsyncOptions(), "exchange": "whole"}, synchronous=True),
     "hardsync-node": Way({"protocol": HardsyncOptions(), "aggregation": "node"}, synchronous=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, synchronous=True),
     "allreduce-node": Way({"protocol": AllreduceOptions(), "aggregation": "node"}, synchronous=True),

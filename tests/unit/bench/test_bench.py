@@ -111,7 +111,7 @@ def test_the_best_way_is_one_without_staleness_and_the_better_ddp_counts() -> No
     lines = train.lines_of([row])
     assert lines[0].startswith("a case: images/s loops 105, ")
     assert (
-        lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync by messages: --protocol allreduce --aggregation node"
+        lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync: --protocol allreduce --aggregation node"
     )
     without = {name: values for name, values in row["images_per_s"].items() if name != "hardsync"}
     assert train.lines_of([row | {"images_per_s": without}])[-1].startswith("  softsync / loops"), (
@@ -268,7 +268,7 @@ def test_a_peer_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["wirre"], "bench 'wirre' is unknown; did you mean 'wire'?"),
         (["virtual", "--repetitions", "0"], "repetitions = 0: expected a number >= 1"),
-        (["train", "--ways", "hardsink"], "ways = 'hardsink': expected some of hardsync, hardsync-node, allreduce"),
+        (["train", "--ways", "hardsink"], "ways = 'hardsink': expected some of hardsync, hardsync-whole, hardsync-node, allreduce"),
         (["train", "--cases", "cnn-5"], "cases = 'cnn-5': expected some of cnn-4, cnn-16"),
         (
             ["wire", "--optimizers", "sdg"],
