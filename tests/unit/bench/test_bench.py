@@ -110,9 +110,7 @@ def test_the_best_way_is_one_without_staleness_and_the_better_ddp_counts() -> No
     }
     lines = train.lines_of([row])
     assert lines[0].startswith("a case: images/s loops 105, ")
-    assert (
-        lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync: --protocol allreduce --aggregation node"
-    )
+    assert lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync: --protocol allreduce --aggregation node"
     without = {name: values for name, values in row["images_per_s"].items() if name != "hardsync"}
     assert train.lines_of([row | {"images_per_s": without}])[-1].startswith("  softsync / loops"), (
         "nothing to compare the best with"
