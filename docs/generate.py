@@ -52,6 +52,8 @@ VARIABLES = {
     "MPISGD_STARTED_BY": "The command that started the ranks, for messages that name the one to go on with. `mpisgd run` sets it.",
     "MPISGD_HANG_S": "Dump the Python stack of every rank after each so many seconds. Default: never.",
     "MPISGD_MESSAGES": "`1`: print every message: `r3 -> 0 PUSH 12.4 MB`.",
+    "MPISGD_TRAVEL": "How vectors travel, for measuring: `messages` (not in shared memory), `whole`, `in-place`, `streamed`,"
+    " `gathered` or `buckets`, as rank 0 says. Default: the program's [choice](../howto/fewer-bytes.md#what-mpisgd-chooses).",
     "MPISGD_SSEND": "`1`: make every send synchronous, so that nothing rests on MPI's buffering.",
     "MPISGD_WAIT": "`blocking` or `polite`: how ranks wait. Default: `polite` where a node has more ranks than cores.",
 }
@@ -90,7 +92,7 @@ def _type(hint: Any) -> str:
     if origin is typing.Annotated:
         return _type(arguments[0])
     if origin is Literal:
-        return ", ".join(f'"{each}"' for each in arguments)
+        return ", ".join(f'"{each}"' if isinstance(each, str) else str(each) for each in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type(each) for each in arguments if each is not types.NoneType)
     if origin is tuple:
@@ -248,8 +250,13 @@ def environment() -> str:
     return _page("Environment variables", "the list in `docs/generate.py`", _table(("variable", ""), rows), _OTHER_VARIABLES)
 
 
+def _pairs() -> Iterator[str]:
+    pairs, needs = compatibility.tables()
+    yield from (pairs, "## Options that need another\n", needs)
+
+
 def combinations() -> str:
-    return _page("What does not go together", "`REFUSED` of `mpisgd/config/compatibility.py`", _COMBINATIONS, compatibility.table())
+    return _page("What does not go together", "`RULES` of `mpisgd/config/compatibility.py`", _COMBINATIONS, *_pairs())
 
 
 def _page(title: str, source: str, *parts: str) -> str:

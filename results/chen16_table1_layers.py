@@ -4,7 +4,7 @@ The paper: Async-Opt with 40 learners, Inception; parameters are read as the for
 the backward pass leaves it. So staleness rises from the top layer, which is read last and sent first, by unequal steps to the
 lowest, where its mean is about 39.
 
-Same: Async-Opt (`protocol = "async"`), lambda = 40, `exchange = "layerwise"`, a shard for each layer; sizes and seconds of each
+Same: Async-Opt (`protocol = "async"`), lambda = 40, `per_layer = true`, a shard for each layer; sizes and seconds of each
 layer are those of a real Inception-v3, measured once on this machine (inception_v3.py).
 Not the same: only sizes travel. A layer is a block of Inception-v3 (17 of them), whose branches are exchanged together. The seconds
 are a CPU core's, a mini-batch of 8 images; the paper's learners had GPUs, for which not all layers speed up alike. Assumed: seconds
@@ -33,12 +33,12 @@ KEPT = inception_v3.kept()
 LAYERS = list(KEPT["layers"])
 
 
-def job(exchange: str, bandwidth: float, pushes: int) -> Job:
+def job(per_layer: bool, bandwidth: float, pushes: int) -> Job:
     seconds = sum(KEPT["forward_s"].values()) + sum(KEPT["backward_s"].values())
-    measured = {name: KEPT[name] for name in ("forward_s", "backward_s") if exchange == "layerwise"}
+    measured = {name: KEPT[name] for name in ("forward_s", "backward_s") if per_layer}
     return {
         "protocol": "async",
-        "exchange": exchange,
+        "per_layer": per_layer,
         "shards": len(LAYERS),
         "mu": 1,
         "epochs": 1,
@@ -48,9 +48,9 @@ def job(exchange: str, bandwidth: float, pushes: int) -> Job:
     }
 
 
-def by_layer(exchange: str, bandwidth: float, pushes: int = PUSHES) -> list[list[int]]:
+def by_layer(bandwidth: float, pushes: int = PUSHES, *, per_layer: bool = True) -> list[list[int]]:
     """Of each layer, the lowest first, how many gradients had tau = 0, 1, 2 ... once all learners have settled."""
-    rows = logged(job(exchange, bandwidth, pushes)).pushes
+    rows = logged(job(per_layer, bandwidth, pushes)).pushes
     return [np.bincount(rows["staleness"][rows["shard"] == at][2 * LAMBDA :]).tolist() for at in range(len(LAYERS))]
 
 
@@ -63,8 +63,8 @@ def in_use() -> list[float]:
 
 def compute() -> dict[str, list[list[int]]]:
     """Histograms of staleness of each layer, the lowest first, once all learners have settled."""
-    found = {wire: by_layer("layerwise", bandwidth) for wire, bandwidth in WIRES.items()}
-    return {**found, "whole vectors": by_layer("whole", WIRES["5 GB/s"])}
+    found = {wire: by_layer(bandwidth) for wire, bandwidth in WIRES.items()}
+    return {**found, "whole vectors": by_layer(WIRES["5 GB/s"], per_layer=False)}
 
 
 def draw(numbers: dict[str, list[list[int]]]) -> tuple[list[Table], Figure]:

@@ -7,8 +7,8 @@ of 4 or 16 learners.
 
 *ring*: computed, not simulated: the slowest of the same mini-batches, then 2 (nodes - 1) / nodes vectors over each link, and as
 many latencies as a ring has steps; what sums and updates take is left out. *hardsync* exchanges in chunks both ways at once
-(`streamed`). Shards of *backup*, b = nodes / 20, and of *softsync*, n = 4, gather gradients (`receive = "gathered"`), and
-its learners push and pull at the same time (`duplex`).
+(`streamed`). Shards of *backup*, b = nodes / 20, and of *softsync*, n = 4, gather gradients (`gathered`), and its learners push
+and pull at the same time (`ahead = 1`).
 
 Told is what is applied per second, of what free learners compute: learners that wait for nobody, and whose messages take nothing.
 
@@ -54,8 +54,7 @@ def job(way: str, nodes: int, gbit: float) -> Job:
     rate = gbit * GIGABIT
     return {
         "protocol": protocol[way],
-        "exchange": {"hardsync": "streamed", "backup": "whole", "softsync": "duplex"}[way],
-        "receive": "in-turn" if way == "hardsync" else "gathered",
+        "ahead": int(way == "softsync"),
         "mu": 1,
         "epochs": 1,
         "shards": shards,
@@ -80,7 +79,7 @@ def ring(slowest_s: np.ndarray, nodes: int, gbit: float, mean_s: float) -> float
 
 def found(way: str, nodes: int, gbit: float) -> tuple[dict[str, float], str]:
     """Shares, by way: of hardsync also the ring's, from the same mini-batches; and the commit that ran."""
-    run = logged(job(way, nodes, gbit))
+    run = logged(job(way, nodes, gbit), "streamed" if way == "hardsync" else "gathered")
     rows = run.pushes[run.pushes["shard"] == 0]
     mean_s = float(rows["compute_s"].mean())
     settled = observe(run)

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from mpisgd.analysis.tables import Table
 from mpisgd.base.git import commit_of
+from mpisgd.config import replace
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job.finish import Outcome
 from mpisgd.records.log.reader import Run
@@ -41,10 +42,11 @@ def timed(job: Job) -> Outcome:
         return simulate(from_mapping({**job, **_quiet(folder, enabled=False)}))
 
 
-def logged(job: Job) -> Run:
-    """The log of a run; all of it has been read, for its files are gone."""
+def logged(job: Job, way: str = "auto") -> Run:
+    """The log of a run, whose vectors travel so (`mpisgd/exchange/ways.py`); all of it has been read, for its files are gone."""
     with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
-        run = Run(simulate(from_mapping({**job, **_quiet(folder, flush_rows=8192, flush_s=1e9)})).path)
+        config = from_mapping({**job, **_quiet(folder, flush_rows=8192, flush_s=1e9)})
+        run = Run(simulate(replace(config, way=way)).path)
         _ = run.pushes, run.updates, run.evaluations, run.events, run.summaries, run.counts
     return run
 

@@ -60,7 +60,7 @@ def doubled(run: Run) -> bool:
 
 def layerwise(run: Run) -> bool:
     """Return whether slices, cut by layers, were exchanged within the passes of a mini-batch."""
-    return bool(run.config.get("exchange") == "layerwise") and not doubled(run)
+    return bool(run.config.get("per_layer"))
 
 
 def splitting(run: Run) -> int | None:
@@ -215,8 +215,8 @@ def _groups(run: Run) -> list[tuple[str, str]]:
 
 def _teams(run: Run) -> list[tuple[str, str]]:
     if not run.teams:
-        shared = run.config.get("aggregation") == "node"
-        return [("aggregation", "gradients and weights lie in memory that all learners share")] if shared else []
+        shared = run.environment.get("way") == "in-place"
+        return [("exchange", "gradients and weights lie in memory that all ranks share")] if shared else []
     sizes = [len(team) for team in run.teams]
     each = f"{min(sizes)}" if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     return [("aggregation", f"learners are teams of {each} rank{'s' * (max(sizes) > 1)}; {sum(sizes):,} ranks compute")]

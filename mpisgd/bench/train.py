@@ -97,7 +97,7 @@ def _lines_of(row: Mapping[str, Any]) -> list[str]:
 
 def _how(best: str) -> str:
     words = [f"--protocol {kind_of(WAYS[best].special['protocol'])}"]
-    words += [f"--{name} {WAYS[best].special[name]}" for name in ("aggregation", "exchange") if name in WAYS[best].special]
+    words += [f"--aggregation {WAYS[best].special['aggregation']}"] if "aggregation" in WAYS[best].special else []
     return f": {' '.join(words)}"
 
 

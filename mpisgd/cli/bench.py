@@ -32,7 +32,7 @@ class Options:
     """wire: on the shards; the first with one and two learners and shards."""
     cases: tuple[str, ...] = USUAL
     """train: model and mini-batch size; also cnn-4, alexnet-16."""
-    ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
+    ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "softsync")
     """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all; and
     sandblaster, on four ranks."""
     device: Device = "cpu"

@@ -47,7 +47,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "memory_format",
         "autocast",
     ),
-    "Exchange": ("aggregation", "team_size", "exchange", "receive", "push_format", "topk_share", "pull_format"),
+    "Exchange": ("aggregation", "team_size", "ahead", "per_layer", "push_format", "topk_share", "pull_format"),
     "Evaluation and log": ("evaluation", "log", "loggers", "callbacks"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
@@ -174,17 +174,18 @@ def _option(cls: type, name: str, value: object, prefix: str = "") -> Iterator[s
     """Yield an option, its text, its value in parentheses."""
     text = brief(texts(cls)[name])
     said = f"{value:g}" if isinstance(value, float) else str(value)
+    text, meaning, rest = text.partition(f"; {said} = ")  # what 0 means
+    said = f"{said} = {rest}" if meaning else said
     hint = get_type_hints(cls)[name]
     if get_origin(hint) is Literal:
-        said = ", or ".join([said, ", ".join(other for other in get_args(hint) if other != value)])
+        said = ", or ".join([said, ", ".join(str(other) for other in get_args(hint) if other != value)])
     elif isinstance(value, bool):
         said = "yes" if value else "no"
     elif isinstance(value, tuple):
         said = " ".join(map(str, value))
     elif isinstance(value, dict):
         said = " ".join(f"{key} {item}" for key, item in value.items())
-    text, meaning, rest = text.partition(f"; {said} = ")  # what 0 means
-    said = "" if value is None else f"{said} = {rest}" if meaning else said
+    said = "" if value is None else said
     option = f"--{prefix}{'[no-]' if isinstance(value, bool) else ''}{name}".replace("_", "-")
     yield from _line(option, f"{text} ({said})" if said else text)
 

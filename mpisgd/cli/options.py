@@ -16,7 +16,7 @@ import tyro
 
 from mpisgd.base.errors import EXIT_OK, ConfigError
 from mpisgd.cli import help
-from mpisgd.config import KINDS, Config, hints, kind_of, make_options, replace, trust
+from mpisgd.config import KINDS, Config, hints, kind_of, make_options, options, replace, trust
 from mpisgd.config.config_virtual import (
     ComputeOptions,
     ConstantComputeOptions,
@@ -52,6 +52,12 @@ class _RealConfig(Config):
     network: tyro.conf.SuppressFixed[tyro.conf.Fixed[NetworkOptions]] = field(default_factory=NetworkOptions)
     service: tyro.conf.SuppressFixed[tyro.conf.Fixed[ServiceOptions]] = field(default_factory=ServiceOptions)
     failures: tyro.conf.SuppressFixed[tyro.conf.Fixed[FailureOptions]] = field(default_factory=FailureOptions)
+    way: tyro.conf.SuppressFixed[tyro.conf.Fixed[str]] = "auto"
+
+
+@dataclass(frozen=True)
+class _VirtualConfig(Config):
+    way: tyro.conf.SuppressFixed[tyro.conf.Fixed[str]] = "auto"
 
 
 def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: bool = False) -> tuple[Config, bool]:
@@ -81,16 +87,17 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
         if virtual or component not in VIRTUAL
     )
     with nullcontext() if first else redirect_stderr(io.StringIO()), _of_inner_optimizer(words):  # stderr: of ill-typed values
+        kind = _VirtualConfig if virtual else _RealConfig
         config = tyro.cli(
-            Config if virtual else _RealConfig,
+            kind,
             prog=prog,
             description=_DESCRIPTION.format(kinds=kinds, resume="" if virtual else _RESUME),
-            default=base if virtual else _RealConfig(**_values(base)),
+            default=kind(**_values(base)),
             args=words,
             config=(tyro.conf.AvoidSubcommands,),
             console_outputs=first,
         )
-    return config if virtual else Config(**_values(config)), print_config
+    return Config(**_values(config)), print_config
 
 
 @contextmanager
@@ -120,7 +127,7 @@ def _refuse_virtual(words: list[str]) -> None:
 def _known(base: Config) -> set[str]:
     """Return the names of all options, like `mu` and `protocol.n`."""
     names = set()
-    for item in fields(base):
+    for item in options():
         value = getattr(base, item.name)
         names |= {item.name} | ({f"{item.name}.{each.name}" for each in fields(value)} if is_dataclass(value) else set())
     return names

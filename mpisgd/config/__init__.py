@@ -52,9 +52,10 @@ from mpisgd.config.run import (
     StagesOptions,
     StragglerOptions,
 )
-from mpisgd.config.whole import KINDS, Config, kind_of, make_options, replace
+from mpisgd.config.whole import CHOSEN, KINDS, Config, kind_of, make_options, options, replace
 
 __all__ = [
+    "CHOSEN",
     "KINDS",
     "OPTIMIZERS",
     "AdagradOptions",
@@ -104,5 +105,6 @@ __all__ = [
     "VirtualOptions",
     "kind_of",
     "make_options",
+    "options",
     "replace",
 ]

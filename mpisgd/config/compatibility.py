@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ def _given(field: str, expected: str = "") -> Feature:
     return Feature(lambda config: _value_of(config, field) != default, field, field, expected or repr(default))
 
 
-def _chosen(field: str, value: str, expected: str = "") -> Feature:
+def _chosen(field: str, value: str | int, expected: str = "") -> Feature:
     """Return the feature of a field of this value; `expected`: else the default."""
     expected = expected or repr(_value_of(_DEFAULT, field))
     return Feature(lambda config: _value_of(config, field) == value, f"{field} = {value!r}", field, expected)
@@ -74,9 +74,6 @@ FEATURES: Mapping[str, Feature] = {
     "fresh": Feature(lambda config: config.protocol.fresh, "{} (applies no stale gradients)"),
     "aborts": Feature(lambda config: config.protocol.aborts, "{} (learners give up)"),
     "collective": Feature(lambda config: config.protocol.collective, "{} (learners double as shards)"),
-    "in memory": Feature(
-        lambda config: config.protocol.collective and config.aggregation == "node", "protocol allreduce with aggregation = 'node'"
-    ),
     "no sums": Feature(lambda config: not config.protocol.teams, "{} (takes no team's sum as one gradient)"),
     "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
     "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
@@ -89,14 +86,12 @@ FEATURES: Mapping[str, Feature] = {
     "inner optimizer": _given("inner_optimizer", "the default"),
     "inner rate": _given("inner_alpha0"),
     "waits": Feature(lambda config: not config.protocol.duplex, "{} (pulls wait for the learner's own push)"),
-    "duplex": Feature(lambda config: config.both_ways, "exchange = 'duplex' or 'prefetch'", "exchange", "'auto'"),
-    "streamed": _chosen("exchange", "streamed"),
-    "no streams": Feature(lambda config: not config.protocol.streams, "{} (updates do not wait for all begun pushes)"),
-    "gathered": _chosen("receive", "gathered"),
-    "prefetch": _chosen("exchange", "prefetch", "'duplex'"),
-    "layerwise": _chosen("exchange", "layerwise"),
-    "no layerwise": Feature(lambda config: config.exchange != "layerwise", "an exchange other than 'layerwise'"),
-    "buckets": Feature(lambda config: config.in_buckets, "exchange = 'layerwise' of protocol allreduce", "exchange", "'auto'"),
+    "ahead": _above("ahead"),
+    "two ahead": _chosen("ahead", 2, "1"),
+    "per layer": _given("per_layer"),
+    "whole layers": Feature(
+        lambda config: not (config.per_layer or config.protocol.collective), "per_layer = false, but for protocol allreduce"
+    ),
     "bfloat16": _chosen("push_format", "bfloat16"),
     "topk": _chosen("push_format", "topk", "'float32' or 'bfloat16'"),
     "no topk": Feature(lambda config: config.push_format != "topk", "a push_format other than 'topk'"),
@@ -185,143 +180,110 @@ VIRTUAL: Mapping[str, Feature] = {
     ),
 }
 
-_OWN_STEPS = "layers are exchanged in each mini-batch; own steps pull for, or push, several as one"
-_TWICE = "both are own steps of a learner between two pulls"
-_NONE = "only own steps use this option, and there are none"
-_ONE_WAY = "a group's ranks push, then pull, then agree on the answers: nothing travels both ways at once"
-_SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
+_OWN_STEPS = ("n_push", "n_fetch", "own steps")
+_FORMATS = ("bfloat16", "topk", "rounded pulls")
 
-_BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses the length"
-_WHOLE = "the sum is the exact gradient of one function, in full"
+#: Features, features that exclude each of them, and the law.
+RULES: Sequence[tuple[tuple[str, ...], tuple[str, ...], str]] = (
+    (("ahead",), ("waits",), "a learner asks for weights before pushing, and the weights must contain the gradient"),
+    (("ahead",), ("tolerant",), "a shard does not wait until answers have left, so a hanging learner stays unseen"),
+    (("ahead",), ("stages",), "a group's ranks push, then pull, then agree on the answers: nothing travels both ways at once"),
+    (("ahead",), ("per layer",), "a layer leaves, and comes, at its place in the passes"),
+    (("two ahead",), ("cuda",), "messages under way while a GPU computes would need separate copies"),
+    (("per layer",), ("aborts",), "a pushed layer cannot be given up"),
+    (("per layer",), ("collective",), "slices are equal; parts travel behind the passes where links are slow"),
+    ((*_OWN_STEPS, "local steps"), ("per layer",), "own steps need all layers, and pull for, or push, several mini-batches as one"),
+    (("node", "micro-batches"), ("per layer",), "the sum is there after the last backward pass, for all layers at once"),
+    (("stages",), ("per layer",), "stages already pull and push separately, each with own shards"),
+    (("cuda",), ("per layer",), "a GPU computes behind the host: the host would have to wait at each layer"),
+    (
+        ("ahead", "topk", "rounded pulls"),
+        ("compensation",),
+        "a gradient is squared at its learner's own weights",
+    ),
+    (("compensation", "rates"), ("fresh",), "a fresh gradient has the weight 1, and needs no compensation"),
+    (("local steps",), _OWN_STEPS, "both are own steps of a learner between two pulls"),
+    (("local steps",), ("aborts",), "own steps given up half-way have moved the inner optimiser"),
+    (("local steps",), ("collective", "node"), "learners have weights in common, and none may step alone"),
+    (
+        ("trust ratios",),
+        ("local steps",),
+        "own steps push a way, not a gradient; lars or lamb may be the inner_optimizer",
+    ),
+    (("cycled momentum",), ("local steps",), "the schedule is of own steps: the inner optimiser's momentum stays constant"),
+    (("cycled momentum",), ("adagrad",), "torch refuses the schedule: adagrad has no momentum"),
+    (("dealt",), ("collective", "node", "stages"), "a portion is dealt to a learner of one rank that pulls from all shards"),
+    (
+        ("dealt",),
+        ("per layer", "ahead"),
+        "a learner computes, or asks for weights, before its next portion has come",
+    ),
+    (("dealt",), ("several pushes",), "a portion comes with each pull"),
+    (("dealt",), ("drops",), "a portion without a finite gradient would be dealt for ever"),
+    (("agrees",), ("not alike", "stages"), "there is no single averaged gradient to take the norm of"),
+    (("agrees",), ("tolerant",), "a learner back late would change a sum after the shards told the norm"),
+    (("node",), ("no sums",), "a team's sum must be of gradients of one clock, and taken or dropped as a whole"),
+    (("node",), ("collective",), "learners of one node share memory by themselves"),
+    (("tolerant", "leaving"), ("collective", "node"), "no rank can leave alone: a slice, or a part of a sum, would be missing"),
+    (("stages",), ("collective", "node"), "a slice, or a team's sum, is of all layers"),
+    (("partition",), ("leaving", "aborts"), "the others would wait in the middle of a layer"),
+    (
+        ("cuts", "balance", "1f1b"),
+        ("partition",),
+        "each rank has a piece of all layers, at work on the same micro-batch",
+    ),
+    (("accumulation",), ("stages",), "micro_batches are parts of a batch too large for memory"),
+    (("cuda",), ("stages",), "ranks of a group pass on tensors in the host's memory"),
+    (("float16",), ("stages", "micro-batches"), "no stage knows whether another's pass overflowed"),
+    (
+        ("batched", "step"),
+        ("stages", "micro-batches"),
+        "torch.func.vmap, or a step, runs the whole model on a whole mini-batch",
+    ),
+    (("parameters",), ("stages",), "stages are parts of a real model"),
+    (("batched",), ("step",), "torch.func.vmap takes a model and a loss, not a step"),
+    (("autocast",), ("batched",), "torch.func.vmap computes in float32"),
+    (("accumulation",), ("batched",), "a learner computes the mini-batches of a gradient one after the other"),
+    (("step",), ("loss",), "a step computes the loss itself"),
+    (("cuda shards",), ("virtual",), "virtual shards lie where learners compute: set device"),
+    (("patience",), ("collective",), "learners agree on the end among themselves; protocol hardsync computes the same"),
+    (("best",), ("sizes",), "only sizes travel, and there are no weights to keep"),
+    (("several portions",), ("in order",), "each portion is summed by itself"),
+    (
+        ("optimizer", "schedule", "groups", "alpha0", "scaling", "weights' average", "local steps"),
+        ("batch",),
+        "torch.optim.LBFGS makes each step, and chooses the length",
+    ),
+    (("epochs", "patience", "partner"), ("batch",), "the coordinator knows when an iteration, and the run, ends"),
+    (
+        (*_FORMATS, "float16", "accumulation", "per layer", "compensation", "clipping", "clip average", "nonfinite", "sampling"),
+        ("batch",),
+        "the sum is the exact gradient of one function, in full, of the same batch at each evaluation",
+    ),
+    (("micro-batches", "batched"), ("batch",), "the last portion may be shorter"),
+    (("stages",), ("batch",), "each learner computes portions on the whole model"),
+    (("cuda",), ("batch",), "portions are summed in the host's memory"),
+    (("sizes",), ("batch",), "a line search needs losses"),
+)
+
+#: Features that another needs: the feature, its absence, why.
+NEEDS: Sequence[tuple[tuple[str, ...], tuple[str, ...], str]] = (
+    (("inner optimizer", "inner rate"), ("no local steps",), "only own steps use this option, and there are none"),
+    (("topk share",), ("no topk",), "only topk uses topk_share"),
+    (("rates",), ("no weights",), "'none' makes all weights 1; choose a modulation, e.g. 'inverse'"),
+    (
+        ("team size",),
+        ("no teams",),
+        "team_size is the most ranks of a team; say aggregation = 'node', with a protocol that has teams",
+    ),
+    (("partition", "1f1b", "cuts", "balance"), ("no stages",), "one rank alone has the whole model, and passes nothing on"),
+    (("layer seconds",), ("whole layers",), "the gradient leaves as a whole, and the seconds count as a whole"),
+    (("patience",), ("no evaluator",), "an evaluation after training can end nothing"),
+    (("epoch samples",), ("no stream",), "an epoch is all samples of the data set"),
+)
 
 REFUSED: Mapping[tuple[str, str], str] = {
-    ("layerwise", "aborts"): "a pushed layer cannot be given up",
-    ("n_push", "layerwise"): _OWN_STEPS,
-    ("n_fetch", "layerwise"): _OWN_STEPS,
-    ("own steps", "layerwise"): _OWN_STEPS,
-    ("duplex", "waits"): "a learner asks for weights before pushing, and the weights must contain the gradient",
-    ("duplex", "compensation"): "a shard gives new weights before the gradient of the old weights comes",
-    ("duplex", "tolerant"): "a shard does not wait until answers have left, so a hanging learner stays unseen",
-    ("topk", "buckets"): "the largest elements of a slice are known when the whole slice is there",
-    ("streamed", "no streams"): "a learner's gradient would wait, half received, for the gradients of others",
-    ("streamed", "topk"): "the largest elements of a slice form no chunks",
-    ("streamed", "nonfinite"): "the first chunks are summed before the last have come",
-    ("streamed", "tolerant"): "a dying learner would leave a part of a gradient in the weights",
-    ("streamed", "dealt"): "a learner asks for weights before the gradient has come, and would have two portions",
-    ("streamed", "stages"): _ONE_WAY,
-    ("streamed", "cuda shards"): "chunks are received into the host's memory",
-    ("gathered", "tolerant"): "a shard does not wait until answers have left, so a hanging learner stays unseen",
-    ("gathered", "streamed"): "chunks of all gradients come at the same time already",
-    ("gathered", "collective"): "learners exchange slices all at once",
-    ("gathered", "batch"): "shards wait for the coordinator's portions",
-    ("gathered", "cuda shards"): "gradients are received into the host's memory",
-    ("prefetch", "cuda"): "messages under way while a GPU computes would need separate copies",
-    ("autocast", "batched"): "torch.func.vmap computes in float32",
-    **dict.fromkeys(
-        (("float16", each) for each in ("stages", "micro-batches")), "no stage knows whether another's pass overflowed"
-    ),
-    ("float16", "batch"): "a gradient would depend on the learner's earlier gradients",
-    ("accumulation", "batched"): "a learner computes the mini-batches of a gradient one after the other",
-    ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",
-    ("local steps", "n_push"): _TWICE,
-    ("local steps", "n_fetch"): _TWICE,
-    ("local steps", "own steps"): _TWICE,
-    ("local steps", "aborts"): "own steps given up half-way have moved the inner optimiser",
-    ("local steps", "collective"): "learners step together in every mini-batch",
-    ("local steps", "node"): "a team's ranks have weights in common, and no rank may step alone",
-    ("inner optimizer", "no local steps"): _NONE,
-    ("inner rate", "no local steps"): _NONE,
-    ("dealt", "collective"): "each learner is a shard, and would have to ask another shard for portions",
-    ("dealt", "node"): "a team pushes as a whole, and a portion would have to be cut for the ranks",
-    ("dealt", "layerwise"): "the answer with a portion may come after the start of the forward pass",
-    ("dealt", "duplex"): "a learner asks for weights before the gradient has come, and would have two portions",
-    ("dealt", "several pushes"): "a portion comes with each pull",
-    ("dealt", "stages"): "the ranks of a group pull separately, from different shards",
-    ("dealt", "drops"): "a portion without a finite gradient would be dealt for ever",
-    ("cuda", "layerwise"): "a GPU computes behind the host: the host would have to wait at each layer",
-    ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
-    **dict.fromkeys(
-        ((each, "in memory") for each in ("bfloat16", "topk", "rounded pulls")), "nothing is exchanged in shared memory"
-    ),
-    ("topk", "compensation"): "a pushed element may be of many mini-batches: the square says nothing of a single mini-batch",
-    ("topk", "cuda shards"): "indices are looked at, and elements put in their places, on the host",
-    ("topk share", "no topk"): "only topk uses topk_share",
-    ("rounded pulls", "compensation"): "compensation needs one copy of the weights of a clock, and learners hold different copies",
-    ("rounded pulls", "cuda shards"): "the host keeps, and rounds, the weights of learners",
-    ("compensation", "fresh"): "a fresh gradient needs no compensation",
-    ("rates", "fresh"): "a fresh gradient has the weight 1",
-    ("rates", "no weights"): "'none' makes all weights 1; choose a modulation, e.g. 'inverse'",
-    ("cycled momentum", "adagrad"): "torch refuses the schedule: adagrad has no momentum",
-    ("cycled momentum", "local steps"): "the schedule is of own steps: the inner optimiser's momentum stays constant",
-    ("trust ratios", "local steps"): "own steps push a way of weights, not a gradient; lars or lamb may be the inner_optimizer",
-    ("agrees", "not alike"): "there is no single averaged gradient to take the norm of",
-    ("agrees", "streamed"): "the first chunks of the new weights leave before the last of the gradients have come",
-    ("agrees", "stages"): "the shards of one stage do not hear of another stage's shards",
-    ("agrees", "tolerant"): "a learner back late would change a sum after the shards told the norm",
-    ("node", "no sums"): _SUM,
-    ("team size", "no teams"): "team_size is the most ranks of a team; say aggregation = 'node', with a protocol that has teams",
-    ("tolerant", "collective"): "learners are shards, and a run needs every shard",
-    ("tolerant", "node"): "a team cannot do without a rank",
-    ("stages", "collective"): "learners are shards, each of all layers",
-    ("stages", "layerwise"): "stages already pull and push separately, each with own shards",
-    ("stages", "node"): "a team's ranks have whole models",
-    ("leaving", "partition"): "a piece that leaves would leave the others waiting in the middle of a layer",
-    ("partition", "aborts"): "a notice to one rank would have to stop the whole group in the middle of a layer",
-    ("accumulation", "stages"): "micro_batches are parts of a batch too large for memory",
-    ("duplex", "stages"): _ONE_WAY,
-    ("cuda", "stages"): "ranks of a group pass on tensors in the host's memory",
-    ("batched", "stages"): "torch.func.vmap computes whole models",
-    ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as a whole",
-    ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
-    ("partition", "no stages"): "one rank alone has no pieces of a layer",
-    **dict.fromkeys((("cuts", "partition"), ("balance", "partition")), "each rank has a piece of all layers"),
-    ("1f1b", "partition"): "all ranks are at work on the same micro-batch",
-    ("1f1b", "no stages"): "one rank alone passes nothing on",
-    **dict.fromkeys(((each, "no stages") for each in ("cuts", "balance")), "one rank alone has the whole model"),
-    ("step", "stages"): "a step runs the whole model",
-    ("step", "micro-batches"): "a step is given whole mini-batches",
-    ("parameters", "stages"): "stages are parts of a real model",
-    ("layer seconds", "no layerwise"): "the gradient leaves as a whole, and the seconds count as a whole",
-    ("step", "loss"): "a step computes the loss itself",
-    ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
-    ("cuda shards", "virtual"): "virtual shards lie where learners compute: set device",
-    ("patience", "no evaluator"): "an evaluation after training can end nothing",
-    ("patience", "collective"): "learners agree on the end among themselves; protocol hardsync computes the same",
-    ("best", "sizes"): "only sizes travel, and there are no weights to keep",
-    ("leaving", "collective"): "no learner can leave an allreduce alone: a slice would be missing",
-    ("leaving", "node"): "no rank can leave a team alone: a part of the sum would be missing",
-    **dict.fromkeys(((each, "batch") for each in ("optimizer", "schedule", "groups", "alpha0", "scaling")), _BATCH_STEP),
-    ("several portions", "in order"): "each portion is summed by itself",
-    ("patience", "batch"): "the tolerances of sandblaster say when training ends",
-    ("partner", "batch"): "only the coordinator knows when an iteration ends and a checkpoint is due",
-    ("epochs", "batch"): "protocol.iterations is the run's length",
-    ("local steps", "batch"): "learners evaluate where the coordinator says, and nowhere else",
-    ("weights' average", "batch"): "the result is the weights of the last iteration",
-    **dict.fromkeys(
-        (
-            (each, "batch")
-            for each in (
-                "accumulation",
-                "layerwise",
-                "bfloat16",
-                "topk",
-                "rounded pulls",
-                "compensation",
-                "clipping",
-                "clip average",
-                "nonfinite",
-            )
-        ),
-        _WHOLE,
-    ),
-    ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
-    ("epoch samples", "no stream"): "an epoch is all samples of the data set",
-    ("stages", "batch"): "each learner computes portions on the whole model",
-    ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",
-    ("cuda", "batch"): "portions are summed in the host's memory",
-    ("cuda shards", "batch"): "slots lie in the host's memory",
-    ("sizes", "batch"): "a line search needs losses",
-    ("batched", "batch"): "torch.func.vmap computes mini-batches of one size; the last portion may be shorter",
+    (one, other): why for ones, others, why in (*RULES, *NEEDS) for one in ones for other in others
 }
 
 
@@ -345,29 +307,34 @@ def check(config: Config, *, virtual: bool = False) -> None:
         feature = known[one]
         value = _value_of(config, feature.field)
         beside = known[other].words.format(f"protocol {getattr(config.protocol, 'factory', kind_of(config.protocol))}")
-        why = REFUSED[one, other] + _way_out(config, known[other])
+        why = REFUSED[one, other] + _way_out(config, one, known[other])
         lines.append(f"{feature.field} = {value!r}: expected {feature.expected} beside {beside}: {why}")
     if lines:
         raise ConfigError("\n".join(lines))
 
 
-def table() -> str:
-    """Return `docs/reference/compatibility.md`'s table; pairs of the same first feature and reason share a row."""
+def tables() -> tuple[str, str]:
+    """Return tables of pairs, and of options that need another, a row for each law."""
     known = {**FEATURES, **REAL, **VIRTUAL}
-    rows: dict[tuple[str, str], list[str]] = {}
-    for (one, other), why in REFUSED.items():
-        rows.setdefault((known[one].words, why), []).append(known[other].words.format(_protocols(known[other])))
-    lines = [f"| {one} | {'; '.join(others)} | {why} |" for (one, why), others in rows.items()]
-    return "\n".join(["| not | beside any of | since |", "|---|---|---|", *lines, ""])
+
+    def table(head: str, rules: Sequence[tuple[tuple[str, ...], tuple[str, ...], str]]) -> str:
+        lines = [head, "|---|---|---|"]
+        for ones, others, why in rules:
+            beside = "; ".join(known[other].words.format(_protocols(known[other])) for other in others)
+            lines.append(f"| {'; '.join(known[one].words for one in ones)} | {beside} | {why} |")
+        return "\n".join([*lines, ""])
+
+    return table("| not any of | beside any of | since |", RULES), table("| not | beside | since |", NEEDS)
 
 
-def _way_out(config: Config, feature: Feature) -> str:
+def _way_out(config: Config, one: str, feature: Feature) -> str:
     """Name this protocol's options, or else protocols, without the feature; "" unless protocols ask for it."""
     if "{}" not in feature.words:
         return ""
     protocol = config.protocol
     ways = [f"protocol.{words}" for words, other in _variants(protocol) if not feature.asked(replace(config, protocol=other))]
-    ways = ways or [name for name, kind in PROTOCOLS.items() if not feature.asked(replace(config, protocol=kind()))]
+    others = {name: replace(config, protocol=kind()) for name, kind in PROTOCOLS.items()}
+    ways = ways or [name for name, other in others.items() if all(first != one for first, _ in refused(other))]
     return f"; allowed with {', '.join(ways)}"
 
 

@@ -17,7 +17,7 @@ import tomli_w
 
 from mpisgd.base.errors import ConfigError, nearest
 from mpisgd.base.terminal import all_visible
-from mpisgd.config import KINDS, Config, StagesOptions, kind_of, make_options, replace
+from mpisgd.config import CHOSEN, KINDS, Config, StagesOptions, kind_of, make_options, older, replace
 from mpisgd.config.hints import does_nothing, option
 
 INNER = "inner_optimizer"
@@ -69,7 +69,7 @@ def is_of_a_run(path: str | Path) -> bool:
 
 def from_mapping(table: Mapping[str, Any]) -> Config:
     """Return the `Config` of a mapping with values of TOML, paths, and numbers of numpy or torch."""
-    table = {key: _of_toml(value) for key, value in table.items() if key != ENVIRONMENT}
+    table = {key: _of_toml(value) for key, value in older.renewed(table).items() if key != ENVIRONMENT}
     return typing.cast(Config, _structure(Config, table, ""))
 
 
@@ -112,7 +112,7 @@ def dumps(config: Config, environment: Mapping[str, Any] | None = None) -> str:
 
 def _structure(cls: type, table: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(cls)
-    known = {item.name for item in dataclasses.fields(cls)}
+    known = {item.name for item in dataclasses.fields(cls) if CHOSEN not in item.metadata}
     table = {key: value for key, value in table.items() if key in known or not does_nothing(prefix + key, value)}
     for key in table:
         if key not in known:
@@ -158,7 +158,7 @@ def _plain(value: Any, component: str | None = None) -> Any:
         table = {"name": kind_of(value)} if component in KINDS else {}
         for item in dataclasses.fields(value):
             inner = getattr(value, item.name)
-            if inner is not None:
+            if inner is not None and CHOSEN not in item.metadata:
                 table[item.name] = _plain(inner, item.name)
         return table
     if isinstance(value, Mapping):

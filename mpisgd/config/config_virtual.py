@@ -26,7 +26,7 @@ class VirtualOptions:
     """Layers of a model, without gradients, lowest first: name parameters name parameters ... As many shards have a layer each.
     None = as `model`."""
     forward_s: dict[str, float] = field(default_factory=dict)
-    """Measured forward seconds of each layer: name seconds name seconds ... With exchange = 'layerwise', layers share `compute`'s
+    """Measured forward seconds of each layer: name seconds name seconds ... With per_layer, layers share `compute`'s
     seconds in proportion. None = equal shares, a third forward."""
     backward_s: dict[str, float] = field(default_factory=dict)
     """Measured backward seconds of each layer."""

@@ -104,6 +104,8 @@ OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for na
 #: Removed key of a file -> its inert value, and its replacement.
 REMOVED: Mapping[str, tuple[Any, str]] = {
     "sweep": ({}, _LOOP),
+    "exchange": ("auto", "vectors travel as the program chooses; duplex is `ahead` 1, prefetch `ahead` 2, layerwise `per_layer`"),
+    "receive": ("in-turn", "gradients are received as the program chooses"),
     "spares": (0, "a run goes on without a dead learner; mpisgd run --max-restarts begins again with all learners"),
     "log.max_bytes": (0, "`log.enabled` switches the log off; a push takes some 150 bytes of the log"),
 }

@@ -44,6 +44,9 @@ from mpisgd.config.optimizers import (
 from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StagesOptions, StragglerOptions
 from mpisgd.protocols import BATCH_PROTOCOLS, PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
+CHOSEN = "chosen"
+"""Mark of a field that is no option."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -89,18 +92,14 @@ class Config:
     shards: int = 1
     """Shard ranks S [Zhang16 2.3]. Each owns a contiguous slice of the flat parameter vector. Not for allreduce, where each learner
     is one."""
-    exchange: Literal["auto", "whole", "in-place", "layerwise", "streamed", "duplex", "prefetch"] = "auto"
-    """Exchange vectors. auto: whole, in-place, streamed or an allreduce's layerwise, by the program; same bits. whole: pull all
-    weights, compute, push the whole gradient. in-place: the same, in memory of one node. streamed: in chunks, the first sent back
-    while the last come in. layerwise: shards own whole layers, or parts of large ones. An asynchronous learner pulls slices as its
-    forward pass gets there; every learner pushes slices as its backward pass leaves them [Chen16 2, A.3], or at its end if
-    clip_norm or nonfinite = 'drop' need the whole gradient. In an allreduce, parts of at least 2 MiB leave during the backward and
-    return during the next forward pass; same bits. duplex: pushed during the next pull, for slow links; staleness + 1. prefetch:
-    both while the next gradient is computed; staleness + 2, two more vectors per learner."""
-    receive: Literal["in-turn", "gathered"] = "in-turn"
-    """Receive gradients. in-turn: one by one; weights change once answers have left. gathered: from all learners at once, each into
-    its own memory; weights change while answers leave. A slow link then delays only learners waiting for its gradient. Up to lambda
-    + 2 more slices per shard."""
+    ahead: Literal[0, 1, 2] = 0
+    """Pull weights that lack this many of the learner's own gradients; 0 = none. With 1, a gradient is pushed during the next
+    pull, for slow links: staleness + 1. With 2, both go on while the next gradient is computed: staleness + 2, and two more
+    vectors per learner."""
+    per_layer: bool = False
+    """Exchange each layer by itself. Shards own whole layers, or parts of large ones, each with its own timestamp. An asynchronous
+    learner pulls a layer as its forward pass gets there; every learner pushes a layer as its backward pass leaves it [Chen16 2,
+    A.3], or at its end if clip_norm or nonfinite = 'drop' need the whole gradient."""
     push_format: Literal["float32", "bfloat16", "topk"] = "float32"
     """Push gradients in this format. bfloat16: half the bytes; a learner adds rounding errors to its next gradient (error feedback,
     arXiv:1901.09847), kept in another vector. `mpisgd bench train` tells where this pays. topk: only each slice's largest elements
@@ -115,8 +114,7 @@ class Config:
     """Give one rank to evaluation. Otherwise learner 0 evaluates after the run, or shard 0 if learners may be lost."""
     aggregation: Literal["none", "node"] = "none"
     """Sum gradients on each node in shared memory. node: computing ranks of a node are a team; a single rank pulls and pushes for
-    all [Chen16 6]. lambda, N, b and N_min count teams. In an allreduce on one node, learners share weights and gradients in memory,
-    and send nothing."""
+    all [Chen16 6]. lambda, N, b and N_min count teams."""
     team_size: int = 0
     """Most ranks in a team; 0 = all computing ranks of a node. Fewer: teams of sockets, for example."""
     group_size: int = 1
@@ -218,9 +216,12 @@ class Config:
     device: Literal["cpu", "cuda"] = "cpu"
     """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"
-    """Sum and update on the CPU or on a GPU. Learners may share the GPU."""
+    """Sum and update on the CPU or on a GPU, except topk, rounded pulls and sandblaster. Learners may share the GPU."""
     threads: int = 0
     """torch threads per rank; 0 = cores / ranks of the node. At least 1."""
+
+    way: str = field(default="auto", metadata={CHOSEN: True})
+    """The program's choice (`exchange/ways.py`)."""
 
     def __post_init__(self) -> None:
         for name in ("out", "data_dir", "init_from"):
@@ -269,19 +270,23 @@ class Config:
         return self.protocol.mini_batches_per_push * max(1, self.local_steps) * self.accumulation
 
     @property
-    def both_ways(self) -> bool:
-        """Learners push and pull at once."""
-        return self.exchange in ("duplex", "prefetch")
+    def plain(self) -> bool:
+        """Pulls follow pushes, of whole vectors."""
+        return not (self.ahead or self.per_layer)
 
     @property
-    def by_layers(self) -> bool:
-        """Slices are cut by layers, each exchanged by itself."""
-        return self.exchange == "layerwise" and not self.protocol.collective
+    def stays_on_host(self) -> str:
+        """Reason of shards to stay on the host; "" = none."""
+        if self.protocol.batch:
+            return "portions of a batch are summed"
+        if self.push_format == "topk":
+            return "elements of topk are put in their places"
+        return "the weights of learners are rounded" if self.pull_format == "bfloat16" else ""
 
     @property
     def in_buckets(self) -> bool:
         """An allreduce's gradients leave in parts (`vectors/buckets.py`)."""
-        return self.exchange == "layerwise" and self.protocol.collective
+        return self.way == "buckets"
 
     @property
     def agrees(self) -> bool:
@@ -329,7 +334,7 @@ class Config:
     @property
     def in_teams(self) -> bool:
         """Learners are teams of ranks with common pulls and pushes."""
-        return self.aggregation == "node" and not self.protocol.collective
+        return self.aggregation == "node"
 
 
 def _check_texts(options: Any, where: str) -> None:
@@ -342,6 +347,11 @@ def _check_texts(options: Any, where: str) -> None:
             texts = value if isinstance(value, Mapping | tuple) else (value,)
             for text in (text for text in texts if isinstance(text, str)):
                 require(visible(text) == text, f"{where}{each.name}", visible(text), "a text without control characters")
+
+
+def options() -> list[dataclasses.Field[Any]]:
+    """Return the fields that a user sets."""
+    return [each for each in dataclasses.fields(Config) if CHOSEN not in each.metadata]
 
 
 #: Component -> its kinds.

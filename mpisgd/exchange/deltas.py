@@ -200,7 +200,7 @@ class Each(Deltas):
 def of_run(config: Config, protocol: Protocol, weights: Any) -> Deltas | None:
     if config.pull_format == "float32":
         return None
-    return Common(weights) if protocol.consistent else Each(weights, at_once=config.both_ways or config.receive == "gathered")
+    return Common(weights) if protocol.consistent else Each(weights, at_once=config.ahead > 0 or config.way == "gathered")
 
 
 class Held:

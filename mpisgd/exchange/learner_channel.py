@@ -1,4 +1,4 @@
-"""Push, pull and stop: the learner's end, by any way of `ways.py`. The shard's end is `shard_channel.py`.
+"""Push, pull and stop: the learner's end, in any round of `rounds.py`. The shard's end is `shard_channel.py`.
 
                  learner                                    shard
     push         PUSH header, GRADIENT slice          ->    takes pushes in turn
@@ -28,7 +28,7 @@ from mpisgd.comm.messages import Ending, PushFields, Tag
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.exchange import Answers, Interrupted, Report
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.ways import WHOLE, At, Departures, Way
+from mpisgd.exchange.rounds import PLAIN, At, Departures, Round
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
@@ -149,7 +149,7 @@ class LearnerChannel(Exchanges):
         consistent: bool,
         interruptible: bool = False,
         agrees: bool = False,
-        way: Way = WHOLE,
+        when: Round = PLAIN,
     ) -> None:
         weights, gradients, bounds = slices.weights, slices.gradients, slices.bounds
         self._wire = wire
@@ -183,10 +183,10 @@ class LearnerChannel(Exchanges):
         """Wait for the first answer, then transfer until all weights are in place; 0 after a push."""
         self.draw: Callable[[int], None] | None = None
         """Listener to the next portion."""
-        self.duplex = way.send is At.PULL
+        self.duplex = when.send is At.PULL
         self._noted: list[tuple[PushFields, Runs]] = []
         """Headers and skipped runs of a gradient to send during the next pull."""
-        self._departures = Departures(wire.clock, way, len(bounds), gradients.nbytes) if way.outlasts_calls else None
+        self._departures = Departures(wire.clock, when, len(bounds), gradients.nbytes) if when.outlasts_calls else None
         self._agrees = agrees
         self._copied: list[tuple[Any, Any]] = []
         """Slices to compute from, and of arrival."""
@@ -253,8 +253,7 @@ class LearnerChannel(Exchanges):
     def _note(self, report: Report, meanwhile: Callable[[], None] | None) -> list[Any]:
         """Note a gradient for the next pull, copied for prefetch. Return no transfers."""
         if self._noted or meanwhile is not None:
-            exchange = "duplex" if self._departures is None else "prefetch"
-            raise ProtocolError(f"exchange = '{exchange}': two pushes, no pull in between")
+            raise ProtocolError(f"ahead = {1 if self._departures is None else 2}: two pushes, no pull in between")
         if self._departures is not None:
             for transfer in self._departures.take_sent():
                 self._wire.finish(transfer)

@@ -155,11 +155,6 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
             return in_groups(roles, config.group_size, hosts)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
     roles = double(len(hosts), evaluator=config.evaluator)
-    nodes = len({hosts[rank] for rank in roles.learner_ranks})
-    if config.aggregation == "node" and nodes > 1:
-        raise ConfigError(
-            f"aggregation = 'node': allreduce shares memory of one node, found learners on {nodes}; leave aggregation out"
-        )
     if config.shards not in (1, roles.lambda_):  # a run writes lambda_ into its own config.toml
         raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave shards out")
     return roles

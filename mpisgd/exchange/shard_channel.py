@@ -32,9 +32,9 @@ from mpisgd.comm.messages import (
     Torn,
 )
 from mpisgd.comm.signals import HEARD, name_of
-from mpisgd.exchange.gathering import Gathering
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.survivors import Survivors
+from mpisgd.exchange.travel.gathering import Gathering
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.body import Pool
 from mpisgd.vectors.chunks import chunks_of
@@ -69,7 +69,7 @@ class ShardChannel:
     """A shard's end: receives all messages, answers pulls allowed by the protocol.
 
     Args:
-        duplex: answers may leave during the next receive, until the weights change (`ways.py`).
+        duplex: answers may leave during the next receive, until the weights change (`rounds.py`).
         gathered: gradients are received at once (`gathering.py`), not in turn.
         in_pieces: bodies of other nodes come in pieces (`comm/pieces.py`).
         cut: weights like those that leave in pieces; None: whole.

@@ -1,93 +1,102 @@
-"""Ways of exchange: when a slice's gradient is sent, and when its next weights are asked for.
+"""Ways in which vectors travel, of the same bits: the program chooses.
 
-    way          send   ask
-    whole        PUSH   PULL    push the whole gradient, then pull all weights
-    in-place     PUSH   PULL    the same, in memory of one node (`travel/in_place.py`)
-    streamed     PULL   PULL    the same bits, in chunks (`travel/streamed.py`)
-    duplex       PULL   PULL    pushed after the next pull's requests, to use both directions of a link; staleness + 1
-    prefetch     PULL   BEFORE  both go on during the next computation; staleness + 2
-    pipelined    LEAVE  PULL    weights are pulled whole, at the same clock; a slice is pushed when the backward pass leaves it
-                                [Chen16 A.3]
-    ahead        LEAVE  LEAVE   a slice's next weights are also requested when its gradient begins to leave: for hardsync, whose
-                                pulls wait for the learner's own push
-    layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
-                                top layers are the least stale [Chen16 2, Table 1]
+    whole      a vector in a message
+    in-place   in memory of a node, with headers alone sent (`travel/in_place.py`, `collectives/shared.py`)
+    streamed   in chunks, the first sent back while the last come in (`travel/streamed.py`)
+    gathered   whole, received from all learners at once (`travel/gathering.py`)
+    buckets    an allreduce's, in parts, behind both passes (`collectives/bucket_channel.py`)
 
-If gradients may be rejected, weights are pulled whole. Weights requested ahead, and prefetch's gradients, have separate memory: a
-backward pass may still read older weights.
-
-No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
-`no-deadlock.md`.
+For measuring, rank 0's variable MPISGD_TRAVEL names another; `messages`: any but in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from enum import Enum
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.comm.communicator import STILL_NBYTES, Clock
-from mpisgd.config import Config, compatibility, replace
+from mpisgd.config import Config, replace
 from mpisgd.exchange.link_load import load_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.travel import in_place
-from mpisgd.gradient.straggler import NO_DELAYS, Delays
+from mpisgd.gradient import stages
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 from mpisgd.vectors.chunks import CHUNK_NBYTES
 
-AUTO, IN_PLACE = "auto", "in-place"
+AUTO, WHOLE, IN_PLACE, STREAMED, GATHERED, BUCKETS = "auto", "whole", "in-place", "streamed", "gathered", "buckets"
+MESSAGES = "messages"
+VARIABLE = "MPISGD_TRAVEL"
 LEAST_NBYTES = 4 * CHUNK_NBYTES
 """Least bytes of a slice to stream."""
 # In buckets an MLP of 44 MB on 2, 4 nodes is 1.09, 1.10 times as fast as whole at 1 Gbit/s; 1.02, 0.97 at 2.5; 0.95 at 5 (2 nodes).
 # Slices of 2.7, 2, 1 MB at 1 Gbit/s: 1.19, 1.03, 1.00.
 SLOW = 2e8
 """Most bytes per second of links where an allreduce's buckets gain."""
+_ROUNDS = "layers, or vectors ahead, travel by themselves"
+_HOST = "vectors are received into the host's memory"
 
 
-class At(Enum):
-    """Points of a learner's round."""
-
-    BEFORE = "before"
-    """The pull of the round before."""
-    PULL = "pull"
-    NEED = "need"
-    """The forward pass reaches a slice's layers."""
-    LEAVE = "leave"
-    """The backward pass leaves them."""
-    PUSH = "push"
-
-
-class Way(NamedTuple):
-    """A way; `delays` by layers, `next_clock`: the protocol's, where weights are requested before the next pull."""
-
-    send: At
-    ask: At
-    delays: Delays = NO_DELAYS
-    next_clock: Callable[[int], int] | None = None
-
-    @property
-    def outlasts_calls(self) -> bool:
-        """Transfers go on while the learner computes."""
-        return self.send is At.LEAVE or self.ask is At.BEFORE
-
-
-WHOLE = Way(At.PUSH, At.PULL)
-DUPLEX = Way(At.PULL, At.PULL)
-PREFETCH = Way(At.PULL, At.BEFORE)
-PIPELINED = Way(At.LEAVE, At.PULL)
-AHEAD = Way(At.LEAVE, At.LEAVE)
-LAYERWISE = Way(At.LEAVE, At.NEED)
-
-
-def chosen(config: Config) -> tuple[str, ...]:
-    """Return the program's choices, of the same bits; the last in parts."""
-    return ("whole", "layerwise") if config.protocol.collective else ("whole", IN_PLACE, "streamed")
+def why_not(config: Config) -> Mapping[str, str]:
+    """Return each way's reason to be impossible; "" = none."""
+    protocol, collective = config.protocol, config.protocol.collective
+    parted, several = not config.plain, config.accumulation > 1 or not stages.pushes_what_it_computes(config)
+    no_messages, host = (collective, "learners exchange slices all at once"), (config.shard_device == "cuda", _HOST)
+    reasons = {
+        WHOLE: [],
+        IN_PLACE: [
+            (not (collective or (protocol.alike and protocol.streams)), "a learner may compute while its weights change"),
+            (parted, _ROUNDS),
+            (config.in_groups, "the ranks of a group have different weights"),
+            (config.push_format != "float32", "gradients are rounded"),
+            (not collective and several, "a gradient is made from several vectors"),
+            (config.pull_format != "float32", "learners compute from rounded weights"),
+        ],
+        STREAMED: [
+            no_messages,
+            (not protocol.streams, "updates do not wait for all begun pushes"),
+            (parted, _ROUNDS),
+            (config.push_format == "topk", "the largest elements of a slice form no chunks"),
+            (config.nonfinite != "stop", "the first chunks are summed before the last have come"),
+            (config.agrees, "the first chunks of the new weights leave before the last of the gradients have come"),
+            (config.sampling == "dealt", "a learner asks for weights before the gradient has come, and would have two portions"),
+            (config.in_groups, "a group's ranks push, then pull, then agree on the answers"),
+            host,
+        ],
+        GATHERED: [no_messages, (protocol.batch, "shards wait for the coordinator's portions"), host],
+        BUCKETS: [
+            (not collective, "shards are apart from learners"),
+            (config.push_format == "topk", "the largest elements of a slice are known when the whole slice is there"),
+            (config.micro_batches > 1, "the mean is there after the last backward pass"),
+            (config.device == "cuda", "a GPU computes behind the host, which would wait for each part"),
+        ],
+    }
+    return {way: next((why for refused, why in each if refused), "") for way, each in reasons.items()}
 
 
-def alike(config: Config) -> tuple[str, ...]:
-    """Return exchanges of the same bits."""
-    return (AUTO, *chosen(config)) if config.exchange in (AUTO, *chosen(config)) else (config.exchange,)
+def possible(config: Config, roles: Roles, hosts: Sequence[str]) -> Mapping[str, str]:
+    """Return `why_not` on these ranks."""
+    reasons = dict(why_not(config))
+    if roles.tolerant:
+        tolerant = {
+            IN_PLACE: "a learner back late would overwrite what shards sum",
+            STREAMED: "a dying learner would leave a part of a gradient in the weights",
+            GATHERED: "a shard does not wait until answers have left, so a hanging learner stays unseen",
+        }
+        reasons |= {way: reasons[way] or why for way, why in tolerant.items()}
+    if len({hosts[rank] for rank in in_place.ranks_of(roles)}) > 1:
+        reasons[IN_PLACE] = reasons[IN_PLACE] or "ranks are on several nodes"
+    return reasons
+
+
+def said(config: Config) -> str:
+    """Name the exchange."""
+    ahead = f", {config.ahead} ahead" if config.ahead else ""
+    return f"exchange {config.way}{ahead}{', layer by layer' * config.per_layer}"
+
+
+def travel_asked() -> str:
+    """Return the variable's value, or ""."""
+    return os.environ.get(VARIABLE, "")
 
 
 def choose(
@@ -97,91 +106,48 @@ def choose(
     bounds: Sequence[tuple[int, int]],
     rate: Callable[[], float],
     shares: Callable[[], bool] = lambda: True,
+    travel: str = "",
 ) -> Config:
-    """Name the exchange where the user does not. All ranks ask, or none.
+    """Choose the way, unless chosen. All ranks ask, or none.
 
     Args:
         rate: bytes per second of links.
         shares: whether ranks of a node can share memory.
+        travel: MPISGD_TRAVEL.
 
-    Raises ConfigError: in-place, where impossible.
+    Raises ConfigError: another way, impossible here.
     """
-    if config.exchange not in (AUTO, IN_PLACE):
+    if config.way != AUTO:
         return config
-    if in_place.is_possible(config, roles, hosts) and shares():
-        return replace(config, exchange=IN_PLACE)
-    if config.exchange == IN_PLACE:
-        raise ConfigError(
-            f"exchange = {IN_PLACE!r}: expected 'auto' beside these options: hardsync alone, of float32 vectors, has all ranks on"
-            " one node that lets them share memory, and is not fault-tolerant"
-        )
-    whole, parts = (replace(config, exchange=each) for each in (chosen(config)[0], chosen(config)[-1]))
-    if roles.tolerant or config.in_groups or compatibility.refused(parts):
-        return whole
-    collective, nbytes = config.protocol.collective, 4 * max(end - start for start, end in bounds)
-    if nbytes < (BUCKET_NBYTES if collective else LEAST_NBYTES) or not load_of(config, roles, hosts, bounds)[1]:
-        return whole
+    reasons = possible(config, roles, hosts)
+    if travel not in ("", MESSAGES):
+        why = reasons.get(travel, f"the ways are {', '.join((MESSAGES, *reasons))}")
+        if travel == IN_PLACE and not why and not shares():
+            why = "the ranks of the node cannot share memory"
+        if why:
+            raise ConfigError(f"{VARIABLE} = {travel!r}: expected another way, or none: {why}")
+        return replace(config, way=travel)
+    return replace(config, way=_best(config, roles, hosts, bounds, rate, shares if travel != MESSAGES else _no, reasons))
+
+
+def _best(
+    config: Config,
+    roles: Roles,
+    hosts: Sequence[str],
+    bounds: Sequence[tuple[int, int]],
+    rate: Callable[[], float],
+    shares: Callable[[], bool],
+    reasons: Mapping[str, str],
+) -> str:
+    if not reasons[IN_PLACE] and shares():
+        return IN_PLACE
+    parts, least = (BUCKETS, BUCKET_NBYTES) if config.protocol.collective else (STREAMED, LEAST_NBYTES)
+    nbytes = 4 * max(end - start for start, end in bounds)
+    if reasons[parts] or nbytes < least or not load_of(config, roles, hosts, bounds)[1]:
+        return WHOLE
     # rounded shares are logged by bucket
-    return whole if collective and (config.push_format != "float32" or rate() > SLOW) else parts
+    return WHOLE if parts == BUCKETS and (config.push_format != "float32" or rate() > SLOW) else parts
 
 
-class Departures:
-    """Transfers, requests ahead, and times, of slices exchanged during computing.
-
-    Attributes:
-        asked: pending answers by shard.
-        within: weights are pulled when needed.
-        pushing_ns: without the time hidden behind computing.
-        moves: MPI must move transfers during computing.
-    """
-
-    def __init__(self, clock: Clock, way: Way, slices: int, nbytes: int) -> None:
-        self._clock = clock
-        self._delays = way.delays
-        self.next_clock = way.next_clock
-        self.moves = nbytes > STILL_NBYTES
-        self.within = way.ask is At.NEED
-        self.sent: list[Any] = []
-        self.asked: dict[int, Any] = {}
-        self._began_ns = self._idle_ns = 0
-        self._needed_ns = [0] * slices
-        """Computing in this mini-batch before each slice's weights were needed."""
-        self._delay_s = 0.0
-        self.pushing_ns = 0
-
-    def take_sent(self) -> list[Any]:
-        sent, self.sent = self.sent, []
-        return sent
-
-    def take_asked(self) -> list[Any]:
-        """Return answers requested ahead, in the order of shards."""
-        asked, self.asked = self.asked, {}
-        return [asked[shard] for shard in sorted(asked)]
-
-    def begin(self) -> None:
-        self._began_ns = self._clock.now_ns()
-        self._idle_ns = self.pushing_ns = 0
-        self._delay_s = 0.0
-
-    def _computed_ns(self, now_ns: int) -> int:
-        return now_ns - self._began_ns - self._idle_ns
-
-    def note_need(self, shard: int, now_ns: int) -> None:
-        self._needed_ns[shard] = self._computed_ns(now_ns)
-
-    def pulled_for(self, ns: int) -> None:
-        self._idle_ns += ns
-
-    def pushed_for(self, ns: int) -> None:
-        self._idle_ns += ns
-        self.pushing_ns += ns
-
-    def of_push(self, shard: int, seq: int) -> tuple[int, int]:
-        """Delay this mini-batch as due; return nanoseconds of computing a slice's gradient, and of delay."""
-        now_ns = self._clock.now_ns()
-        delay_s = self._delays.of(seq, self._computed_ns(now_ns) * 1e-9)
-        if delay_s > self._delay_s:
-            self._clock.sleep(delay_s - self._delay_s)
-            self._idle_ns += self._clock.now_ns() - now_ns
-            self._delay_s = delay_s
-        return self._computed_ns(self._clock.now_ns()) - self._needed_ns[shard], int(self._delay_s * 1e9)
+def _no() -> bool:
+    return False

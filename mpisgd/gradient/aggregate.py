@@ -73,7 +73,7 @@ class SharedMemory:
         if segment is None:
             raise ConfigError(
                 "the ranks of a node cannot share memory: expected a common /proc, or room in a common /dev/shm; otherwise"
-                " aggregation = 'none', and exchange = 'whole'"
+                " aggregation = 'none', and MPISGD_TRAVEL=messages"
             )
         common = segment.bytes_of(0)[rooms:]
         weights, slots = common[before : before + 4 * size].view(np.float32), []

@@ -109,7 +109,7 @@ def chain(
         options = config.inner_optimizer
         computed = InnerSteps(computed, count, options, inner_rate, segments=own, tell_nonfinite=drops, fused=fused)
     if config.push_format != "float32":
-        by_itself, how = bounds if config.by_layers else pieces, PushFormat.of(config)
+        by_itself, how = bounds if config.per_layer else pieces, PushFormat.of(config)
         drops, told = config.nonfinite == "drop", config.in_buckets
         computed = Rounded(computed, by_itself, tell_nonfinite=drops, push_format=how, slices=bounds, told_at_once=told)
     return computed
@@ -117,7 +117,7 @@ def chain(
 
 def pushes_what_it_computes(config: Config) -> bool:
     """Tell whether gradients are pushed where they are computed: no team, own steps or rounding."""
-    alone = config.aggregation == "none" and not config.protocol.collective
+    alone = not (config.in_teams or config.protocol.collective)
     return alone and config.push_format == "float32" and not moves_weights(config)
 
 
@@ -126,7 +126,7 @@ def stays_on_gpu(config: Config) -> bool:
 
     Team sums, rounded or sparse vectors, and several vectors at a time lie on the host.
     """
-    one_by_one = config.exchange in ("whole", "in-place") and config.receive == "in-turn"
+    one_by_one = config.way in ("whole", "in-place") and config.plain
     return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"
 
 
@@ -147,5 +147,5 @@ def held(config: Config) -> bool:
 
 def loop_delays(config: Config, learner_id: int) -> Delays:
     """Return the delays of a learner's loop; none where a team's rank waits before the sum, or the channel waits by layers."""
-    by_itself = not config.by_layers and (config.aggregation == "none" or config.protocol.collective)
+    by_itself = not (config.per_layer or config.in_teams)
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS

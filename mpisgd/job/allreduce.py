@@ -5,8 +5,8 @@
     update          of the own slice, by the rules of hardsync
     all-gather      of the new weights
 
-The order of the sum, hence the bits, are hardsync's (law 5). On a single node nothing moves (`shared.py`). With exchange =
-"layerwise" slices travel in parts, behind the backward pass (`bucket_channel.py`).
+The order of the sum, hence the bits, are hardsync's (law 5). On a single node nothing moves (`shared.py`). In buckets
+slices travel in parts, behind the backward pass (`bucket_channel.py`).
 """
 
 from __future__ import annotations

@@ -53,8 +53,6 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
         learners = f"{ranks:,} learners in {lambda_:,} team{'s' * (lambda_ > 1)}"
     elif config.in_groups:
         learners += f" in groups of {config.group_size} ranks"
-    elif config.aggregation == "node":
-        learners += " that share memory"
     options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
     copies = footprint.of_compensation(lambda_, parameters, config.shards)
     own_steps = f" x {config.local_steps} own steps" if config.local_steps else ""

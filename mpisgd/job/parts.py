@@ -225,7 +225,7 @@ def bounds(config: Config, model: FlatModel, rules: int = schema.RULES) -> list[
     """Return each shard's slice. Raises ConfigError for too many shards."""
     if (stages := stages_of(config, model)) is not None:
         return stages.slices
-    if config.by_layers:  # whole layers, where norms are of slices
+    if config.per_layer:  # whole layers, where norms are of slices
         norms = isinstance(config.optimizer, TrustRatioOptions) or (config.clip_average > 0 and config.clip_average_of == "slice")
         return cut_by_layers(model.layers, config.shards, within=rules > 2 and not norms)
     return slice_bounds(model.size, config.shards)
@@ -239,7 +239,7 @@ def segments_of(config: Config, model: FlatModel) -> list[Segment]:
 
 
 def facts_of_model(config: Config, layers: Sequence[Layer], slices: Sequence[tuple[int, int]], policy: str) -> dict[str, Any]:
-    names = {"layers": named(layers, slices)} if config.by_layers else {}
+    names = {"layers": named(layers, slices)} if config.per_layer else {}
     parameters = slices[-1][1]
     return {"parameters": parameters, "parameter_nbytes": 4 * parameters, "batch_norm_policy": policy, **names}
 

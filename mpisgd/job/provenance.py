@@ -42,7 +42,7 @@ def environment(setup: Setup, user_objects: UserObjects, *, mpi: str, commits: b
         "threads": torch.get_num_threads(),
         "train_samples": meta.train_samples,
         "test_samples": meta.test_samples,
-        "exchange": config.exchange,
+        "way": config.way,
         "gradients_per_update": config.protocol.make(roles.lambda_).gradients_per_update,
         **more,
         "rules": schema.RULES,

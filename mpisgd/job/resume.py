@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import CheckpointError, ConfigError
-from mpisgd.config import Config, config_file, replace
+from mpisgd.config import Config, config_file, options, replace
 from mpisgd.data.sampling import dealt_on
-from mpisgd.exchange.ways import alike
 from mpisgd.records import initial
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Checkpoint
@@ -36,7 +35,7 @@ CHANGEABLE = (
 )
 _TOLD = (
     *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),
-    *("exchange", "brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+    *("way", "brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
 )
 
 
@@ -103,10 +102,8 @@ class Resumption:
 
 def check_changes(run: Path, config: Config) -> None:
     before = config_file.of_run(run)
-    for item in dataclasses.fields(Config):
+    for item in options():
         old, new = getattr(before, item.name), getattr(config, item.name)
-        if item.name == "exchange" and new in alike(before):
-            continue
         if old != new and item.name not in CHANGEABLE:
             raise ConfigError(f"{item.name} = {new!r}: the run to be continued has {old!r}; may change: {', '.join(CHANGEABLE)}")
     if before.group_form == "partition" and config.group_size != before.group_size:

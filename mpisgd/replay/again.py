@@ -58,7 +58,7 @@ def _why_not(record: Record) -> str:
     config = record.config
     if (record.run.events["kind"] == Event.INTERRUPTED).any():
         return "a signal interrupted the run, and the configuration holds no signals"
-    if (record.rules < 3 and config.by_layers) or (record.rules < 4 and config.in_buckets):
+    if (record.rules < 3 and config.per_layer) or (record.rules < 4 and config.in_buckets):
         return "an earlier mpisgd cut layers or buckets, and asked for their weights, otherwise"
     if record.rules < 5 and config.network.core_bandwidth:
         return "an earlier mpisgd's cores copied nothing within their nodes (network.core_bandwidth)"

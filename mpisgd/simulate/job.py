@@ -16,7 +16,7 @@ from mpisgd.base.without_gc import without_gc
 from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
-from mpisgd.exchange import link_load
+from mpisgd.exchange import link_load, ways
 from mpisgd.job import parts, placement, user_code
 from mpisgd.job.finish import Outcome, check_books, farewell, finish, headline, outcome_of
 from mpisgd.job.parts import NO_OBJECTS, UserObjects
@@ -90,7 +90,7 @@ class Job:
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"
-            f" {len(set(setup.hosts)):,} nodes, exchange {setup.config.exchange}{f', {carried}' if carried else ''}"
+            f" {len(set(setup.hosts)):,} nodes, {ways.said(setup.config)}{f', {carried}' if carried else ''}"
             f"{world.computing}; log in {self.path}"
         )
         if wasted:

@@ -16,7 +16,7 @@ from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, compatibility, replace
 from mpisgd.data import DataSet
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.ways import choose
+from mpisgd.exchange.ways import choose, travel_asked
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
@@ -87,7 +87,8 @@ class VirtualWorld(World):
         self._slots: list[Memory] = []
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
-        self.bounds, self.config = bounds, choose(self.config, self.roles, self._hosts, bounds, self.network.rate)
+        self.bounds = bounds
+        self.config = choose(self.config, self.roles, self._hosts, bounds, self.network.rate, travel=travel_asked())
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]
@@ -142,7 +143,7 @@ class VirtualWorld(World):
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """Return `_next_ns`, or None where time passes by layers."""
-        return self._next_ns(rank) if self.config.exchange != "layerwise" else None
+        return None if self.config.per_layer or self.config.in_buckets else self._next_ns(rank)
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Return a function of the next mini-batch's cost, which raises LearnerFailed."""
@@ -241,7 +242,7 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        streamed = self.config.exchange == "streamed"
+        streamed = self.config.way == "streamed"
         return self.tensors.update(self.bounds[shard], gradients_per_update, streamed=streamed, charges=self.charges(rank))
 
 
@@ -281,7 +282,7 @@ class SizedWorld(VirtualWorld):
         data, model = (None, None) if options.parameters or measured else _model(config, user_objects)
         self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
         bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
-        if measured and config.by_layers:
+        if measured and config.per_layer:
             bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
         self._cut(bounds)
         if config.in_groups and model is not None:
@@ -318,7 +319,7 @@ class SizedWorld(VirtualWorld):
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
             weighting=Weighting(config.modulate),
-            streamed=config.exchange == "streamed",
+            streamed=config.way == "streamed",
         )
 
 

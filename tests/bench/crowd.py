@@ -257,7 +257,7 @@ def _job(size: int) -> Counts:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as held:
         config = Config(
             shards=shards_of(size),
-            exchange="whole",  # as on more than one node
+            way="whole",  # as on more than one node
             out=str(Path(directory) / "run"),
             model=MlpOptions(),
             data=SyntheticOptions(shape=(4,), classes=2, samples=size, test_samples=8),

@@ -28,6 +28,7 @@ from mpisgd.config import Config, CustomModelOptions, config_file
 from mpisgd.exchange import link_load
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
+from tests import travel
 from tests.bench import predicted
 from tests.bench.exchanged import SAID
 from tests.bench.peers import KNOWN, told_in
@@ -70,7 +71,7 @@ class Way:
 
 _ASKS = {"btl_tcp_eager_limit": "65536", "btl_tcp_rndv_eager_limit": "65536", "btl_tcp_max_send_size": "131072"}
 """Open MPI's own limits."""
-_WHOLE, _STREAMED = {"exchange": "whole"}, {"exchange": "streamed"}
+_WHOLE, _STREAMED = {"way": "whole"}, {"way": "streamed"}
 _PACED = CustomModelOptions(factory="tests.bench.peers.torch_networks:paced")
 NETWORKS = {**{key: CASES[key] for key in KNOWN}, PACED: Case("10 M parameters whose layers wait", _PACED, 16, UPDATES)}
 """Those that DDP has, too."""
@@ -87,21 +88,21 @@ WAYS = {
     "hardsync, 1 shard apart, streamed, asks": Way(_STREAMED, shards=1, apart=True, asks=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "allreduce, whole": Way({"protocol": AllreduceOptions(), **_WHOLE}, shards=0),
-    "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "exchange": "layerwise"}, shards=0),
-    "layerwise": Way({"exchange": "layerwise"}),
-    "layerwise, 2 shards a node": Way({"exchange": "layerwise"}, each=2),
-    "layerwise, 4 shards a node, gathered": Way({"exchange": "layerwise", "receive": "gathered"}, each=4),
+    "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "way": "buckets"}, shards=0),
+    "layerwise": Way({"per_layer": True}),
+    "layerwise, 2 shards a node": Way({"per_layer": True}, each=2),
+    "layerwise, 4 shards a node, gathered": Way({"per_layer": True, "way": "gathered"}, each=4),
     "async": Way({"protocol": AsyncOptions()}),
-    "async, layerwise": Way({"protocol": AsyncOptions(), "exchange": "layerwise"}),
-    "async, layerwise, 2 shards a node": Way({"protocol": AsyncOptions(), "exchange": "layerwise"}, each=2),
-    "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),
-    "softsync, prefetch": Way({"protocol": SoftsyncOptions, "exchange": "prefetch"}),
+    "async, layerwise": Way({"protocol": AsyncOptions(), "per_layer": True}),
+    "async, layerwise, 2 shards a node": Way({"protocol": AsyncOptions(), "per_layer": True}, each=2),
+    "softsync, duplex": Way({"protocol": SoftsyncOptions, "ahead": 1}),
+    "softsync, prefetch": Way({"protocol": SoftsyncOptions, "ahead": 2}),
     "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
     "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
     "hardsync, bfloat16 both ways": Way(_ROUNDED, beside=DDP_HALF),
     "allreduce, bfloat16 both ways": Way({"protocol": AllreduceOptions(), **_ROUNDED}, shards=0, beside=DDP_HALF),
     "allreduce, layerwise, bfloat16 both ways": Way(
-        {"protocol": AllreduceOptions(), "exchange": "layerwise", **_ROUNDED}, shards=0, beside=DDP_HALF
+        {"protocol": AllreduceOptions(), "way": "buckets", **_ROUNDED}, shards=0, beside=DDP_HALF
     ),
 }
 
@@ -210,7 +211,8 @@ def trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> t
     config = _config(directory, case, way, places, shards)
     job = directory / "job.toml"
     job.write_text(config_file.dumps(config))
-    site.run(ranks, [str(job)], [word for name, value in _ASKS.items() if way.asks for word in ("--mca", name, value)])
+    options = [word for name, value in _ASKS.items() if way.asks for word in ("--mca", name, value)]
+    site.run(ranks, [str(job)], options, **travel.launched(way.special)[1])
     log = Run(config.out)
     learners, held = ([f"node{number % places}" for number in range(count)] for count in (places, shards or places))
     held = ["apart"] if way.apart else held

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
+from tests import travel
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MARK = "peaks "
@@ -57,6 +58,7 @@ def told(lines: Iterable[str], ranks: int, status: int) -> list[dict[str, int]]:
 
 def of_job(directory: Path, ranks: int, config: Mapping[str, Any]) -> list[dict[str, int]]:
     """Run a job to its end, and return its peaks as `told`. Raises ConfigError where it fails."""
-    command = command_of(directory, ranks, config)
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables(), check=False)
+    options, travels = travel.launched(config)
+    command, env = command_of(directory, ranks, options), variables() | travels
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False)
     return told(done.stdout.splitlines(), ranks, done.returncode)

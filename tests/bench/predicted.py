@@ -56,11 +56,11 @@ def virtual(log: Run, costs: Run) -> Config:
         log: of a job whose nodes are filled one after the other.
     """
     told = log.environment
-    config, hosts = replace(config_file.from_mapping(log.config), exchange=told["exchange"]), told["hosts"]
+    config, hosts = replace(config_file.from_mapping(log.config), way=told["way"]), told["hosts"]
     nodes = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,
-        parameters=0 if config.exchange == "layerwise" else int(told["parameters"]),
+        parameters=0 if config.per_layer or config.in_buckets else int(told["parameters"]),
         ranks_per_node=max(map(hosts.count, hosts)),
         gradients=False,
     )

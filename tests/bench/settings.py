@@ -17,6 +17,7 @@ from mpisgd.bench.parts import runs
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
 from mpisgd.bench.parts.measured import OFF, in_turn, over_off, show, spread
 from mpisgd.comm.mpi.launch import version
+from tests import travel
 
 WAITING: dict[str, dict[str, str]] = {
     OFF: {},
@@ -41,7 +42,8 @@ def measure(repetitions: int) -> Iterator[dict[str, Any]]:
         rates: dict[str, list[float]] = {name: [] for name in settings}
         for name in in_turn(list(settings), repetitions):
             with tempfile.TemporaryDirectory() as directory:
-                log = runs.launched(config_of(Path(directory), case, exchange="whole"), 1 + LEARNERS, env=settings[name])
+                env = settings[name] | {travel.VARIABLE: "whole"}
+                log = runs.launched(config_of(Path(directory), case), 1 + LEARNERS, env=env)
                 rates[name].append(runs.rate_of(log, case))
         yield {
             "case": case.name,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun, version
+from tests import travel
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
 
@@ -17,7 +18,7 @@ PATIENCE_S = 600
 _PORT = 29500
 _DDP = Path(__file__).with_name("peers") / "ddp.py"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-_FORWARDED = ("OMP_NUM_THREADS", "PYTHONPATH", "GLOO_SOCKET_IFNAME", "MPISGD_WAIT")
+_FORWARDED = ("OMP_NUM_THREADS", "PYTHONPATH", "GLOO_SOCKET_IFNAME", "MPISGD_WAIT", travel.VARIABLE)
 """Open MPI's launcher starts ranks elsewhere without them."""
 
 
@@ -34,7 +35,9 @@ class Site(ABC):
         """Let all links have this rate, if that can be."""
 
     @abstractmethod
-    def run(self, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd") -> str:
+    def run(
+        self, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd", **env: str
+    ) -> str:
         """`mpirun [options] python -m module train words...` with so many ranks on each node; what it said. Raises ConfigError."""
 
     @abstractmethod
@@ -52,8 +55,10 @@ class Boxes(Site):
         for node in self._cluster.nodes:
             self._cluster.shape(node, f"{gbit * 1000:.0f}mbit")
 
-    def run(self, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd") -> str:
-        job = Job(self._cluster, spread, words, options, module=module)
+    def run(
+        self, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd", **env: str
+    ) -> str:
+        job = Job(self._cluster, spread, words, options, module=module, **env)
         if job.end(PATIENCE_S) != 0:
             raise ConfigError(job.text)
         return job.text
@@ -90,16 +95,18 @@ class Hosts(Site):
     def shape(self, gbit: float) -> None:
         """Links are as they are."""
 
-    def run(self, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd") -> str:
-        return self._launch(spread, ["-m", module, "train", *words], options)
+    def run(
+        self, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd", **env: str
+    ) -> str:
+        return self._launch(spread, ["-m", module, "train", *words], options, **env)
 
     def ddp(self, places: int, case: str, numbers: Sequence[int], hook: str) -> str:
         return self._launch([1] * places, _words_of_ddp(case, numbers, "-", places, f"{self._names[0]}:{_PORT}", hook), ())
 
-    def _launch(self, spread: Sequence[int], words: Sequence[str], options: Sequence[str]) -> str:
+    def _launch(self, spread: Sequence[int], words: Sequence[str], options: Sequence[str], **more: str) -> str:
         launcher, *rest = mpirun(sum(spread))
         hosts = ",".join(f"{name}:{count}" for name, count in zip(self._names, spread, strict=False) if count)
-        env = environment() | _ONE_THREAD
+        env = environment() | _ONE_THREAD | more
         where = ["-hosts", hosts]
         if "Open MPI" in version():
             where = ["--host", hosts, *(word for name in _FORWARDED if name in env for word in ("-x", name))]

@@ -31,6 +31,7 @@ from mpisgd.comm.messages import LAYOUTS, Tag
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.vectors.flat import slice_bounds
+from tests import travel
 from tests.faults.campaign import Found, configured, main
 from tests.faults.gun import Gun, spoilt
 from tests.faults.job import HERE, ULFM, Job
@@ -77,7 +78,8 @@ class Case:
     shards: int
     tolerant: bool
     answer: str = ""
-    receive: str = "in-turn"
+    way: str = ""
+    """In which vectors travel; "" = chosen."""
 
     @property
     def teams(self) -> bool:
@@ -109,7 +111,6 @@ class Case:
             "out": str(out),
             "log": {"progress": "plain"},
             "faults": {"mode": "tolerant" if self.tolerant else "fail-fast"},
-            "receive": self.receive,
             **({"protocol": {"name": "backup", "b": 1}, "aggregation": "node", "team_size": 2} if self.teams else {}),
         }
 
@@ -119,7 +120,7 @@ def cases() -> list[Case]:
     for tolerant, shards, sender in itertools.product((False, True), (1, 2, 3), CALLS):
         if not (sender == "shard" and shards == 1) and not (tolerant and sender in ("leader", "member")):
             found.append(Case("at shards", sender, "shard", shards, tolerant))
-    found += [Case("at shards", "learner", "shard", shards, False, receive="gathered") for shards in (1, 2, 3)]
+    found += [Case("at shards", "learner", "shard", shards, False, way="gathered") for shards in (1, 2, 3)]
     for number, (target, answer) in enumerate(itertools.product(("learner", "evaluator"), ANSWERS)):
         if not (target == "evaluator" and answer in ("ending", "notices")):  # it is told neither
             found.append(Case("answers", "shard", target, 1 + number % 3, number % 2 > 0, answer))
@@ -246,8 +247,9 @@ def look(case: Case, seed: int, count: int, directory: Path) -> Found:
     out, said = directory / "run", directory / "said"
     told = {"FUZZ_CASE": json.dumps(vars(case)), "FUZZ_SAID": str(said), "FUZZ_SEED": str(seed), "FUZZ_COUNT": str(count)}
     told["FUZZ_RANK"] = str(case.rank_of(case.sender))
+    told |= {"PYTHONPATH": HERE, travel.VARIABLE: case.way}
     options = ULFM if case.tolerant else []
-    job = Job(case.ranks, [configured(directory, case.settings(out))], options, "tests.faults.fuzz", PYTHONPATH=HERE, **told)
+    job = Job(case.ranks, [configured(directory, case.settings(out))], options, "tests.faults.fuzz", **told)
     if case.kind == "answers":
         _answered_wrongly(case, job, said, out, found)
         return found

@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "timeout": {"protocol": {"name": "timeout", "timeout_s": 0.1}},
     "versioned": {"protocol": "versioned"},
     "downpour": {"protocol": "downpour"},
-    "layerwise": {"protocol": "async", "exchange": "layerwise"},
+    "layerwise": {"protocol": "async", "per_layer": True},
 }
 EVALUATOR = -1
 """In the place of a learner_id."""

@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "softsync": {"protocol": {"name": "softsync", "n": 2}},
     "backup": {"protocol": {"name": "backup", "b": 1}},
     "async": {"protocol": {"name": "async"}},
-    "layerwise": {"protocol": {"name": "async"}, "exchange": "layerwise"},
+    "layerwise": {"protocol": {"name": "async"}, "per_layer": True},
     "allreduce": {"protocol": {"name": "allreduce"}},
 }
 POINTS = ("start", "training", "checkpoint", "evaluation", "end")

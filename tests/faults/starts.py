@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "async": {"protocol": {"name": "async"}},
     "downpour": {"protocol": {"name": "downpour"}},
     "ssp": {"protocol": {"name": "ssp", "slack": 1}},
-    "layerwise": {"protocol": {"name": "async"}, "exchange": "layerwise"},
+    "layerwise": {"protocol": {"name": "async"}, "per_layer": True},
     "allreduce": {"protocol": {"name": "allreduce"}},
     "aggregation": {"protocol": {"name": "hardsync"}, "aggregation": "node", "team_size": TEAM},
 }

@@ -2,7 +2,7 @@
 
 `python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null, "env": {...}}. A job that needs fewer
 ranks than there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches,
-parameters). `env`: environment variables during that job.
+parameters). `env`: environment variables during that job; the `way` of a configuration (`tests/travel.py`) is one.
 "gpu": "staged" or "direct": there is a GPU, a pretended one (`tests/pretend_gpu.py`), whose memory MPI is not given, or is; then
 learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
 "apart": path: each rank takes itself to be on a node of its own, and what it says goes into path-RANK.
@@ -51,6 +51,7 @@ from mpisgd.vectors.memory import Memory
 
 sys.path.append(str(Path(__file__).parents[2]))  # the root, where `tests` is, whatever jobs run before
 
+from tests import travel
 from tests.once import once
 from tests.pretend_gpu import pretend_gpu
 
@@ -116,6 +117,15 @@ def held(most: int, until: str | None = None) -> Callable[[Tensor, Tensor], Tens
     return loss
 
 
+def listed() -> list[dict[str, Any]]:
+    """The jobs, each with `config` and `env`."""
+    jobs: list[dict[str, Any]] = json.loads(Path(sys.argv[1]).read_text())
+    for job in jobs:
+        job["config"], variables = travel.launched(job.get("config", {}))
+        job["env"] = job.get("env", {}) | variables
+    return jobs
+
+
 def resume(job: dict[str, Any], comm: MPI.Intracomm) -> None:
     config = config_file.of_run(Path(job["resume"]))
     other: dict[str, Any] = {name: job[name] for name in ("shards", "group_size", "pipeline") if name in job}
@@ -130,6 +140,7 @@ def together(jobs: list[dict[str, Any]]) -> None:
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
     comm = cast(MPI.Intracomm, world.Split(mine, world.rank))
     job = jobs[mine]
+    os.environ.update(job["env"])
     tell_pids(mine, len(jobs))
     if "held" in job:
         torch.nn.functional.cross_entropy = held(job["held"], job.get("until"))  # type: ignore[assignment]
@@ -156,6 +167,7 @@ def interrupted(jobs: list[dict[str, Any]]) -> None:
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
     comm, job = cast(MPI.Intracomm, world.Split(mine, world.rank)), jobs[mine]
     config, out = job["config"], job["config"]["out"]
+    os.environ.update(job["env"])
     tell_pids(mine, len(jobs))
     with failing_fast(world, lambda: out):
         for attempt, kept in enumerate(job["kept"]):
@@ -233,16 +245,16 @@ def one(job: dict[str, Any], comm: MPI.Intracomm) -> None:
 def main() -> None:
     world = MPI.COMM_WORLD
     if sys.argv[2:]:
-        {"together": together, "interrupted": interrupted}[sys.argv[2]](json.loads(Path(sys.argv[1]).read_text()))
+        {"together": together, "interrupted": interrupted}[sys.argv[2]](listed())
         return
     doing = [""]
     with failing_fast(world, lambda: doing[0]), once():
-        for job in json.loads(Path(sys.argv[1]).read_text()):
+        for job in listed():
             doing[0] = job.get("resume") or job["config"]["out"]
             comm = cast(MPI.Intracomm, world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank))
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
-                with under(job.get("env", {})), gpu(job.get("gpu")), apart(job.get("apart"), comm.rank):
+                with under(job["env"]), gpu(job.get("gpu")), apart(job.get("apart"), comm.rank):
                     one(job, comm)
                 comm.Free()
             wait_politely(world)

@@ -15,7 +15,7 @@ from mpisgd.records.log.schema import Verdict
 
 def hold(run: Run, *, again: bool = False, own_steps: bool = False, ahead: int = 1) -> None:
     """`again`: a mini-batch may be computed again. `own_steps`: weights are pulled only after some of the pushes. `ahead`: they may
-    lack the last pushes but those so many before: 2 with `duplex`, 3 with `prefetch`."""
+    lack the last pushes but those so many before: 2 with `ahead` = 1, 3 with `ahead` = 2."""
     pushes, done = run.pushes, json.loads((run.path / "DONE").read_text())
     for books, clock in zip(run.books(), done["clock"], strict=True):
         assert books.balanced

@@ -17,7 +17,7 @@ from mpisgd.update.optimizer import CACHED_NBYTES
 from .conftest import Shared, dealt, only
 
 BFLOAT16 = {"push_format": "bfloat16", "pull_format": "bfloat16"}
-LAYERWISE = {"exchange": "layerwise"}
+LAYERWISE = {"way": "buckets"}
 UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 #: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
 #: vector is cut: the others' kernels treat the last elements of a slice by themselves.
@@ -43,9 +43,10 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "4-few": (4, 4, {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"}),
 }
 NODE = "-node"
-"""The same in memory that all share."""
+"""The same in memory that all share, the program's choice."""
 for _each in ("4", "cnn", "large"):
-    RUNS[_each + NODE] = (*RUNS[_each][:2], {**RUNS[_each][2], "aggregation": "node"})
+    RUNS[_each + NODE] = RUNS[_each]
+    RUNS[_each] = (*RUNS[_each][:2], {**RUNS[_each][2], "way": "whole"})
 COMMON = {"epochs": 0.3, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
@@ -58,7 +59,7 @@ def job(directory: Path, name: str) -> dict:
     learners, shards, special = RUNS[name.removeprefix(TWIN)]
     config = {**COMMON, **special, "out": str(directory / name)}
     if name.startswith(TWIN):
-        config["exchange"] = "whole"  # layers would be slices
+        config["way"] = "whole"
         return {"ranks": learners + shards, "config": {**config, "protocol": "hardsync", "shards": shards, "evaluator": False}}
     return {"ranks": learners + special.get("evaluator", False), "config": {**config, "protocol": "allreduce"}}
 

@@ -48,7 +48,7 @@ def test_wire(tmp_path: Path) -> None:
 
 
 def test_train(tmp_path: Path) -> None:
-    ways = ("hardsync", "allreduce-node")
+    ways = ("hardsync", "allreduce")
     (row,) = rows_of(tmp_path, 3, "train", "--cases", "cnn-4", "--ways", *ways)
     assert list(row["images_per_s"]) == ["loops", "loops, contiguous", "DDP", "DDP, views", *ways]
     rates = {name: value["median"] for name, value in row["images_per_s"].items()}

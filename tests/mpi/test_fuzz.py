@@ -25,7 +25,7 @@ def needs_ulfm(case: Case) -> None:
     "case",
     [
         pytest.param(Case("at shards", "learner", "shard", 1, False), marks=pytest.mark.rare),
-        Case("at shards", "learner", "shard", 2, False, receive="gathered"),
+        Case("at shards", "learner", "shard", 2, False, way="gathered"),
         Case("at shards", "evaluator", "shard", 2, True),
     ],
     ids=["learner", "gathered", "evaluator"],

@@ -15,7 +15,7 @@ from tests.in_place import JOBS, model
 from .conftest import launch
 
 SCRIPT = """
-import contextlib, io, sys, time
+import contextlib, io, os, sys, time
 from pathlib import Path
 import torch, mpisgd
 from mpi4py import MPI
@@ -39,12 +39,13 @@ for name, (ranks, special) in JOBS.items():
     if comm == MPI.COMM_NULL:
         continue
     states, said = [], []
-    for exchange in ("auto", "whole"):
+    for asked in ("", "messages"):
+        os.environ["MPISGD_TRAVEL"] = asked
         made = []
         def kept():
             made.append(model())
             return made[-1]
-        config = {**COMMON, **special, "out": f"{exchange}/{name}", "exchange": exchange, "log": {"progress": "plain"}}
+        config = {**COMMON, **special, "out": f"{asked or 'chosen'}/{name}", "log": {"progress": "plain"}}
         with contextlib.redirect_stderr(io.StringIO()) as words:
             mpisgd.train(model=kept, data=None, loss=None, config=config, comm=comm)
         said.append("exchange in-place" in words.getvalue())
@@ -76,9 +77,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(JOBS))
 def test_the_log_of_a_run_in_place_is_replayed_to_the_bit(trained: Path, name: str) -> None:
-    path = trained / "auto" / name
+    path = trained / "chosen" / name
     assert replay.check(path, UserObjects(model=model)) == ""
-    run, other = Run(path), Run(trained / "whole" / name)
+    run, other = Run(path), Run(trained / "messages" / name)
     names: list[Any] = ["learner_id", "seq", "timestamp", "verdict", "loss"]
     ours, theirs = (sorted(each.pushes[names].tolist()) for each in (run, other))
     assert ours == theirs

@@ -93,7 +93,8 @@ def twice() -> nn.Module:
 LATE = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 ALWAYS_LATE = {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"0": 2.0}}
 """However the ranks come to a core."""
-BOTH = ("layerwise", "whole")
+HOW: dict[str, dict[str, Any]] = {"layerwise": {}, "whole": {"per_layer": False, "way": "whole"}}
+BOTH = tuple(HOW)
 STAGES = {"clip_norm": 0.5, "nonfinite": "drop", "push_format": "bfloat16"}
 SEVERAL = {"accumulation": 2, "autocast": "float16", "alpha0": 0.01}
 """Backward passes for one gradient: of mini-batches, and again where one overflows."""
@@ -105,13 +106,13 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "few-S3": (6, {"protocol": "async", "shards": 3, "model": {"name": "mlp", "hidden": [32]}}),
     "softsync-S2": (6, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "evaluator": True}),
     "attending-S4": (6, {"protocol": "async", "shards": 4, "model": {"name": f"{__name__}:attending"}, "alpha0": 0.01}),
-    **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
-    **{f"hardsync-S2-stages-{how}": (5, {**STAGES, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
-    **{f"hardsync-S2-several-{how}": (5, {**SEVERAL, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
+    **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, **HOW[how]}) for how in BOTH},
+    **{f"hardsync-S2-stages-{how}": (5, {**STAGES, "protocol": "hardsync", "shards": 2, **HOW[how]}) for how in BOTH},
+    **{f"hardsync-S2-several-{how}": (5, {**SEVERAL, "protocol": "hardsync", "shards": 2, **HOW[how]}) for how in BOTH},
     **{
         f"hardsync-S4-twice-{how}": (
             6,
-            {"protocol": "hardsync", "shards": 4, "exchange": how, "model": {"name": f"{__name__}:twice"}, "alpha0": 0.1},
+            {"protocol": "hardsync", "shards": 4, **HOW[how], "model": {"name": f"{__name__}:twice"}, "alpha0": 0.1},
         )
         for how in BOTH
     },
@@ -121,7 +122,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "backup-S2": (5, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": ALWAYS_LATE, "epochs": 1.0}),
 }
 COMMON = {
-    "exchange": "layerwise",
+    "per_layer": True,
     "model": {"name": "mlp", "hidden": [32, 32, 32]},
     "epochs": 0.3,
     "mu": 8,

@@ -92,7 +92,7 @@ if not EVERYTHING or REST:
     RUNS = {name: run for name, run in RUNS.items() if (name in LATER) == REST}
 #: Slices of whole layers; and what is no plain loop, but proved.
 MORE: dict[str, dict[str, Any]] = {
-    "lamb-S2": {"exchange": "layerwise"},
+    "lamb-S2": {"per_layer": True},
     **{key: {"clip_average": 0.2} for key in ("clipped-S3", "clipped-allreduce")},
     "rates": {"modulate": "rate", "alpha0": 0.002},
 }

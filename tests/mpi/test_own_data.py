@@ -83,7 +83,7 @@ OWN = ("--model", "user:model", "--data", "user:crops", "--threads", "1", "--mu"
 RUNS: dict[str, tuple[str, ...]] = {
     "hardsync": ("--protocol", "hardsync"),
     "softsync": ("--protocol", "softsync", "--protocol.n", "2"),
-    "layerwise": ("--protocol", "softsync", "--exchange", "layerwise", "--shards", "1"),
+    "layerwise": ("--protocol", "softsync", "--per-layer", "--shards", "1"),
     "steps": ("--protocol", "downpour", "--protocol.n-push", "2", "--protocol.n-fetch", "4"),
     "teams": ("--protocol", "hardsync", "--aggregation", "node"),
     "allreduce": ("--protocol", "allreduce"),

@@ -25,10 +25,10 @@ COMMON = {
 }
 """Slices of 3 MB: two chunks, of some fifty pieces; a run has 1,176 of them or more."""
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "duplex": (2, {"exchange": "duplex"}),
-    "gathered": (2, {"exchange": "duplex", "receive": "gathered"}),
-    "prefetch": (3, {"exchange": "prefetch"}),
-    "rounded": (2, {"exchange": "duplex", "push_format": "bfloat16", "pull_format": "bfloat16"}),
+    "duplex": (2, {"ahead": 1}),
+    "gathered": (2, {"ahead": 1, "way": "gathered"}),
+    "prefetch": (3, {"ahead": 2}),
+    "rounded": (2, {"ahead": 1, "push_format": "bfloat16", "pull_format": "bfloat16"}),
 }
 """How old weights may be, and what differs."""
 

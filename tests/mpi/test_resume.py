@@ -27,6 +27,7 @@ from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
+from tests import travel
 from tests.effort import EVERYTHING, PATTERNS, REST
 from tests.forge import unsealed
 
@@ -55,20 +56,20 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
             "averaging": 0.9,
         },
     ),
-    "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}),
+    "allreduce-node": (2, {"protocol": "allreduce"}),
     "backup": (3, {"protocol": {"name": "backup", "b": 0}, "model": "softmax", "optimizer": "adagrad"}),
     "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),
     "async": (4, {"protocol": "async", "evaluator": True, "compensation": 0.1, "compensation_memory": 0.9}),
     "layers-S2": (
         4,
-        {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01, "clip_norm": 0.5, "push_format": "bfloat16"},
+        {"protocol": "async", "shards": 2, "per_layer": True, "alpha0": 0.01, "clip_norm": 0.5, "push_format": "bfloat16"},
     ),
     "bfloat16-S2": (4, {"protocol": "hardsync", "shards": 2, "push_format": "bfloat16", "pull_format": "bfloat16"}),
     "topk-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "topk", "topk_share": 0.1}),
     "pulls-S2": (4, {"protocol": "async", "shards": 2, "alpha0": 0.01, "pull_format": "bfloat16"}),
-    "duplex-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "exchange": "duplex"}),
-    "streamed-S2": (4, {"protocol": "hardsync", "shards": 2, "exchange": "streamed"}),
-    "prefetch-S2": (4, {"protocol": "async", "shards": 2, "exchange": "prefetch"}),
+    "duplex-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "ahead": 1}),
+    "streamed-S2": (4, {"protocol": "hardsync", "shards": 2, "way": "streamed"}),
+    "prefetch-S2": (4, {"protocol": "async", "shards": 2, "ahead": 2}),
     "local-S2": (4, {"protocol": "hardsync", "shards": 2, "local_steps": 2, "inner_alpha0": 0.001, "alpha0": 0.7}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
@@ -156,8 +157,9 @@ def killed(top: Path) -> None:
 def job(directory: Path, name: str) -> dict[str, Any]:
     """The last attempt of a run that was killed, or all of one."""
     run = name.removeprefix("whole/")
+    made = config(run, directory / name)
     return {"ranks": JOBS[run][0]} | (
-        {"resume": str(directory / name)} if run == name else {"config": config(run, directory / name)}
+        {"resume": str(directory / name), "env": travel.launched(made)[1]} if run == name else {"config": made}
     )
 
 

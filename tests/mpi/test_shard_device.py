@@ -26,8 +26,8 @@ RUNS = {
     "bfloat16-adam": (4, {"protocol": {"name": "backup", "b": 1}, "optimizer": "adam", "push_format": "bfloat16"}),
     "chunks": (3, {"protocol": "hardsync", "model": {"name": "mlp", "hidden": [1200, 1000]}, "mu": 64, "epochs": 0.5}),
     "team": (3, {"protocol": "hardsync", "aggregation": "node"}),
-    "allreduce": (2, {"protocol": "allreduce"}),
-    "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}),
+    "allreduce": (2, {"protocol": "allreduce", "way": "whole"}),
+    "allreduce-node": (2, {"protocol": "allreduce"}),
 }
 COMMON = {"epochs": 1, "mu": 16, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0.5}}
 REPEATABLE = [name for name in RUNS if name.startswith(("hardsync", "chunks", "team", "allreduce"))]

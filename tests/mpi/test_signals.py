@@ -39,8 +39,8 @@ COMMON: dict[str, Any] = {
 #: name -> (ranks, what differs from COMMON, the rank that is sent SIGTERM the second time: a shard, a learner, the evaluator, ...)
 JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
     "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}, 1),
-    "allreduce": (2, {"protocol": "allreduce", "optimizer": {"name": "sgd", "momentum": 0.9}}, 1),
-    "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}, 0),
+    "allreduce": (2, {"protocol": "allreduce", "way": "whole", "optimizer": {"name": "sgd", "momentum": 0.9}}, 1),
+    "allreduce-node": (2, {"protocol": "allreduce"}, 0),
     "teams": (4, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}, 2),
     "groups-S2": (6, {"shards": 2, "group_size": 2, "micro_batches": 2, "model": {"name": "mlp", "hidden": [16]}}, 5),
     "softsync-S2": (

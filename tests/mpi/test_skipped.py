@@ -23,16 +23,16 @@ ROOT = str(Path(__file__).parents[2])
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {"protocol": "hardsync", "shards": 2},
     "evaluator": {"protocol": "hardsync", "shards": 1, "evaluator": True, "evaluation": {"every_epochs": 0.5}},
-    "streamed": {"protocol": "hardsync", "shards": 2, "exchange": "streamed"},
-    "ahead": {"protocol": "hardsync", "shards": 2, "exchange": "layerwise"},
-    "layerwise": {"protocol": "async", "shards": 2, "exchange": "layerwise"},
-    "duplex": {"protocol": "softsync", "shards": 2, "exchange": "duplex"},
-    "prefetch": {"protocol": "softsync", "shards": 2, "exchange": "prefetch"},
-    "gathered": {"protocol": "softsync", "shards": 2, "receive": "gathered"},
+    "streamed": {"protocol": "hardsync", "shards": 2, "way": "streamed"},
+    "ahead": {"protocol": "hardsync", "shards": 2, "per_layer": True},
+    "layerwise": {"protocol": "async", "shards": 2, "per_layer": True},
+    "duplex": {"protocol": "softsync", "shards": 2, "ahead": 1},
+    "prefetch": {"protocol": "softsync", "shards": 2, "ahead": 2},
+    "gathered": {"protocol": "softsync", "shards": 2, "way": "gathered"},
     "topk": {"protocol": "softsync", "shards": 2, "push_format": "topk", "topk_share": 0.2},
-    "allreduce": {"protocol": "allreduce"},
-    "buckets": {"protocol": "allreduce", "exchange": "layerwise"},
-    "in memory": {"protocol": "allreduce", "aggregation": "node"},
+    "allreduce": {"protocol": "allreduce", "way": "whole"},
+    "buckets": {"protocol": "allreduce", "way": "buckets"},
+    "in memory": {"protocol": "allreduce"},
     "teams": {"protocol": "hardsync", "shards": 2, "aggregation": "node"},
 }
 
@@ -49,12 +49,16 @@ class Kept(Heads):
 
 
 SCRIPT = """
-import json, sys, mpisgd
+import json, os, sys, mpisgd
+from unittest import mock
+from tests import travel
 from tests.mpi.test_skipped import WAYS, Kept
 from tests.torch_law.law import vectors
 common = json.loads(sys.argv[1])
 for name, way in WAYS.items():
-    mpisgd.train(model=Kept, data=vectors, config={**common, **way, "out": name})
+    options, variables = travel.launched({**common, **way, "out": name})
+    with mock.patch.dict(os.environ, variables):
+        mpisgd.train(model=Kept, data=vectors, config=options)
 """
 COMMON = {
     "optimizer": {"name": "adamw", "weight_decay": 0.1},

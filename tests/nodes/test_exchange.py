@@ -35,9 +35,9 @@ SETTINGS = {
 """Slices of a little more than 8 MiB."""
 
 
-def trained(cluster: Cluster, spread: tuple[int, ...], *words: str) -> str:
+def trained(cluster: Cluster, spread: tuple[int, ...], *words: str, **env: str) -> str:
     """What the run says."""
-    job = Job(cluster, spread, words)
+    job = Job(cluster, spread, words, **env)
     assert job.end(LIMIT_S) == 0, job.text
     return job.text
 
@@ -59,7 +59,7 @@ def test_the_choice_is_said_changes_no_bit_and_goes_on(open_mpi: None, tmp_path:
     with Cluster(len(spread)) as cluster:
         said = trained(cluster, spread, *anew(auto))
         assert "2 host(s), exchange streamed, " in said
-        said = trained(cluster, spread, *anew(whole, exchange="whole"))
+        said = trained(cluster, spread, *anew(whole), MPISGD_TRAVEL="whole")
         assert "2 host(s), exchange whole, " in said
         job = Job(cluster, spread, anew(halves, checkpoint__every_updates="2"))
         job.until(lambda: interruption.newest(halves))
@@ -80,7 +80,7 @@ def test_an_allreduce_goes_in_buckets_where_links_are_slow(open_mpi: None, tmp_p
     with Cluster(len(spread)) as cluster:
         for node in cluster.nodes:
             cluster.shape(node, "1gbit")
-        assert "2 host(s), exchange layerwise, " in trained(cluster, spread, *anew(slow, protocol="allreduce"))
+        assert "2 host(s), exchange buckets, " in trained(cluster, spread, *anew(slow, protocol="allreduce"))
         begun = Job(cluster, spread, anew(halves, checkpoint__every_updates="2", protocol="allreduce"))
         begun.until(lambda: interruption.newest(halves))
         begun.send(0, signal.SIGUSR1)

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, default_collate
 from mpisgd.base.draws import seed_all, seeded, seeds_of
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config
-from mpisgd.config.config_file import from_mapping
 from mpisgd.job import parts
 from mpisgd.job.parts import UserObjects
+from tests.travel import configured
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -75,7 +75,7 @@ class Idiom:
 
     def made(self, out: Path) -> Config:
         """The configuration of the run."""
-        return from_mapping({**RUN, **self.config, "out": str(out)})
+        return configured({**RUN, **self.config, "out": str(out)})
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from torch import nn
 
 from mpisgd import models
 from mpisgd.config import Config, MlpOptions
-from mpisgd.config.config_file import from_mapping
 from mpisgd.job.parts import NO_OBJECTS, UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
+from tests.travel import configured
 
 #: No gradients: 100 mini-batches of four learners.
 SIZES = {
@@ -39,6 +39,9 @@ TENSORS = {
     "log": {"progress": "off"},
 }
 
+#: How a gradient leaves: as a whole, or layer by layer.
+HOW: dict[str, dict[str, Any]] = {"whole": {"way": "whole"}, "layerwise": {"per_layer": True}}
+
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `changes`; tables are merged, unless the change names another kind."""
@@ -51,7 +54,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def config(out: Path, base: Mapping[str, Any] = SIZES, **changes: Any) -> Config:
-    return from_mapping(merged({**base, "out": str(out)}, changes))
+    return configured(merged({**base, "out": str(out)}, changes))
 
 
 def simulated(out: Path, base: Mapping[str, Any] = SIZES, user_objects: UserObjects = NO_OBJECTS, **changes: Any) -> Run:

@@ -20,7 +20,7 @@ ABORT: Options = {"protocol": {"name": "backup", "b": 1, "abort": True}}
 SSP: Options = {"protocol": {"name": "ssp", "get_model_frequency": 3}}
 DOWNPOUR: Options = {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}}
 ALLREDUCE: Options = {"protocol": {"name": "allreduce"}, "shards": 1}
-LAYERS: Options = {"exchange": "layerwise"}
+LAYERS: Options = {"per_layer": True}
 BFLOAT16: Options = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 TOPK: Options = {"push_format": "topk", "topk_share": 0.1}
 TEAM: Options = {"aggregation": "node", "virtual": {"ranks_per_node": 9}}
@@ -55,8 +55,8 @@ _ALONE: dict[str, Options] = {
     "teams": {**HARDSYNC, "aggregation": "node", "team_size": 2, "virtual": {"learners": 8, "ranks_per_node": 4}},
     "groups": {**SOFTSYNC, **GROUPS},
     "layerwise": {**SOFTSYNC, **LAYERS},
-    "duplex": {**SOFTSYNC, "exchange": "duplex"},
-    "streamed": {**HARDSYNC, "exchange": "streamed"},
+    "duplex": {**SOFTSYNC, "ahead": 1},
+    "streamed": {**HARDSYNC, "way": "streamed"},
     "bfloat16": {**SOFTSYNC, **BFLOAT16},
     "top-k": {**SOFTSYNC, **TOPK},
     "momentum, averages": {**SOFTSYNC, "optimizer": {"name": "sgd", "momentum": 0.9}, "averaging": 0.9},
@@ -164,20 +164,20 @@ _BESIDE: dict[str, tuple[Options, dict[str, Options]]] = {
         "top-k, layers": {"protocol": "async", "push_format": "topk", "shards": 2, **LAYERS},
         "local steps": {"local_steps": 2, "alpha0": 0.5},
     }),
-    "duplex": ({**SOFTSYNC, "exchange": "duplex"}, _BOTH_WAYS),
-    "prefetch": ({**SOFTSYNC, "exchange": "prefetch"}, _BOTH_WAYS),
+    "duplex": ({**SOFTSYNC, "ahead": 1}, _BOTH_WAYS),
+    "prefetch": ({**SOFTSYNC, "ahead": 2}, _BOTH_WAYS),
     "autocast": ({"autocast": "bfloat16", "epochs": 1}, {
         "layers": {**ASYNC, **LAYERS},
         "allreduce": ALLREDUCE,
         "local steps": {"local_steps": 3, "alpha0": 0.5, "shards": 3},
     }),
     "links in turns": ({"epochs": 1, "network": {"turn_nbytes": 64, "core_bandwidth": 1e6, "node_bandwidth": 1e5}}, {
-        "gathered layers": {**HARDSYNC, "receive": "gathered", **LAYERS},
+        "gathered layers": {**HARDSYNC, "way": "gathered", **LAYERS},
         "hardsync": HARDSYNC,
         "async": ASYNC,
-        "streamed": {**HARDSYNC, "exchange": "streamed"},
-        "gathered duplex": {"protocol": "softsync", "shards": 2, "receive": "gathered", "exchange": "duplex"},
-        "allreduce": {**ALLREDUCE, **LAYERS},
+        "streamed": {**HARDSYNC, "way": "streamed"},
+        "gathered duplex": {"protocol": "softsync", "shards": 2, "way": "gathered", "ahead": 1},
+        "allreduce": {**ALLREDUCE, "way": "buckets"},
     }),
     "dealt": ({"shards": 2, "sampling": "dealt", "straggler": {"slowdown": {"1": 8.0}}}, {
         **{name: {"protocol": {"name": name}} for name in sorted(PROTOCOLS) if name not in ("allreduce", "downpour")},
@@ -197,8 +197,8 @@ _BESIDE: dict[str, tuple[Options, dict[str, Options]]] = {
             "evaluator": who == "an evaluator",
             "epochs": 1,
         }, {
-            "duplex": {"protocol": "softsync", "exchange": "duplex"},
-            "prefetch": {"protocol": "softsync", "exchange": "prefetch"},
+            "duplex": {"protocol": "softsync", "ahead": 1},
+            "prefetch": {"protocol": "softsync", "ahead": 2},
             "layers": {"protocol": "softsync", "shards": 2, **LAYERS},
             "own steps": DOWNPOUR,
             "dropped": {"protocol": "backup", "compute": {"name": "normal"}},

@@ -41,11 +41,11 @@ class Laws:
             self.name == "versioned" and not self.tolerant
         )
         self.exact = self.name == "versioned"
-        self.own_seconds = run.config["exchange"] == "layerwise" or run.config["group_size"] > 1
-        self.layerwise = run.config["exchange"] == "layerwise"
-        self.ahead = {"duplex": 2, "prefetch": 3}.get(run.config["exchange"], 1)
+        in_parts = run.config["per_layer"] or run.environment["way"] == "buckets"
+        self.own_seconds = in_parts or run.config["group_size"] > 1
+        self.ahead = 1 + run.config["ahead"]
         """A pull may overtake all pushes but those so many before."""
-        self.gathered = run.config["receive"] == "gathered"
+        self.gathered = run.environment["way"] == "gathered"
         self.lambda_ = run.lambda_
         self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
         self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients

@@ -18,7 +18,7 @@ from mpisgd.data.sampling import EpochSampling
 from mpisgd.job.parts import UserObjects
 from mpisgd.replay import replay
 from tests.effort import spread
-from tests.virtual.jobs import SIZES, simulated
+from tests.virtual.jobs import HOW, SIZES, simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
 
 COUNT, UPDATES = 3, 6
@@ -48,12 +48,12 @@ def loop(clip: float) -> tuple[Weights, Weights]:
 
 
 @pytest.mark.parametrize(
-    ("shards", "clip", "exchange"),
+    ("shards", "clip", "how"),
     spread([(3, 0.3, "whole"), (1, math.inf, "whole"), (2, 0.3, "layerwise")], 2, unpack=True),
 )
-def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, exchange: str, tmp_path: Path) -> None:
+def test_hardsync_is_a_loop_that_accumulates(shards: int, clip: float, how: str, tmp_path: Path) -> None:
     changes = {} if math.isinf(clip) else {"clip_norm": clip}
-    run = simulated(tmp_path / "run", ACCUMULATED, shards=shards, exchange=exchange, **changes)
+    run = simulated(tmp_path / "run", ACCUMULATED, shards=shards, **HOW[how], **changes)
     check_equal(weights(tmp_path / "run"), loop(clip))
     assert set(run.pushes["samples"]) == {COUNT * MU}
 
@@ -79,9 +79,9 @@ def test_a_mini_batch_that_is_not_finite_takes_the_others_of_its_gradient_along(
     assert replay(tmp_path / "run", user_objects).holds
 
 
-@pytest.mark.parametrize("exchange", ["whole", "layerwise"])
-def test_it_takes_the_time_of_all(exchange: str, tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", SIZES, compute={"name": "constant", "mean_s": 0.5}, accumulation=4, exchange=exchange)
+@pytest.mark.parametrize("how", HOW)
+def test_it_takes_the_time_of_all(how: str, tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", SIZES, compute={"name": "constant", "mean_s": 0.5}, accumulation=4, **HOW[how])
     assert run.pushes["compute_s"].tolist() == pytest.approx([2.0] * len(run.pushes))
 
 

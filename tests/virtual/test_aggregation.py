@@ -52,7 +52,8 @@ def weights(run: Run) -> bytes:
 @st.composite
 def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
     """Any job, its ranks in any teams; its protocol counts these."""
-    changes = {**draw(jobs("hardsync")), "exchange": "whole"}
+    changes = draw(jobs("hardsync"))
+    changes["way"] = changes["way"].replace("streamed", "whole")
     changes |= {"aggregation": "node", "team_size": draw(st.sampled_from([0, 0, 1, 2, 3])), "failures": {}}
     virtual = changes["virtual"]
     virtual["slow_nodes"] = {}
@@ -284,7 +285,7 @@ def test_teams_of_k_send_and_receive_one_kth_of_the_bytes(tmp_path: Path, monkey
         simulated(
             tmp_path / str(size),
             SIZES,
-            **merged({"virtual": virtual, "shards": 2}, in_teams(size) if size else {"exchange": "whole"}),
+            **merged({"virtual": virtual, "shards": 2}, in_teams(size) if size else {"way": "whole"}),
         )
         crossed[size] = dict(Counting.nbytes)
     for size, tag in itertools.product((1, 2, 8), (Tag.PUSH, Tag.ANSWER)):
@@ -315,13 +316,12 @@ def test_it_is_no_aggregation_without_a_node(tmp_path: Path) -> None:
     assert plain.teams == []
 
 
-def test_an_allreduce_shares_memory_without_teams(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", TENSORS, protocol="allreduce", **ONE_NODE | {"virtual": {"learners": 3, "ranks_per_node": 3}})
+@pytest.mark.parametrize("protocol", ["allreduce", "hardsync"])
+def test_ranks_of_a_node_share_memory_without_teams(protocol: str, tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, protocol=protocol, virtual={"learners": 3, "ranks_per_node": 4})
     assert run.teams == [] and run.lambda_ == 3
     told = dict(about.header(run, about.status(run), "").rows)
-    assert told["aggregation"] == "gradients and weights lie in memory that all learners share"
-    with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2"):
-        simulated(tmp_path / "two", TENSORS, protocol="allreduce", aggregation="node", virtual={"learners": 3, "ranks_per_node": 2})
+    assert told["exchange"] == "gradients and weights lie in memory that all ranks share"
 
 
 # ------------------------------------------------------------------------------------------------------------ what is told of it

@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 from mpisgd.base.errors import ConfigError
+from tests import travel
 from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.storm import aftermath
@@ -29,10 +30,10 @@ HARDSYNC: dict[str, Any] = {"protocol": "hardsync", "clip_average": 0.2}
     spread(
         [
             {"shards": 3},
-            {"shards": 2, "exchange": "layerwise"},
-            {"shards": 2, "receive": "gathered", "evaluator": True, "evaluation": {"every_epochs": 0.1}},
+            {"shards": 2, "per_layer": True},
+            {"shards": 2, "way": "gathered", "evaluator": True, "evaluation": {"every_epochs": 0.1}},
             {"protocol": "allreduce"},
-            {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": 3, "ranks_per_node": 3}},
+            {"protocol": "allreduce", "virtual": {"learners": 3, "ranks_per_node": 3}},
         ],
         3,
     ),
@@ -74,7 +75,6 @@ def test_signals_and_other_orders(number: int, tmp_path: Path) -> None:
     ("changes", "why"),
     [
         ({"protocol": "softsync"}, r"protocol softsync \(shards make updates of different gradients\): .* allowed with hardsync"),
-        ({"exchange": "streamed"}, "exchange = 'streamed': the first chunks"),
         ({"group_size": 2}, "group_size > 1: the shards of one stage"),
     ],
     ids=str,
@@ -82,4 +82,11 @@ def test_signals_and_other_orders(number: int, tmp_path: Path) -> None:
 def test_what_cannot_agree_is_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"clip_average_of = 'model': expected 'slice' beside {why}"):
         simulated(tmp_path / "run", TENSORS, **{**HARDSYNC, "shards": 2, **changes})
+    assert not (tmp_path / "run").exists()
+
+
+def test_streamed_they_cannot_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(travel.VARIABLE, "streamed")
+    with pytest.raises(ConfigError, match=r"MPISGD_TRAVEL = 'streamed': .*: the first chunks of the new weights leave before"):
+        simulated(tmp_path / "run", TENSORS, **HARDSYNC, shards=2)
     assert not (tmp_path / "run").exists()

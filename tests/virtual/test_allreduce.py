@@ -156,7 +156,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "pulls": {"pull_format": "bfloat16", "virtual": {"learners": 5}, "evaluator": True, "epochs": 0.5},
     "seven": {"virtual": {"learners": 7, "ranks_per_node": 3}, "evaluator": True},
 }
-QUICK = (("adam", "node"), ("drops", "none"), ("bfloat16", "none"), ("few", "none"))
+QUICK = (("adam", True), ("drops", False), ("bfloat16", False), ("few", False))
 ROUNDED = ("bfloat16", "few", "pulls")
 """By messages alone: in shared memory nothing is exchanged."""
 
@@ -170,23 +170,23 @@ BROUGHT = {"drops": UserObjects(loss=now_and_then_nan)}
 
 
 @pytest.mark.parametrize(
-    ("name", "aggregation"),
+    ("name", "shared"),
     [
         pytest.param(*case, marks=() if case in QUICK else (pytest.mark.slow, pytest.mark.rare)[: 1 + (number % 3 > 0)])
-        for number, case in enumerate(itertools.product(ALIKE, ("none", "node")))
-        if case[1] == "none" or case[0] not in ROUNDED
+        for number, case in enumerate(itertools.product(ALIKE, (False, True)))
+        if not case[1] or case[0] not in ROUNDED
     ],
 )
-def test_the_bits_of_hardsync(name: str, aggregation: str, tmp_path: Path) -> None:
+def test_the_bits_of_hardsync(name: str, shared: bool, tmp_path: Path) -> None:
     """The same weights, evaluations, losses and decisions, by messages or in shared memory; the log proves them."""
     changes, user_objects = {"epochs": 1, **ALIKE[name]}, BROUGHT.get(name, UserObjects())
     changes["virtual"] = {
         **TENSORS["virtual"],
         **changes.get("virtual", {}),
-        **({"ranks_per_node": 9} if aggregation == "node" else {}),
+        **({"ranks_per_node": 9} if shared else {}),
     }
     learners = changes["virtual"]["learners"]
-    run = simulated(tmp_path / "allreduce", TENSORS, user_objects, protocol="allreduce", aggregation=aggregation, **changes)
+    run = simulated(tmp_path / "allreduce", TENSORS, user_objects, protocol="allreduce", **changes)
     twin = simulated(tmp_path / "hardsync", TENSORS, user_objects, protocol="hardsync", shards=learners, **changes)
     ours, theirs = (torch.load(each.path / schema.WEIGHTS, weights_only=True) for each in (run, twin))
     assert ours.keys() == theirs.keys()

@@ -88,7 +88,7 @@ HALF: dict[str, Any] = {**JOB, "autocast": "float16", "epochs": JOB["epochs"] / 
             {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2, "push_format": "bfloat16", "sampling": "dealt"},
             {"protocol": {"name": "backup", "b": 1}},
             {"protocol": "versioned", "accumulation": 2},
-            {"protocol": "hardsync", "shards": 2, "exchange": "layerwise", "accumulation": 2, "push_format": "bfloat16"},
+            {"protocol": "hardsync", "shards": 2, "per_layer": True, "accumulation": 2, "push_format": "bfloat16"},
             {"local_steps": 3, "alpha0": 0.5},
             {"protocol": "hardsync", "aggregation": "node", "virtual": {"ranks_per_node": 6}},
         ],

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
-from mpisgd.config.config_file import from_mapping
 from mpisgd.exchange import ways
 from mpisgd.exchange.collectives.bucket_channel import BucketChannel
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from mpisgd.vectors import buckets, chunks
+from tests import travel
 from tests.effort import examples
 from tests.forge import rewrite
 from tests.virtual.jobs import SIZES, TENSORS, bits, config, merged, simulated, tables
 from tests.virtual.test_allreduce import SLICE_S, SLOW
 from tests.virtual.test_laws import COMMON
 
-ALLREDUCE = {"protocol": "allreduce", "exchange": "layerwise"}
+ALLREDUCE = {"protocol": "allreduce", "way": "buckets"}
 BUCKET_NBYTES = "BUCKET_NBYTES"
 
 
@@ -47,11 +47,11 @@ def test_the_seconds_of_an_iteration_by_hand(tmp_path: Path) -> None:
     assert run.pushes["push_s"][run.pushes["seq"] > 0].min() == pytest.approx(0.25), "only headers were waited for"
 
 
-def deep(layers: int, bandwidth: float, exchange: str, out: Path) -> float:
+def deep(layers: int, bandwidth: float, way: str, out: Path) -> float:
     """Seconds of an update where computing takes 0.1 s."""
     network = {"latency_s": 0.0, "overhead_s": 0.0, "bandwidth": bandwidth, "node_bandwidth": bandwidth}
     shape = {"model": {"name": "mlp", "hidden": [16] * layers}, "compute": {"name": "constant", "mean_s": 0.1}, "network": network}
-    run = simulated(out, merged(TENSORS, shape), protocol="allreduce", exchange=exchange, virtual={"learners": 2}, epochs=0.7)
+    run = simulated(out, merged(TENSORS, shape), protocol="allreduce", way=way, virtual={"learners": 2}, epochs=0.7)
     return float(np.diff(run.updates["time_s"][run.updates["shard"] == 0]).mean())
 
 
@@ -61,7 +61,7 @@ def test_an_exchange_is_hidden_behind_both_passes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(buckets, BUCKET_NBYTES, 500)
     nbytes = 4 * (6 * 16 + 16 + 8 * (16 * 16 + 16) + 16 * 3 + 3)
     bandwidth = nbytes / 2 / 0.03
-    whole, parts = (deep(9, bandwidth, exchange, tmp_path / exchange) for exchange in ("whole", "layerwise"))
+    whole, parts = (deep(9, bandwidth, way, tmp_path / way) for way in ("whole", "buckets"))
     assert whole == pytest.approx(0.1 + 2 * 0.03, rel=0.02)
     assert 0.1 + 0.03 - 0.1 / 6 < parts < 0.1 + 0.03 - 0.1 / 6 + 0.009
 
@@ -99,24 +99,22 @@ def test_the_bits_of_whole_vectors_and_of_replay() -> None:
         cut = patch.multiple(buckets, **{BUCKET_NBYTES: nbytes}), patch.multiple(chunks, CHUNK_NBYTES=chunk_nbytes)
         with tempfile.TemporaryDirectory() as directory, cut[0], cut[1]:
             runs = []
-            for exchange in ("whole", "layerwise"):
-                job = merged({**TENSORS, "out": f"{directory}/{exchange}", "protocol": "allreduce", "exchange": exchange}, changes)
-                runs.append(Run(simulate(from_mapping(job)).path))
+            for way in ("whole", "buckets"):
+                job = config(Path(directory, way), TENSORS, protocol="allreduce", way=way, **changes)
+                runs.append(Run(simulate(job).path))
             same(*runs)
             assert replay.check(runs[1].path) == ""
 
     one()
 
 
-@pytest.mark.parametrize(("bandwidth", "exchange"), [(ways.SLOW, "layerwise"), (1.01 * ways.SLOW, "whole")])
-def test_links_decide_and_replay_knows(bandwidth: float, exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bandwidth", "way"), [(ways.SLOW, "buckets"), (1.01 * ways.SLOW, "whole")])
+def test_links_decide_and_replay_knows(bandwidth: float, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slowest node's: here a link twice as slow as the others."""
     monkeypatch.setattr(ways, BUCKET_NBYTES, 1)
     network = {"node_bandwidth": 2 * bandwidth, "slow_links": {"1": 2.0}}
-    runs = [
-        simulated(tmp_path / name, TENSORS, protocol="allreduce", network=network, exchange=name) for name in ("auto", exchange)
-    ]
-    assert runs[0].environment["exchange"] == exchange
+    runs = [simulated(tmp_path / name, TENSORS, protocol="allreduce", network=network, way=name) for name in ("auto", way)]
+    assert runs[0].environment["way"] == way
     assert tables(runs[0]) == tables(runs[1])
     assert bits(runs[0]) == bits(runs[1])
     assert replay.check(runs[0].path) == ""
@@ -173,13 +171,14 @@ def test_buckets_leave_before_the_last_is_there(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"push_format": "topk"}, r"exchange = 'layerwise' of protocol allreduce: the largest elements of a slice are known"),
-        ({"aggregation": "node"}, "aggregation = 'node'"),
+        ({"push_format": "topk"}, "the largest elements of a slice are known when"),
+        ({"protocol": "hardsync"}, "shards are apart from learners"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=why):
-        simulate(config(tmp_path / "run", TENSORS, **ALLREDUCE, **changes))
+def test_what_is_refused(changes: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(travel.VARIABLE, "buckets")
+    with pytest.raises(ConfigError, match=f"MPISGD_TRAVEL = 'buckets': .*: {why}"):
+        simulate(config(tmp_path / "run", TENSORS, **{"protocol": "allreduce", **changes}))
 
 
 def test_runs_of_an_earlier_rule_have_the_buckets_of_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def counts_once(run: Run) -> None:
 def drawn(changes: Mapping[str, Any]) -> dict[str, Any]:
     name = changes["protocol"]["name"]
     protocol = {**changes["protocol"], **OWN.get(name, {})}
-    return {**changes, "sampling": "dealt", "exchange": "whole", "protocol": protocol}
+    return {**changes, "sampling": "dealt", "ahead": 0, "way": changes["way"].replace("streamed", "whole"), "protocol": protocol}
 
 
 @pytest.mark.slow
@@ -156,8 +156,8 @@ def test_whatever_befalls_real_loops_each_counts_once(number: int, tmp_path: Pat
 REFUSED = {
     "collective": {"protocol": {"name": "allreduce"}},
     "node": {"aggregation": "node", "protocol": {"name": "hardsync"}},
-    "layerwise": {"exchange": "layerwise"},
-    "duplex": {"exchange": "duplex"},
+    "per layer": {"per_layer": True},
+    "ahead": {"ahead": 1},
     "several pushes": {"protocol": {"name": "downpour", "n_fetch": 2}},
     "stages": {"group_size": 2},
     "drops": {"nonfinite": "drop"},

@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "versioned": {"shards": 2, "protocol": "versioned", "straggler": SLOW},
     "ssp": {"protocol": {"name": "ssp", "slack": 2}, "straggler": SLOW},
     "downpour": {"protocol": {"name": "downpour", "n_fetch": 2}},
-    "layers": {"protocol": "async", "shards": 2, "exchange": "layerwise", "straggler": SLOW},
+    "layers": {"protocol": "async", "shards": 2, "per_layer": True, "straggler": SLOW},
     "teams": {"aggregation": "node", "team_size": 2, "virtual": {"learners": 4, "ranks_per_node": 9}},
     "own steps": {"local_steps": 3, "shards": 2},
 }

@@ -20,7 +20,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "backup": {"protocol": {"name": "backup", "b": 1}},
     "downpour": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}},
     "bfloat16": {"protocol": {"name": "hardsync"}, "push_format": "bfloat16", "pull_format": "bfloat16"},
-    "layerwise": {"protocol": {"name": "softsync"}, "exchange": "layerwise", "shards": 2},
+    "layerwise": {"protocol": {"name": "softsync"}, "per_layer": True, "shards": 2},
     "allreduce": {"protocol": {"name": "allreduce"}, "shards": 3},
 }
 

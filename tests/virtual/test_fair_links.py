@@ -182,9 +182,7 @@ def test_learners_that_share_links_fall_out_of_step(turn_nbytes: int, least: flo
     """A learner of hardsync pauses once. In line, the next rounds are as before; sharing, they use a link's directions in turn. On
     such nodes 0.48 to 0.66 s were measured, 0.43 to 0.77 within one run."""
     pause = {"pause_learner": 0, "pause_every": 25, "pause_s": 0.3}
-    changes = merged(
-        NODES, {"network": {"turn_nbytes": turn_nbytes}, "protocol": "hardsync", "exchange": "whole", "straggler": pause}
-    )
+    changes = merged(NODES, {"network": {"turn_nbytes": turn_nbytes}, "protocol": "hardsync", "way": "whole", "straggler": pause})
     run = simulated(tmp_path / "run", SIZES, **changes)
     updates = run.updates[run.updates["shard"] == 0]["time_s"]
     rounds = updates[1:] - updates[:-1]

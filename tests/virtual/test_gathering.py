@@ -14,8 +14,8 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.comm.messages import LAYOUTS, Goodbye, Message, Pull, Push, Refused, Tag
-from mpisgd.exchange import gathering
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.travel import gathering
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import body
 from mpisgd.vectors.body import Body, Pool
@@ -212,9 +212,9 @@ def test_weights_may_change_while_a_few_answers_leave() -> None:
     spread(
         [
             {"protocol": SOFTSYNC, "push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"},
-            {"protocol": SOFTSYNC, "exchange": "duplex", "push_format": "bfloat16", "pull_format": "bfloat16"},
+            {"protocol": SOFTSYNC, "ahead": 1, "push_format": "bfloat16", "pull_format": "bfloat16"},
             {"protocol": "async", "compensation": 0.04, "compensation_memory": 0.9},
-            {"protocol": {"name": "ssp", "slack": 1}, "exchange": "layerwise"},
+            {"protocol": {"name": "ssp", "slack": 1}, "per_layer": True},
             {"protocol": {"name": "backup", "b": 2, "abort": True}, "pull_format": "bfloat16"},
             {"protocol": "hardsync", "optimizer": "adam", "averaging": 0.9},
             {"protocol": "downpour"},
@@ -229,7 +229,7 @@ def test_replay_proves_it_behind_slow_links(changes: dict[str, Any], tmp_path: P
     renewed = list[int]()
     renew = SliceUpdate.renew_weights
     monkeypatch.setattr(SliceUpdate, "renew_weights", lambda self: (renewed.append(1), renew(self))[1])
-    run = simulated(tmp_path / "run", TENSORS, receive="gathered", shards=2, network=SLOW, **changes)
+    run = simulated(tmp_path / "run", TENSORS, way="gathered", shards=2, network=SLOW, **changes)
     if "sampling" not in changes:  # whose end is another's
         Laws(run).hold()
     proof = replay.replay(run.path)
@@ -240,7 +240,6 @@ def test_replay_proves_it_behind_slow_links(changes: dict[str, Any], tmp_path: P
 
 def test_hardsync_has_the_same_bits(tmp_path: Path) -> None:
     in_turn, gathered = (
-        simulated(tmp_path / receive, TENSORS, receive=receive, protocol="hardsync", network=SLOW)
-        for receive in ("in-turn", "gathered")
+        simulated(tmp_path / way, TENSORS, way=way, protocol="hardsync", network=SLOW) for way in ("whole", "gathered")
     )
     np.testing.assert_array_equal(weights(gathered), weights(in_turn))

@@ -228,7 +228,7 @@ def test_it_is_so_layer_by_layer_too(tmp_path: Path) -> None:
             later = 1.0
         return step
 
-    idiom = Idiom(net, step=made(), config={"exchange": "layerwise", "shards": 2})
+    idiom = Idiom(net, step=made(), config={"per_layer": True, "shards": 2})
     config = idiom.made(tmp_path / "run")
     loop = plain_loop(idiom, config)
     simulate(config, Idiom(net, step=made()).user_objects)

@@ -43,8 +43,8 @@ class Counted(VirtualWire):
 )
 def test_it_has_the_bits_of_messages(tmp_path: Path, special: dict[str, Any]) -> None:
     changes = {**ONE_NODE, **special, "virtual": {**ONE_NODE["virtual"], **special.get("virtual", {})}}
-    ours, theirs = (simulated(tmp_path / name, TENSORS, **changes, exchange=name) for name in ("auto", "whole"))
-    assert ours.environment["exchange"] == "in-place"
+    ours, theirs = (simulated(tmp_path / name, TENSORS, **changes, way=name) for name in ("auto", "whole"))
+    assert ours.environment["way"] == "in-place"
     assert flat(ours).tobytes() == flat(theirs).tobytes()
     assert len(ours.updates) == len(theirs.updates)
     assert ours.updates["time_s"][-1] < theirs.updates["time_s"][-1]
@@ -54,9 +54,9 @@ def test_it_has_the_bits_of_messages(tmp_path: Path, special: dict[str, Any]) ->
 def test_it_sends_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "VirtualWire", Counted)
     sent = []
-    for exchange in ("in-place", "whole"):
+    for way in ("in-place", "whole"):
         Counted.nbytes = 0
-        run = simulated(tmp_path / exchange, SIZES, **ONE_NODE, exchange=exchange)
+        run = simulated(tmp_path / way, SIZES, **ONE_NODE, way=way)
         sent.append(Counted.nbytes)
     vectors = len(run.pushes) + len(run.updates) * run.lambda_
     assert sent[0] == 0
@@ -66,7 +66,7 @@ def test_it_sends_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_run_goes_on_by_another_way_of_the_same_bits_alone(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", SIZES, **ONE_NODE)
     config = config_file.of_run(run.path)
-    for exchange in ("auto", "whole", "streamed"):
-        check_changes(run.path, replace(config, exchange=exchange))
-    with pytest.raises(ConfigError, match="exchange = 'layerwise': the run to be continued has 'auto'"):
-        check_changes(run.path, replace(config, exchange="layerwise"))
+    for way in ("auto", "whole", "streamed"):
+        check_changes(run.path, replace(config, way=way))
+    with pytest.raises(ConfigError, match="per_layer = True: the run to be continued has False"):
+        check_changes(run.path, replace(config, per_layer=True))

@@ -147,7 +147,7 @@ def test_a_round_takes_the_time_of_its_mini_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"exchange": "layerwise"}, "local_steps = 5: expected 0 beside exchange = 'layerwise': own steps need all layers"),
+        ({"per_layer": True}, "local_steps = 5: expected 0 beside per_layer: own steps need all layers"),
         ({"protocol": "allreduce"}, "local_steps = 5: expected 0 beside protocol allreduce"),
         ({"protocol": {"name": "downpour", "n_push": 2}}, "local_steps = 5: expected 0 beside protocol.n_push"),
         ({"local_steps": 0}, "inner_alpha0 = 0.003: expected 0.0004 beside local_steps = 0"),

@@ -12,7 +12,7 @@ from torch import nn
 from mpisgd.base.errors import ConfigError
 from tests.effort import spread
 from tests.papers_loops import Lamb, Lars, no_bias
-from tests.virtual.jobs import simulated
+from tests.virtual.jobs import HOW, simulated
 from tests.virtual.test_optimisers import ALPHA0, JOB, LEARNERS, MU, check_equal, serial, weights
 
 #: Three layers, so that three slices can be cut between them.
@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, tuple[type[Lars] | type[Lamb], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "shards", "exchange", "groups"),
+    ("name", "shards", "how", "groups"),
     spread(
         [
             ("lars", 3, "layerwise", EXCLUDED),
@@ -38,10 +38,10 @@ OPTIMIZERS: dict[str, tuple[type[Lars] | type[Lamb], dict[str, Any]]] = {
     ),
 )
 def test_with_slices_of_whole_layers_it_is_the_papers_loop(
-    name: str, shards: int, exchange: str, groups: dict[str, Any], tmp_path: Path
+    name: str, shards: int, how: str, groups: dict[str, Any], tmp_path: Path
 ) -> None:
     kind, options = OPTIMIZERS[name]
-    changes: dict[str, Any] = {"optimizer": {"name": name, **options}, "shards": shards, "exchange": exchange, "groups": groups}
+    changes: dict[str, Any] = {"optimizer": {"name": name, **options}, "shards": shards, "groups": groups, **HOW[how]}
     simulated(tmp_path / "run", JOB, **changes, **DEEP)
 
     def loop(model: nn.Module) -> tuple[Any, None]:
@@ -86,7 +86,7 @@ class Clipped:
 @pytest.mark.parametrize(("shards", "of"), spread([(2, "slice"), (1, "slice"), (1, "model")], 2, unpack=True))
 def test_averaged_gradients_are_clipped_as_a_loop_does(shards: int, of: str, tmp_path: Path) -> None:
     """Slices are those between the two layers."""
-    changes: dict[str, Any] = {"clip_average": 0.2, "clip_average_of": of, "shards": shards, "exchange": "layerwise"}
+    changes: dict[str, Any] = {"clip_average": 0.2, "clip_average_of": of, "shards": shards, "per_layer": True}
     simulated(tmp_path / "run", JOB, **changes)
     loops: list[Clipped] = []
 

@@ -78,12 +78,12 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     node = st.integers(first, first + learners - 1).map(lambda rank: str(rank // ranks_per_node))  # where shards are packed
     slow_nodes = draw(st.dictionaries(node, st.sampled_from([0.5, 3.0, 50.0]), max_size=2))
     compute = draw(computes)
-    exchange = draw(st.sampled_from(exchanges(protocol)))
-    in_turn = exchange == "streamed" or protocol == "allreduce"
+    ahead, way = draw(st.sampled_from(exchanges(protocol)))
+    in_turn = way == "streamed" or protocol == "allreduce"
     return {
         "protocol": draw(protocols(protocol, learners)),
-        "exchange": exchange,
-        "receive": "in-turn" if in_turn else draw(st.sampled_from(["in-turn", "gathered"])),
+        "ahead": ahead,
+        "way": way if in_turn else draw(st.sampled_from(["whole", "gathered"])),
         "shards": shards,
         "placement": "packed" if slow_nodes else draw(st.sampled_from(["packed", "spread"])),
         "evaluator": draw(st.booleans()),
@@ -105,9 +105,10 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     }
 
 
-def exchanges(protocol: str) -> list[str]:
+def exchanges(protocol: str) -> list[tuple[int, str]]:
+    """How far gradients are sent ahead, and the way of all."""
     options = PROTOCOLS[protocol]
-    return ["whole", *["duplex", "prefetch"] * options.duplex, *["streamed"] * options.streams]
+    return [(0, "whole"), *[(1, "whole"), (2, "whole")] * options.duplex, *[(0, "streamed")] * options.streams]
 
 
 def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:

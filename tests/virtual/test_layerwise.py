@@ -27,7 +27,7 @@ from mpisgd.report import single as report
 from mpisgd.simulate import job
 from mpisgd.simulate.batch import Batch
 from tests.effort import examples, spread
-from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
+from tests.virtual.jobs import HOW, SIZES, TENSORS, config, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
 from tests.virtual.test_laws import COMMON, Laws, jitters, jobs, obeys
 
@@ -63,7 +63,8 @@ def layerwise_jobs(draw: st.DrawFn, protocol: str, most_learners: int) -> dict[s
     own = {"abort": False, "n_push": 1, "n_fetch": 1, "get_model_frequency": 1}
     options = {name: own.get(name, value) for name, value in changes["protocol"].items()}
     stages = {name: draw(st.sampled_from(values)) for name, values in STAGES.items()}
-    return {**changes, **stages, "protocol": options, "exchange": "layerwise"}
+    way = changes["way"].replace("streamed", "whole")
+    return {**changes, **stages, "protocol": options, "ahead": 0, "way": way, "per_layer": True}
 
 
 PROTOCOLS_BY_LAYER = sorted(set(PROTOCOLS) - REFUSED)
@@ -104,7 +105,7 @@ def each_mini_batch_comes_to_all_or_none(laws: Laws) -> None:
 @pytest.mark.rare
 @pytest.mark.parametrize("protocol", [*ASYNCHRONOUS, *SYNCHRONOUS], ids=names)
 def test_it_is_the_same_again(protocol: dict[str, Any], tmp_path: Path) -> None:
-    runs = [simulated(tmp_path / name, SIZES, protocol=protocol, shards=3, exchange="layerwise") for name in ("first", "again")]
+    runs = [simulated(tmp_path / name, SIZES, protocol=protocol, shards=3, per_layer=True) for name in ("first", "again")]
     assert tables(runs[0]) == tables(runs[1])
 
 
@@ -117,7 +118,7 @@ def test_slices_are_pulled_in_the_order_of_the_layers_and_pushed_in_reverse(tmp_
         patched.setattr(job, "VirtualWire", WatchedWire)
         wires: list[WatchedWire] = []
         patched.setattr(job.Cluster, "run", watched(job.Cluster.run, wires))
-        changes: dict[str, Any] = {"virtual": {"learners": 1, "train_samples": 8}, "shards": 3, "exchange": "layerwise"}
+        changes: dict[str, Any] = {"virtual": {"learners": 1, "train_samples": 8}, "shards": 3, "per_layer": True}
         simulated(tmp_path / "async", SIZES, protocol="async", **changes)
         simulated(tmp_path / "hardsync", SIZES, protocol="hardsync", **changes)
         simulated(tmp_path / "backup", SIZES, protocol={"name": "backup", "b": 0}, **changes)
@@ -142,7 +143,7 @@ def watched(run: Any, wires: list[WatchedWire]) -> Any:
 @pytest.mark.parametrize(("protocol", "pulled_s"), [("async", [0.0, 0.1, 0.2]), ("hardsync", [0.0, 0.0, 0.0])])
 def test_a_third_of_a_mini_batch_is_forward_two_thirds_backward(protocol: str, pulled_s: list[float], tmp_path: Path) -> None:
     """Messages cost next to nothing here: so what a push tells is how long the weights of its slice were in use."""
-    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 0.9}, "shards": 3, "exchange": "layerwise"}
+    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 0.9}, "shards": 3, "per_layer": True}
     run = simulated(tmp_path / "run", SIZES, protocol=protocol, **changes)
     left_s = [0.9, 0.7, 0.5]
     for shard in range(3):
@@ -161,7 +162,7 @@ def test_measured_layers_take_their_seconds_and_have_their_sizes(tmp_path: Path)
         "forward_s": {"low": 1.0, "mid": 0.0, "top": 3.0},
         "backward_s": {"low": 2.0, "mid": 3.0, "top": 1.0},
     }
-    changes = {"compute": {"name": "constant", "mean_s": 1.0}, "shards": 3, "exchange": "layerwise"}
+    changes = {"compute": {"name": "constant", "mean_s": 1.0}, "shards": 3, "per_layer": True}
     run = simulated(tmp_path / "run", SIZES, protocol="async", virtual=virtual, **changes)
     assert run.environment["parameters"] == 1000
     assert run.environment["layers"] == [["low"], ["mid"], ["top"]]
@@ -174,10 +175,10 @@ def test_measured_layers_take_their_seconds_and_have_their_sizes(tmp_path: Path)
 def test_layers_that_were_measured_must_be_those_of_the_model(tmp_path: Path) -> None:
     seconds = {"1": 1.0, "3": 1.0}
     virtual = {"forward_s": seconds, "backward_s": seconds}
-    simulated(tmp_path / "run", TENSORS, protocol="async", exchange="layerwise", shards=2, virtual=virtual)
+    simulated(tmp_path / "run", TENSORS, protocol="async", per_layer=True, shards=2, virtual=virtual)
     other = {name: dict(zip(("1", "conv"), each.values(), strict=True)) for name, each in virtual.items()}
     with pytest.raises(ConfigError, match=r"virtual\.forward_s = 1, conv: expected the layers of the model, in order: 1, 3"):
-        simulated(tmp_path / "other", TENSORS, protocol="async", exchange="layerwise", shards=2, virtual=other)
+        simulated(tmp_path / "other", TENSORS, protocol="async", per_layer=True, shards=2, virtual=other)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_seconds_of_layers_go_with_layers_alone() -> None:
 
 def test_a_model_of_several_layers_for_each_shard_spends_its_time_by_layers(tmp_path: Path) -> None:
     """Slices of 1, 2 and 1 layers of four: the second is in use for three quarters of the time."""
-    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 1.2}, "exchange": "layerwise", "shards": 3}
+    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 1.2}, "per_layer": True, "shards": 3}
     model = {"name": "mlp", "hidden": [6, 2, 13]}
     run = simulated(tmp_path / "run", TENSORS, protocol="async", model=model, epochs=0.5, **changes)
     assert run.environment["layers"] == [["1"], ["3", "5"], ["7"]]
@@ -217,15 +218,12 @@ def test_a_model_of_several_layers_for_each_shard_spends_its_time_by_layers(tmp_
 def test_a_straggler_is_late_by_as_much_as_with_whole_vectors(protocol: str, tmp_path: Path) -> None:
     """Before its first slice leaves, and by its factor for what it computes after that."""
     straggler = {"slowdown": {"0": 3.0}, "delay": "exponential", "delay_mean_s": 0.05}
-    runs = {
-        exchange: simulated(tmp_path / exchange, SIZES, protocol=protocol, shards=3, straggler=straggler, exchange=exchange)
-        for exchange in ("whole", "layerwise")
-    }
+    runs = {how: simulated(tmp_path / how, SIZES, protocol=protocol, shards=3, straggler=straggler, **HOW[how]) for how in HOW}
     seconds = {}
-    for exchange, run in runs.items():
+    for how, run in runs.items():
         rows = run.pushes[run.pushes["shard"] == 0]
         rows = rows[rows["verdict"] == Verdict.APPLY]
-        seconds[exchange] = {(row["learner_id"], row["seq"]): row["delay_s"] for row in rows}
+        seconds[how] = {(row["learner_id"], row["seq"]): row["delay_s"] for row in rows}
     both = seconds["whole"].keys() & seconds["layerwise"].keys()
     assert len(both) > 80
     assert [seconds["layerwise"][key] for key in both] == pytest.approx([seconds["whole"][key] for key in both], abs=1e-4)
@@ -238,7 +236,7 @@ def test_a_straggler_is_late_by_as_much_as_with_whole_vectors(protocol: str, tmp
 
 FORTY: dict[str, Any] = {
     "protocol": "async",
-    "exchange": "layerwise",
+    "per_layer": True,
     "shards": 18,
     "virtual": {"learners": 40, "train_samples": 8000},
     "compute": {"name": "normal", "mean_s": 0.1, "deviation_s": 0.01},
@@ -262,7 +260,7 @@ def test_staleness_rises_from_the_top_layer_to_the_bottom_one(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_report_has_a_row_for_each_layer_the_top_one_first(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=3, **DEEP)
+    run = simulated(tmp_path / "run", TENSORS, per_layer=True, shards=3, **DEEP)
     table = report.report(run.path).table("staleness_layers")
     assert list(zip(table.cells("layer"), table.cells("shard"), strict=True)) == [("7", 2), ("5", 2), ("3", 1), ("1", 0)]
     assert (run.path / "report" / "staleness_layers.csv").read_text().startswith("layer,shard,gradients,min τ,mean τ")
@@ -271,7 +269,7 @@ def test_the_report_has_a_row_for_each_layer_the_top_one_first(tmp_path: Path) -
 
 def test_whole_vectors_are_equally_stale_everywhere_and_have_no_such_table(tmp_path: Path) -> None:
     virtual = {"learners": 10, "train_samples": 1000}
-    run = simulated(tmp_path / "run", SIZES, **{**FORTY, "exchange": "whole", "shards": 3, "virtual": virtual})
+    run = simulated(tmp_path / "run", SIZES, **{**FORTY, "per_layer": False, "way": "whole", "shards": 3, "virtual": virtual})
     means = [run.pushes["staleness"][run.pushes["shard"] == shard].mean() for shard in range(3)]
     assert means == pytest.approx([means[0]] * 3, abs=0.2)
     assert "layers" not in run.environment
@@ -294,11 +292,11 @@ def test_hardsync_arrives_at_the_weights_of_whole_vectors(
 ) -> None:
     """Bit for bit. Where slices end elsewhere, so do torch's vector registers: Adam's last bits then differ, SGD's do not."""
     changes = {**DEEP, "shards": shards, "protocol": "hardsync", "optimizer": optimizer, "alpha0": 0.01}
-    even, layerwise = (simulated(tmp_path / how, TENSORS, exchange=how, **changes) for how in ("whole", "layerwise"))
+    even, layerwise = (simulated(tmp_path / how, TENSORS, **HOW[how], **changes) for how in HOW)
     bounds = parts.bounds
-    monkeypatch.setattr(parts, "bounds", lambda config, model, *rules: bounds(replace(config, exchange="layerwise"), model))
+    monkeypatch.setattr(parts, "bounds", lambda config, model, *rules: bounds(replace(config, per_layer=True), model))
     whole = simulated(tmp_path / "whole at layers", TENSORS, **changes)
-    assert whole.environment["exchange"] == "whole"
+    assert whole.environment["way"] == "whole"
     assert whole.summaries["final_clock"].tolist() == layerwise.summaries["final_clock"].tolist()
     for name, tensor in weights(layerwise).items():
         assert torch.equal(tensor, weights(whole)[name])
@@ -309,10 +307,7 @@ def test_hardsync_arrives_at_the_weights_of_whole_vectors(
 @pytest.mark.parametrize("changes", spread([{n: v[1] for n, v in STAGES.items()}, *({n: v[1]} for n, v in STAGES.items())], 5))
 def test_so_does_hardsync_whatever_is_done_to_the_gradient(changes: dict[str, Any], tmp_path: Path) -> None:
     """Its norm is that of all layers, and each element is rounded by itself."""
-    runs = [
-        simulated(tmp_path / how, TENSORS, **DEEP, **changes, exchange=how, shards=3, protocol="hardsync")
-        for how in ("whole", "layerwise")
-    ]
+    runs = [simulated(tmp_path / how, TENSORS, **DEEP, **changes, **HOW[how], shards=3, protocol="hardsync") for how in HOW]
     ours, theirs = map(weights, runs)
     assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items())
 
@@ -326,7 +321,7 @@ def test_where_the_whole_gradient_is_looked_at_no_slice_leaves_before(
     base: dict[str, Any], stage: dict[str, Any], tmp_path: Path
 ) -> None:
     """Weights are still pulled when they are needed; all pushes are of the end of the backward pass."""
-    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 0.9}, "shards": 3, "exchange": "layerwise"}
+    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 0.9}, "shards": 3, "per_layer": True}
     run = simulated(tmp_path / "run", base, protocol="async", **changes, **stage)
     first = run.pushes[run.pushes["seq"] == 0]
     assert first["arrival_s"] == pytest.approx(0.9, abs=1e-3)
@@ -348,7 +343,7 @@ class Sometimes(torch.nn.Module):
 @pytest.mark.parametrize("push_format", spread(reversed(STAGES["push_format"]), 3))
 def test_what_is_not_finite_is_dropped_on_all_shards_alike(push_format: str, tmp_path: Path) -> None:
     user_objects, changes = UserObjects(model=Sometimes), {"nonfinite": "drop", "push_format": push_format}
-    run = simulated(tmp_path / "run", TENSORS, user_objects, exchange="layerwise", shards=2, protocol="async", **changes)
+    run = simulated(tmp_path / "run", TENSORS, user_objects, per_layer=True, shards=2, protocol="async", **changes)
     dropped = [run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.DROP)] for shard in (0, 1)]
     names = [sorted(rows[rows["reason"] == Reason.NONFINITE][["learner_id", "seq"]].tolist()) for rows in dropped]
     assert names[0] == names[1] != []
@@ -365,7 +360,7 @@ def test_learners_are_batched_layer_by_layer(tmp_path: Path) -> None:
         many.append(len(learner_ids))
         some(batch, learner_ids)
 
-    changes: dict[str, Any] = {**DEEP, "exchange": "layerwise", "shards": 3, "protocol": "async", "clip_norm": 0.3}
+    changes: dict[str, Any] = {**DEEP, "per_layer": True, "shards": 3, "protocol": "async", "clip_norm": 0.3}
     changes |= {"push_format": "bfloat16", "epochs": 1}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Batch, "_compute_some", counting)
@@ -387,9 +382,9 @@ def test_pipelined_pushes_hide_behind_the_backward_pass(tmp_path: Path) -> None:
         "protocol": "hardsync",
     }
     push_s = {}
-    for exchange in ("whole", "layerwise"):
-        run = simulated(tmp_path / exchange, SIZES, exchange=exchange, **changes)
-        push_s[exchange] = float(np.median(run.pushes["push_s"][run.pushes["seq"] > 0]))
+    for how in HOW:
+        run = simulated(tmp_path / how, SIZES, **HOW[how], **changes)
+        push_s[how] = float(np.median(run.pushes["push_s"][run.pushes["seq"] > 0]))
     assert push_s["whole"] == pytest.approx(0.2, rel=0.01)
     assert push_s["layerwise"] == pytest.approx(0.05, rel=0.01)
 
@@ -397,11 +392,9 @@ def test_pipelined_pushes_hide_behind_the_backward_pass(tmp_path: Path) -> None:
 def test_more_shards_than_layers_have_parts_of_large_ones(tmp_path: Path) -> None:
     """hardsync has the bits of whole vectors; async is replayed, and its report names the parts."""
     changes: dict[str, Any] = {"shards": 6, "epochs": 1, **DEEP}
-    whole, layers = (
-        simulated(tmp_path / how, TENSORS, exchange=how, protocol="hardsync", **changes) for how in ("whole", "layerwise")
-    )
+    whole, layers = (simulated(tmp_path / how, TENSORS, **HOW[how], protocol="hardsync", **changes) for how in HOW)
     assert all(torch.equal(weights(layers)[name], tensor) for name, tensor in weights(whole).items())
-    run = simulated(tmp_path / "async", TENSORS, exchange="layerwise", protocol="async", **changes)
+    run = simulated(tmp_path / "async", TENSORS, per_layer=True, protocol="async", **changes)
     assert [name for names in run.environment["layers"] for name in names][1:3] == ["3 1/2", "3 2/2"]
     assert replay.check(run.path) == ""
     assert "3 2/2" in staleness.layer_table(run).markdown()
@@ -411,8 +404,8 @@ def test_more_shards_than_layers_have_parts_of_large_ones(tmp_path: Path) -> Non
 
 
 def test_a_virtual_job_refuses_what_a_real_one_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"aggregation = 'node': expected 'none' beside exchange = 'layerwise'"):
-        simulated(tmp_path / "run", SIZES, exchange="layerwise", aggregation="node")
+    with pytest.raises(ConfigError, match=r"aggregation = 'node': expected 'none' beside per_layer"):
+        simulated(tmp_path / "run", SIZES, per_layer=True, aggregation="node")
     with pytest.raises(ConfigError, match="shards = 228: expected at most the number of parameters, "):
-        simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=228, **DEEP)
+        simulated(tmp_path / "run", TENSORS, per_layer=True, shards=228, **DEEP)
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Verdict
 from tests.effort import spread
 from tests.forge import rewrite, unsealed
-from tests.virtual.jobs import TENSORS, simulated
+from tests.virtual.jobs import HOW, TENSORS, simulated
 from tests.virtual.test_layerwise import ASYNCHRONOUS, DEEP, STAGES, SYNCHRONOUS, VERSIONED, names, weights
 
 
@@ -27,7 +27,7 @@ def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path)
     """Each gradient from slices of different clocks; of a model with buffers and dropout of its own, with averaging too."""
     changes = {"shards": 3, "protocol": protocol, "averaging": 0.9, "compute": {"name": "lognormal", "sigma": 0.5}}
     model = {"name": "mlp", "hidden": [8, 8, 8], "batch_norm": True}
-    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", model=model, **changes)
+    run = simulated(tmp_path / "run", TENSORS, per_layer=True, model=model, **changes)
     assert replay.check(run.path) == ""
     stamps: dict[tuple[int, int], set[int]] = {}
     for row in run.pushes:
@@ -46,7 +46,7 @@ def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path)
 def test_replay_computes_what_was_clipped_dropped_or_rounded(stage: str, protocol: dict[str, Any], tmp_path: Path) -> None:
     """And it does something: the weights are others than without, if only for slices leave later."""
     runs = [
-        simulated(tmp_path / str(value), TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, **{stage: value})
+        simulated(tmp_path / str(value), TENSORS, **DEEP, per_layer=True, shards=3, protocol=protocol, **{stage: value})
         for value in STAGES[stage]
     ]
     assert [replay.check(run.path) for run in runs[1:]] == [""] * (len(runs) - 1)
@@ -57,7 +57,7 @@ def test_replay_computes_what_was_clipped_dropped_or_rounded(stage: str, protoco
 @pytest.mark.parametrize("protocol", spread(VERSIONED, 2), ids=str)
 def test_a_rejected_mini_batch_is_computed_again_and_replayed(protocol: dict[str, Any], tmp_path: Path) -> None:
     """Its slices are of the clocks that the learner had pulled: of one, where no stale gradient is taken."""
-    run = simulated(tmp_path / "run", TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, virtual={"learners": 6})
+    run = simulated(tmp_path / "run", TENSORS, **DEEP, per_layer=True, shards=3, protocol=protocol, virtual={"learners": 6})
     assert (run.pushes["verdict"] == Verdict.REJECT).any()
     assert replay.check(run.path) == ""
     stamps: dict[tuple[int, int, int], set[int]] = {}
@@ -73,7 +73,7 @@ def test_a_rejected_mini_batch_is_computed_again_and_replayed(protocol: dict[str
 def test_a_push_says_what_was_rounded_off_its_own_slice(tmp_path: Path) -> None:
     """Of the whole gradient all shards are told the same; replay finds a share that is another slice's."""
     changes: dict[str, Any] = {**DEEP, "shards": 3, "protocol": "hardsync", "push_format": "bfloat16"}
-    whole, layers = (simulated(tmp_path / how, TENSORS, **changes, exchange=how) for how in ("whole", "layerwise"))
+    whole, layers = (simulated(tmp_path / how, TENSORS, **changes, **HOW[how]) for how in HOW)
     assert all(torch.equal(tensor, weights(layers)[name]) for name, tensor in weights(whole).items())
     shares = [[run.pushes["rounded"][run.pushes["shard"] == shard] for shard in range(3)] for run in (whole, layers)]
     assert sorted(shares[0][0]) == sorted(shares[0][1]) == sorted(shares[0][2])
@@ -105,7 +105,7 @@ def test_runs_of_an_earlier_rule_have_the_slices_of_then(
     with monkeypatch.context() as then:
         then.setattr(schema, "RULES", 2)
         then.setattr(parts, "bounds", lambda config, model, rules=2: bounds(config, model, 2))
-        changes = {"model": {"name": "mlp", "hidden": [40, 3]}, "shards": shards, "protocol": "hardsync", "exchange": "layerwise"}
+        changes = {"model": {"name": "mlp", "hidden": [40, 3]}, "shards": shards, "protocol": "hardsync", "per_layer": True}
         run = simulated(tmp_path / "run", TENSORS, **changes, epochs=0.5)
     path = run.path / schema.CONFIG
     text = unsealed(path.read_text())

@@ -33,9 +33,9 @@ WAYS: dict[str, tuple[dict[str, Any], bool, bool]] = {
     "local steps": ({"protocol": "hardsync", "local_steps": 2}, False, True),
     "downpour": ({"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}}, False, True),
     "formats": ({"protocol": "softsync", "push_format": "topk", "pull_format": "bfloat16"}, False, True),
-    "duplex": ({"protocol": "async", "exchange": "duplex"}, False, True),
-    "streamed": ({"protocol": "hardsync", "exchange": "streamed"}, False, True),
-    "gathered": ({"protocol": "hardsync", "receive": "gathered"}, False, True),
+    "duplex": ({"protocol": "async", "ahead": 1}, False, True),
+    "streamed": ({"protocol": "hardsync", "way": "streamed"}, False, True),
+    "gathered": ({"protocol": "hardsync", "way": "gathered"}, False, True),
     "teams": ({"protocol": "hardsync", "aggregation": "node", "virtual": {"ranks_per_node": 2}}, False, True),
     "allreduce": ({"protocol": "allreduce", "shards": 4}, False, True),
 }

@@ -48,7 +48,7 @@ LOOPS = [
             "exchange/collectives/team_channel",
             "exchange/collectives/bucket_channel",
             "exchange/evaluator_channel",
-            "exchange/ways",
+            "exchange/rounds",
             "pipeline/group_channel",
             "pipeline/stage",
             "evaluator",

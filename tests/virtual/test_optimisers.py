@@ -189,7 +189,7 @@ def test_groups_of_sgd_have_the_same_bits_on_any_number_of_shards(tmp_path: Path
     for shards in (1, 3):
         simulated(tmp_path / f"run-{shards}", JOB, **changes, shards=shards)
         found.append(weights(tmp_path / f"run-{shards}"))
-    simulated(tmp_path / "layers", JOB, **changes, shards=2, exchange="layerwise")
+    simulated(tmp_path / "layers", JOB, **changes, shards=2, per_layer=True)
     found.append(weights(tmp_path / "layers"))
     for name, tensor in found[0].items():
         assert all(torch.equal(tensor, other[name]) for other in found[1:]), name
@@ -203,7 +203,7 @@ def test_groups_of_sgd_have_the_same_bits_on_any_number_of_shards(tmp_path: Path
             {"protocol": {"name": "async"}, "compensation": 0.04, "averaging": 0.9},
             {"optimizer": "adamw", "alpha0": 0.002},
             {"protocol": "allreduce", "shards": 1, "push_format": "float32"},
-            {"protocol": {"name": "backup", "b": 1}, "optimizer": "adagrad", "shards": 2, "exchange": "layerwise"},
+            {"protocol": {"name": "backup", "b": 1}, "optimizer": "adagrad", "shards": 2, "per_layer": True},
             {"protocol": {"name": "ssp", "get_model_frequency": 3}, "alpha0": 0.005},
             {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "alpha0": 0.005, "push_format": "bfloat16"},
         ],

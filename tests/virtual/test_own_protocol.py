@@ -58,8 +58,8 @@ def test_majority_runs_and_is_replayed(shards: int, tmp_path: Path) -> None:
 
 
 def test_it_says_what_goes_with_it() -> None:
-    assert "versioned" not in str(refused(from_mapping({"protocol": "own_others:Tuned", "exchange": "layerwise"})))
-    assert refused(from_mapping({"protocol": "own_majority:Majority", "exchange": "layerwise"})) == ""
+    assert "versioned" not in str(refused(from_mapping({"protocol": "own_others:Tuned", "per_layer": True})))
+    assert refused(from_mapping({"protocol": "own_majority:Majority", "per_layer": True})) == ""
     expected = "compensation = 0.5: expected 0 beside protocol own_majority:Majority (applies no stale gradients)"
     assert expected in refused(from_mapping({"protocol": "own_majority:Majority", "compensation": 0.5}))
 

@@ -252,7 +252,7 @@ def test_a_batch_may_be_any_nest(tmp_path: Path) -> None:
     "changes",
     spread(
         [
-            {"exchange": "layerwise", "shards": 2, "protocol": {"name": "softsync", "n": 2}},
+            {"per_layer": True, "shards": 2, "protocol": {"name": "softsync", "n": 2}},
             {"aggregation": "node", "virtual": {"learners": 4, "ranks_per_node": 5}},
         ],
         2,

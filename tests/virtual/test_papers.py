@@ -432,7 +432,7 @@ def test_spans_given_up_are_as_many_as_their_events_and_follow_each_other() -> N
 def test_staleness_rises_from_the_top_layer_to_the_lowest() -> None:
     """By as much as its weights are in use, with the sizes and seconds of Inception-v3."""
     layers = script("chen16_table1_layers")
-    mean = [of_histogram(np.array(layer), 0).mean for layer in layers.by_layer("layerwise", 5e9, pushes=1000)]
+    mean = [of_histogram(np.array(layer), 0).mean for layer in layers.by_layer(5e9, pushes=1000)]
     assert (np.diff(mean) < 0).all()
     assert mean == pytest.approx(layers.in_use(), abs=1.2)
     assert layers.in_use()[0] == 39

@@ -25,11 +25,11 @@ NBYTES = 16
     spread(
         itertools.product(
             [
-                {"exchange": "duplex"},
-                {"exchange": "prefetch", "protocol": {"name": "async"}},
-                {"exchange": "duplex", "receive": "gathered", "shards": 3},
-                {"exchange": "prefetch", "receive": "gathered"},
-                {"exchange": "duplex", "push_format": "topk", "topk_share": 0.3, "pull_format": "bfloat16"},
+                {"ahead": 1},
+                {"ahead": 2, "protocol": {"name": "async"}},
+                {"ahead": 1, "way": "gathered", "shards": 3},
+                {"ahead": 2, "way": "gathered"},
+                {"ahead": 1, "push_format": "topk", "topk_share": 0.3, "pull_format": "bfloat16"},
             ],
             [1, 2],
         ),

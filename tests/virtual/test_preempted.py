@@ -16,8 +16,8 @@ from tests.virtual.jobs import TENSORS, simulated
 from tests.virtual.kinds import KINDS
 
 BY_LAYERS = {
-    "layerwise, async": {"protocol": {"name": "async"}, "exchange": "layerwise", "shards": 2},
-    "allreduce in buckets": {"protocol": {"name": "allreduce"}, "exchange": "layerwise", "shards": 4},
+    "layerwise, async": {"protocol": {"name": "async"}, "per_layer": True, "shards": 2},
+    "allreduce in buckets": {"protocol": {"name": "allreduce"}, "way": "buckets", "shards": 4},
 }
 JOBS = {**BY_LAYERS, **{kind: options for kind, options in KINDS.items() if "failures" not in options}}
 

@@ -145,7 +145,7 @@ def test_hardsync_of_random_crops_is_a_plain_loop_of_those_crops(shards: int, tm
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "layer by layer": {"exchange": "layerwise", "protocol": {"name": "softsync", "n": 2}},
+    "layer by layer": {"per_layer": True, "protocol": {"name": "softsync", "n": 2}},
     "teams": {"aggregation": "node", "protocol": "hardsync", "virtual": {"learners": 4, "ranks_per_node": 5}},
 }
 

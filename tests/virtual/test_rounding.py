@@ -84,13 +84,6 @@ def test_the_report_says_how_much(tmp_path: Path) -> None:
     assert "gradients pushed" not in reported(tmp_path / "exact")
 
 
-def test_in_memory_that_all_share_nothing_is_exchanged(tmp_path: Path) -> None:
-    why = r"push_format = 'bfloat16': expected 'float32' beside protocol allreduce with aggregation = 'node': nothing is exchanged"
-    with pytest.raises(ConfigError, match=why):
-        simulated(tmp_path / "run", SIZES, **HALF, protocol="allreduce", aggregation="node")
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="push_format"):
         simulated(tmp_path / "run", SIZES, push_format="float16")

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
-from mpisgd.config.config_file import from_mapping
 from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.simulate import simulate
 from tests.effort import spread
 from tests.torch_law.law import RUN, Idiom, plain_loop, vectors
 from tests.torch_law.optimizers import Heads
+from tests.travel import configured
 
 NEVER = ("never.weight", "never.bias")
 
@@ -39,7 +39,7 @@ def user_objects() -> UserObjects:
 
 
 def made(out: Path, **fields: Any) -> Config:
-    return from_mapping({**RUN, "mu": 4, **fields, "out": str(out)})
+    return configured({**RUN, "mu": 4, **fields, "out": str(out)})
 
 
 def trained(config: Config) -> dict[str, Tensor]:
@@ -50,13 +50,13 @@ def trained(config: Config) -> dict[str, Tensor]:
 
 WAYS: list[dict[str, Any]] = [
     {"shards": 2},
-    {"shards": 3, "exchange": "layerwise"},
-    {"shards": 2, "exchange": "streamed"},
+    {"shards": 3, "per_layer": True},
+    {"shards": 2, "way": "streamed"},
     {"shards": 4, "clip_average": 100.0},
     {"shards": 2, "groups": {"rate": {"seldom.*": 1.0}}},
     {"protocol": "allreduce"},
-    {"protocol": "allreduce", "exchange": "layerwise"},
-    {"protocol": "allreduce", "aggregation": "node", "virtual": {"learners": 2, "ranks_per_node": 9}},
+    {"protocol": "allreduce", "way": "buckets"},
+    {"protocol": "allreduce", "virtual": {"learners": 2, "ranks_per_node": 9}},
     {"aggregation": "node", "shards": 2, "virtual": {"learners": 2, "ranks_per_node": 9}},
     {"averaging": 0.5},
 ]
@@ -77,9 +77,9 @@ def test_two_learners_are_the_loop_over_their_mean_gradient(way: dict[str, Any],
     spread(
         [
             {"protocol": "softsync", "shards": 2},
-            {"protocol": "softsync", "exchange": "duplex"},
-            {"protocol": "softsync", "exchange": "prefetch"},
-            {"protocol": "softsync", "exchange": "layerwise", "shards": 3},
+            {"protocol": "softsync", "ahead": 1},
+            {"protocol": "softsync", "ahead": 2},
+            {"protocol": "softsync", "per_layer": True, "shards": 3},
             {"protocol": "downpour", "push_format": "bfloat16"},
             {"protocol": "softsync", "push_format": "topk", "topk_share": 0.2},
             {"protocol": "hardsync", "accumulation": 2},

@@ -115,12 +115,12 @@ ABORT = {"name": "backup", "b": 1, "abort": True}
 def test_what_protocols_keep_of_their_rate(protocol: dict[str, Any], in_turn: float, gathered: float, tmp_path: Path) -> None:
     """In turn, a shard serves nobody else during a slow transfer, which only learners that give up before they push spare the
     others."""
-    for receive, kept in (("in-turn", in_turn), ("gathered", gathered)):
+    for way, kept in (("whole", in_turn), ("gathered", gathered)):
         slow, alike = (
-            rate(tmp_path / f"{receive}-{name}", links, protocol=protocol, receive=receive)
+            rate(tmp_path / f"{way}-{name}", links, protocol=protocol, way=way)
             for name, links in (("slow", {5: 10.0}), ("alike", {}))
         )
-        assert slow >= kept * alike, receive
+        assert slow >= kept * alike, way
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_a_transfer_of_a_mini_batch_and_a_half_hurts_nobody_else(
 ) -> None:
     """0.32 s each way. Of five equal shares of the work, softsync loses most of one; backup loses one that it can do without."""
     kept = {
-        receive: rate(tmp_path / f"{receive}-slow", {5: 10.0}, 1_000_000, protocol=protocol, receive=receive)
-        / rate(tmp_path / f"{receive}-alike", {}, 1_000_000, protocol=protocol, receive=receive)
-        for receive in ("in-turn", "gathered")
+        way: rate(tmp_path / f"{way}-slow", {5: 10.0}, 1_000_000, protocol=protocol, way=way)
+        / rate(tmp_path / f"{way}-alike", {}, 1_000_000, protocol=protocol, way=way)
+        for way in ("whole", "gathered")
     }
-    assert kept["in-turn"] < in_turn
+    assert kept["whole"] < in_turn
     assert kept["gathered"] > gathered

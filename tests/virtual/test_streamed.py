@@ -61,10 +61,7 @@ def weights(run: Run) -> np.ndarray:
     ids=str,
 )
 def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks: None, tmp_path: Path) -> None:
-    whole, streamed = (
-        simulated(tmp_path / exchange, TENSORS, protocol="hardsync", exchange=exchange, **changes)
-        for exchange in ("whole", "streamed")
-    )
+    whole, streamed = (simulated(tmp_path / way, TENSORS, protocol="hardsync", way=way, **changes) for way in ("whole", "streamed"))
     if "failures" not in changes:  # which learner has pushed what by then is another thing
         np.testing.assert_array_equal(weights(streamed), weights(whole))
         for norm in ("gradient_sq", "sum_sq"):  # of `whole` each gradient is checked, and so measured
@@ -76,13 +73,13 @@ def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks:
     assert not any(each.elements for each in proof.differences)
 
 
-def seconds_of_a_round(path: Path, exchange: str, *, shards: int, ranks_per_node: int, **formats: str) -> float:
+def seconds_of_a_round(path: Path, way: str, *, shards: int, ranks_per_node: int, **formats: str) -> float:
     """Two learners, 44 MB, 1 Gbit/s, nothing to compute."""
     run = simulated(
         path,
         SIZES,
         protocol="hardsync",
-        exchange=exchange,
+        way=way,
         shards=shards,
         virtual={"learners": 2, "ranks_per_node": ranks_per_node, "parameters": 11_000_000},
         compute={"name": "constant", "mean_s": 1e-3},
@@ -97,8 +94,7 @@ def test_a_link_carries_both_ways_at_once(shards: int, ranks_per_node: int, vect
     """Its limit are so many vectors each way: of two learners to one shard, or of one to the shard on the other node and back."""
     limit_s = vectors * 44e6 / 125e6
     whole, streamed = (
-        seconds_of_a_round(tmp_path / exchange, exchange, shards=shards, ranks_per_node=ranks_per_node)
-        for exchange in ("whole", "streamed")
+        seconds_of_a_round(tmp_path / way, way, shards=shards, ranks_per_node=ranks_per_node) for way in ("whole", "streamed")
     )
     assert whole > 1.9 * limit_s
     assert limit_s <= streamed < 1.25 * limit_s
@@ -224,7 +220,7 @@ def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> N
 def test_a_run_that_measured_no_norms_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as then:
         then.setattr(schema, "RULES", 6)
-        run = simulated(tmp_path / "run", TENSORS, protocol="hardsync", exchange="streamed")
+        run = simulated(tmp_path / "run", TENSORS, protocol="hardsync", way="streamed")
     assert np.isnan(run.updates["gradient_sq"]).all()
     proof = replay.replay(run.path)
     assert proof.reason == ""
@@ -234,7 +230,7 @@ def test_a_run_that_measured_no_norms_is_replayed(tmp_path: Path, monkeypatch: p
     ("field", "value", "why"),
     [
         # The header alone says so.
-        (4, 7, "7 gradients, expected 1; with exchange = 'streamed' nobody can go on without this push"),
+        (4, 7, "7 gradients, expected 1; streamed, nobody can go on without this push"),
         (11, 8, "a slice of 8 bytes, expected "),
         (1, 99, "learner 2 waits for an update after a refused push: learner 2 pushed timestamp 99: expected 0 ... 2"),
     ],
@@ -253,7 +249,7 @@ def test_a_push_that_is_refused_ends_the_job_by_name(
 
     monkeypatch.setattr(StreamedChannel, "_told", told)
     with pytest.raises(PeerError, match=re.escape(why)):
-        simulated(tmp_path / "run", TENSORS, protocol="hardsync", exchange="streamed")
+        simulated(tmp_path / "run", TENSORS, protocol="hardsync", way="streamed")
 
 
 @pytest.mark.parametrize("push_format", ["float32", "bfloat16"])
@@ -275,6 +271,6 @@ def test_of_a_loss_that_is_not_finite_the_gradient_is_looked_at(
         found = nn.functional.cross_entropy(output, target)
         return found if next(calls) < 12 else spoil(found)
 
-    job = {"protocol": "hardsync", "exchange": "streamed", "push_format": push_format}
+    job = {"protocol": "hardsync", "way": "streamed", "push_format": push_format}
     with pytest.raises(DivergenceError, match=told):
         simulated(tmp_path / "run", TENSORS, UserObjects(loss=loss), **job)

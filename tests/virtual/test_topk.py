@@ -49,8 +49,7 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
 @drawn_jobs(max_examples=5, most_learners=4, step=5)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **FEW, "alpha0": 0.001}
-    if job["exchange"] == "streamed":  # which cuts vectors elsewhere
-        job["exchange"] = "whole"
+    job["way"] = job["way"].replace("streamed", "whole")  # which cuts vectors elsewhere
     job.pop("compensation", None)
     run = obeys(directory / "run", TENSORS, job, jitter_s).run
     rounded = run.pushes["rounded"]

@@ -76,7 +76,7 @@ def test_nested_targets_are_not_batched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "way",
-    [{"exchange": "layerwise", "shards": 2}, {"protocol": "allreduce", "exchange": "layerwise"}, {"group_size": 2, "shards": 2}],
+    [{"per_layer": True, "shards": 2}, {"protocol": "allreduce", "way": "buckets"}, {"group_size": 2, "shards": 2}],
     ids=str,
 )
 def test_a_gradient_that_a_hook_replaces_is_the_one_that_leaves(way: dict[str, Any], tmp_path: Path) -> None:

@@ -83,10 +83,10 @@ class Way:
 
 WAYS = {
     "hardsync": Way({"protocol": HardsyncOptions()}, synchronous=True),
-    "hardsync-whole": Way({"protocol": HardsyncOptions(), "exchange": "whole"}, synchronous=True),
+    "hardsync-whole": Way({"protocol": HardsyncOptions(), "way": "whole"}, synchronous=True),
     "hardsync-node": Way({"protocol": HardsyncOptions(), "aggregation": "node"}, synchronous=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, synchronous=True),
-    "allreduce-node": Way({"protocol": AllreduceOptions(), "aggregation": "node"}, synchronous=True),
+    "allreduce-whole": Way({"protocol": AllreduceOptions(), "way": "whole"}, synchronous=True),
     "hardsync-bfloat16": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16"}),
     "hardsync-bfloat16-both": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16", "pull_format": "bfloat16"}),
     "softsync": Way({"protocol": SoftsyncOptions(n=LEARNERS)}),

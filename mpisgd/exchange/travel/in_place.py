@@ -19,10 +19,8 @@ import numpy as np
 
 from mpisgd.comm.communicator import Buffer, Communicator
 from mpisgd.comm.messages import Push, Tag
-from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.body import Body, Pool
 from mpisgd.vectors.memory import outbox_of
@@ -31,16 +29,9 @@ OUTBOXES = 2
 """At most, of a learner."""
 
 
-def is_possible(config: Config, roles: Roles, hosts: Sequence[str]) -> bool:
-    waits = config.protocol.alike and config.protocol.streams and not roles.tolerant
-    whole = config.receive == "in-turn" and config.accumulation == 1 and not config.in_groups
-    plain = stages.pushes_what_it_computes(config) and config.pull_format == "float32"
-    return waits and whole and plain and len({hosts[rank] for rank in ranks_of(roles)}) == 1
-
-
 def ranks_of(roles: Roles) -> list[int]:
     """Return the ranks that share memory."""
-    return [*roles.shard_ranks, *roles.learner_ranks]
+    return list(dict.fromkeys([*roles.shard_ranks, *roles.learner_ranks]))
 
 
 def seen_by(shared: SharedMemory, roles: Roles, rank: int) -> list[np.ndarray]:

@@ -21,8 +21,8 @@ from mpisgd.comm.communicator import Buffer, Communicator, Pattern
 from mpisgd.comm.messages import Message, Push, Refused, Tag
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.rounds import DUPLEX
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
-from mpisgd.exchange.ways import DUPLEX
 from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.body import Incoming, Stream
 from mpisgd.vectors.chunks import cuts
@@ -30,7 +30,7 @@ from mpisgd.vectors.chunks import cuts
 
 class StreamedChannel(LearnerChannel):
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
-        super().__init__(wire, roles, learner_id, slices, consistent=consistent, way=DUPLEX)
+        super().__init__(wire, roles, learner_id, slices, consistent=consistent, when=DUPLEX)
         self._pieces = [list(cuts(nbytes)) for nbytes in self._weights_nbytes]
         whole = [slices.weights[start:end] for start, end in slices.bounds]
         self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
@@ -126,7 +126,7 @@ class StreamedShardChannel(ShardChannel):
         bodies.see_out()
         message = super().receive(bodies, learner_id, until_s, patterns)
         if isinstance(message, Refused) and message.push:
-            raise PeerError(f"{message.why}; with exchange = 'streamed' nobody can go on without this push")
+            raise PeerError(f"{message.why}; streamed, nobody can go on without this push")
         if isinstance(message, Push):
             message.body = self._incoming[message.learner_id] = bodies.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
             if message.learner_id in self._stopped:

@@ -87,7 +87,10 @@ def within(model: nn.Module, bounds: Sequence[tuple[int, int]]) -> Iterator[tupl
 
 def refused(name: str, *, unseen: bool) -> ConfigError:
     why = "the weights were used before the call of the module" if unseen else "the gradient came in parts"
-    return ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
+    return ConfigError(
+        f"per_layer, or an allreduce in buckets: expected whole vectors for this model: {why}: parameter {name}; leave per_layer"
+        " out, or set MPISGD_TRAVEL=whole"
+    )
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,11 +10,12 @@ from mpisgd.config import Config
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.rounds import DUPLEX, EARLY, LAYERWISE, PIPELINED, PLAIN, PREFETCH
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.survivors import Survivors
 from mpisgd.exchange.travel.in_place import InPlaceShardChannel
 from mpisgd.exchange.travel.streamed import StreamedChannel, StreamedShardChannel
-from mpisgd.exchange.ways import AHEAD, DUPLEX, LAYERWISE, PIPELINED, PREFETCH, WHOLE
+from mpisgd.exchange.ways import GATHERED, STREAMED
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
@@ -33,11 +34,11 @@ def in_pieces(roles: Roles) -> bool:
 
 
 def slices_of(
-    config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False, ahead: bool = False
+    config: Config, memory: Memory, bounds: list[tuple[int, int]], *, in_pieces: bool = False, early: bool = False
 ) -> Slices:
-    """Return a learner's slices; `ahead`: weights arrive before the gradient's last use of older weights."""
-    prefetch, rounded = config.exchange == "prefetch", config.pull_format == "bfloat16"
-    apart = prefetch or (ahead and not rounded)  # rounded weights arrive apart anyway
+    """Return a learner's slices; `early`: weights arrive before the gradient's last use of older weights."""
+    prefetch, rounded = config.ahead == 2, config.pull_format == "bfloat16"
+    apart = prefetch or (early and not rounded)  # rounded weights arrive apart anyway
     travels = memory.another() if apart else memory
     held = Held(travels.weights, bounds, apart=not prefetch and stages.moves_weights(config)) if rounded else None
     return Slices(
@@ -66,23 +67,23 @@ def learner_channel(
 ) -> LearnerChannel:
     """Return a learner's end; layers are pulled whole if shards promise a common clock, or reject."""
     # Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
-    ahead = config.exchange == "layerwise" and config.protocol.alike and not (config.agrees or tolerant)
-    cut = config.both_ways and in_pieces(roles)
-    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, ahead=ahead)
-    if config.exchange == "streamed":
+    early = config.per_layer and config.protocol.alike and not (config.agrees or tolerant)
+    cut = config.ahead > 0 and in_pieces(roles)
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, early=early)
+    if config.way == STREAMED:
         return StreamedChannel(*ends, consistent=protocol.consistent)
-    if ahead:
-        way = AHEAD._replace(next_clock=protocol.next_clock)
-    elif config.exchange == "layerwise":
-        way = PIPELINED if protocol.consistent or config.protocol.rejects else LAYERWISE
+    if early:
+        when = EARLY._replace(next_clock=protocol.next_clock)
+    elif config.per_layer:
+        when = PIPELINED if protocol.consistent or config.protocol.rejects else LAYERWISE
     else:
-        way = {"whole": WHOLE, "in-place": WHOLE, "duplex": DUPLEX, "prefetch": PREFETCH}[config.exchange]
+        when = (PLAIN, DUPLEX, PREFETCH)[config.ahead]
     return LearnerChannel(
         *ends,
-        consistent=protocol.consistent and not config.both_ways,
-        interruptible=protocol.aborts and config.exchange == "whole",
+        consistent=protocol.consistent and config.ahead == 0,
+        interruptible=protocol.aborts and config.plain,
         agrees=config.agrees,
-        way=way._replace(delays=Delays(config.straggler, config.seed, learner_id)),
+        when=when._replace(delays=Delays(config.straggler, config.seed, learner_id)),
     )
 
 
@@ -99,9 +100,9 @@ def shard_channel(
     rounded = config.pull_format == "bfloat16"
     if outboxes:
         return InPlaceShardChannel(wire, roles, shard, [[update.bodies.at(each) for each in own] for own in outboxes])
-    if config.exchange == "streamed":
+    if config.way == STREAMED:
         return StreamedShardChannel(wire, roles, shard, rounded=rounded)
-    gathered, cut = config.receive == "gathered", config.both_ways and in_pieces(roles)
+    gathered, cut = config.way == GATHERED, config.ahead > 0 and in_pieces(roles)
     answers = update.weights if cut and not rounded else None  # rounded weights, of unknown size, travel whole
     ends = wire, roles, shard
-    return ShardChannel(*ends, duplex=config.both_ways, gathered=gathered, in_pieces=cut, cut=answers, survivors=survivors)
+    return ShardChannel(*ends, duplex=config.ahead > 0, gathered=gathered, in_pieces=cut, cut=answers, survivors=survivors)

@@ -100,7 +100,7 @@ class RankRole:
     def _in_place(self) -> SharedMemory | None:
         """Share memory with the node's learners and shards, where vectors stay in place."""
         config = self.setup.config
-        if config.exchange != IN_PLACE:
+        if config.way != IN_PLACE:
             return None
         return self.world.shared(self.rank, ranks_of(self.setup.roles), 0, OUTBOXES if config.device == "cpu" else 1)
 
@@ -219,5 +219,5 @@ class ServingRole(RankRole):
         progress = Progress(world.progress if tells else "off", config.epochs, config.log.progress_s)
         if shard == 0 and (told := world.callbacks.on_update) is not None:
             progress.on_update = UpdateTeller(told)
-        log = ShardLog(self._file, shard, duplex=config.both_ways)
+        log = ShardLog(self._file, shard, duplex=config.ahead > 0)
         return ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, kept, rows))

@@ -14,6 +14,7 @@ from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.travel.in_place import outboxes_of
+from mpisgd.exchange.ways import IN_PLACE
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
 from mpisgd.job.allreduce import Collective
@@ -90,7 +91,7 @@ class LearnerShardRole(ShardRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         RankRole.__init__(self, setup, world, rank)
         ranks, shared = setup.roles.learner_ranks, None
-        if setup.config.aggregation == "node":
+        if setup.config.way == IN_PLACE:
             shared = world.shared(rank, ranks, SharedTeam.words_of(len(ranks)))
         config, bounds, samples = setup.config, setup.bounds, setup.meta.train_samples
         update = world.update(rank, setup.gradients_per_update)
@@ -154,7 +155,7 @@ class LearnerRole(RankRole):
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._move_out = None if shared is None else computed.move_out
         self._gradient: Computes = pushed
-        if config.by_layers:
+        if config.per_layer:
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
 
     def train(self) -> None:

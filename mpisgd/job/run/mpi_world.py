@@ -132,7 +132,7 @@ class MpiWorld(World):
         """Make the update; a mere shard may drop the model."""
         setup, alone = self._setup, self.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
-        streamed = self.config.exchange == "streamed"
+        streamed = self.config.way == "streamed"
         update = self.tensors.update(setup.bounds[shard], gradients_per_update, streamed=streamed, direct=direct)
         if alone:
             self._drop_model()

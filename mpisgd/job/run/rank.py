@@ -18,7 +18,7 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
-from mpisgd.exchange import link_load
+from mpisgd.exchange import link_load, ways
 from mpisgd.job import interruption
 from mpisgd.job.finish import (
     Outcome,
@@ -259,7 +259,7 @@ class Rank:
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
-            f" {len(set(setup.hosts))} host(s), exchange {setup.config.exchange}"
+            f" {len(set(setup.hosts))} host(s), {ways.said(setup.config)}"
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''}"
             f"{partners.said(setup.config.checkpoint.partner_updates, setup.hosts)};"

@@ -21,7 +21,7 @@ from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.travel.in_place import OUTBOXES, ranks_of
-from mpisgd.exchange.ways import choose
+from mpisgd.exchange.ways import choose, travel_asked
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
@@ -99,6 +99,10 @@ class Start:
         self.config = user_code.with_user_objects(self.config, self.user_objects)
         self.roles, self.protocol = self._agree(lambda: place(self.config, self.ranks))
         self.config = replace(self.config, shards=len(self.roles.shard_ranks))
+        if self.config.shard_device == "cuda" and (why := self.config.stays_on_host):
+            self.config = replace(self.config, shard_device="cpu")
+            if self._rank == 0:
+                terminal.warn(f"shard_device = 'cuda': shards stay on the host, where {why}")
 
     def _bind(self) -> None:
         """Bind ranks to cores by role; warn of too few cores."""
@@ -170,7 +174,8 @@ class Start:
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         asked = config, self.roles, self.ranks.hosts, self.bounds
         rate = partial(rate_of, self.comm, self.roles.learner_ranks, self.ranks.hosts)
-        self.asked, self.config = config, self._agree(lambda: choose(*asked, rate, self._shares))
+        travel = self.comm.bcast(travel_asked(), root=0)
+        self.asked, self.config = config, self._agree(lambda: choose(*asked, rate, self._shares, travel))
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 
@@ -248,13 +253,13 @@ class Start:
         return f"cuda:{gpu}"
 
     def _shares(self) -> bool:
-        """Return whether ranks can share memory, unless MPI moves vectors between GPUs. Raises ConfigError; collective."""
+        """Return whether ranks can share memory, unless MPI moves vectors between GPUs; collective."""
         if "cuda" in (self.config.device, self.config.shard_device) and takes_gpu_memory():
             return False
-        ranks, possible = ranks_of(self.roles), False
+        ranks, possible, boxes = ranks_of(self.roles), False, 0 if self.config.protocol.collective else OUTBOXES
         if self._rank in ranks:
             with contextlib.suppress(ConfigError):
-                SharedMemory.of(Wire(self.comm, polite=True), ranks, 0, self.bounds[-1][1], OUTBOXES).segment.disband()
+                SharedMemory.of(Wire(self.comm, polite=True), ranks, 0, self.bounds[-1][1], boxes).segment.disband()
                 possible = True
         return bool(self.comm.bcast(possible, root=ranks[0]))
 

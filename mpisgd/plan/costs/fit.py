@@ -103,9 +103,7 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
             " expected first a run with group_size = 1"
         )
     if about.layerwise(run):
-        raise ConfigError(
-            f"{run.path} has exchange = 'layerwise', where slices travel behind computing; expected a run with exchange = 'whole'"
-        )
+        raise ConfigError(f"{run.path} has per_layer = true, where slices travel behind computing; expected a run without it")
     real = observe(run)
     if run.environment.get("virtual") and not from_log:
         return _as_configured(run, real)

@@ -22,7 +22,7 @@ from mpisgd.analysis import arrivals
 from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
-from mpisgd.exchange.ways import IN_PLACE
+from mpisgd.exchange.ways import IN_PLACE, STREAMED, WHOLE
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Verdict
 from mpisgd.report import link_speed
@@ -84,8 +84,8 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
     """Fit bandwidths; a node's link counts as fast as a rank's fastest transfer."""
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
-    if _exchange(run) == IN_PLACE or slice_nbytes < TELLING_NBYTES:
-        sent = "headers alone" if _exchange(run) == IN_PLACE else f"messages of {slice_nbytes:.0f} bytes"
+    if _way(run) == IN_PLACE or slice_nbytes < TELLING_NBYTES:
+        sent = "headers alone" if _way(run) == IN_PLACE else f"messages of {slice_nbytes:.0f} bytes"
         source = f"assumed: {sent} do not tell the bandwidth"
         return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
     if _beside(run):
@@ -129,14 +129,14 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     The median over nodes of learners' pushes or pulls, whichever is faster; pushes are sometimes alone.
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
-    exchange = _exchange(run)
+    way, plain = _way(run), not (run.config.get("ahead") or run.config.get("per_layer"))
     for link in link_speed.links(run):
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
         pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
-        if exchange != "whole":  # push_s is of the beginning; a pull ends with both, or hides behind computing
-            pushes, pulls = 0.0, 0.0 if exchange == "prefetch" else max(mine.sent, mine.received)
-            if exchange == "streamed":
+        if way != WHOLE or not plain:  # push_s is of the beginning; a pull ends with both, or hides behind computing
+            pushes, pulls = 0.0, 0.0 if run.config.get("ahead") == 2 else max(mine.sent, mine.received)
+            if way == STREAMED:
                 pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
         elif push_s:
             push_s = float(np.quantile(own["push_s"], LOW))
@@ -153,14 +153,13 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     return NetworkOptions(bandwidth=max(there, default.local_bandwidth), node_bandwidth=there, slow_links=slow_links), seen
 
 
-def _exchange(run: Run) -> str:
-    """Return the way in which vectors travelled; older runs name the user's."""
-    return str(run.environment.get("exchange", run.config.get("exchange", "whole")))
+def _way(run: Run) -> str:
+    return str(run.environment.get("way", WHOLE))
 
 
 def _transfers_s(run: Run, network: NetworkOptions, nbytes: float) -> np.ndarray:
     """Return seconds to transfer each slice of `nbytes`: (shards, learners)."""
-    if _exchange(run) == IN_PLACE:
+    if _way(run) == IN_PLACE:
         return np.zeros((run.shards, run.lambda_))
     rates = np.where(_apart(run), network.node_bandwidth, network.local_bandwidth)
     return np.asarray(nbytes / run.shards / np.minimum(network.bandwidth, rates))
@@ -198,8 +197,8 @@ def _rate(nbytes: float, pull_s: np.ndarray, low: float) -> float | None:
 def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:
     """Fit the service of gradients and updates, fixed and per byte."""
     default = ServiceOptions()
-    if _exchange(run) == "streamed":
-        source = "assumed: the defaults of [service]; exchange = 'whole' tells"
+    if _way(run) == STREAMED:
+        source = "assumed: the defaults of [service]; a run with MPISGD_TRAVEL=whole tells"
         return default, [Cost("service", 0.0, "s", source)]
     updates = run.updates[run.updates["gradients"] > 0]
     transfers_s = _transfers_s(run, network, slice_nbytes * run.shards * footprint.of_exchange(run.config)[0] / 4)

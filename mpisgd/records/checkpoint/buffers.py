@@ -96,7 +96,7 @@ class Keeper(Keeps):
         own: called before the module is read: a shared module then has this learner's state.
         every: updates between states to go on from, and between lasting states; 0 = only at the end.
         begun: clock to go on from; -1 = a new run.
-        late: snapshots become known within a mini-batch (`exchange/ways.py`): each begins with a copy.
+        late: snapshots become known within a mini-batch (`exchange/rounds.py`): each begins with a copy.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ import numpy as np
 from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.base.terminal import check_visible
+from mpisgd.config import older
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.continuing import Begins, Layout, begins, continued
 from mpisgd.records.log.counts import Counts
@@ -59,7 +60,7 @@ class Directory:
         try:
             text = config.read_text(encoding="utf-8")
             sums.check_text(str(config), text)
-            self.config: dict[str, Any] = tomllib.loads(text)
+            self.config = older.renewed(tomllib.loads(text))
         except (ValueError, RecursionError) as error:  # not TOML, or not even text
             raise DataError(f"{config} is damaged: {error}") from error
         except FileNotFoundError as error:

@@ -255,7 +255,7 @@ _EXTRA: Mapping[str, Callable[[Push], float]] = {
 class ShardLog:
     """Log of a shard.
 
-    `duplex`: weights may be given before the previous push has come (`exchange/ways.py`).
+    `duplex`: weights may be given before the previous push has come (`exchange/rounds.py`).
     """
 
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpisgd.base.errors import DataError
 from mpisgd.config import Config, config_file
-from mpisgd.exchange.ways import AUTO, alike
+from mpisgd.exchange.ways import why_not
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
 from mpisgd.records.log.continuing import begins, continued
@@ -236,11 +236,11 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
     cut = dataclasses.replace(config.stages, at=begin)
-    epochs, exchange = told.get("epochs", config.epochs), told.get("exchange", run.environment.get("exchange", config.exchange))
-    expected = [each for each in alike(config) if each != AUTO]
-    if exchange not in expected:
-        raise DataError(f"{run.path / schema.CONFIG}: [environment] exchange = {exchange!r}, expected {' or '.join(expected)}")
-    config = dataclasses.replace(config, epochs=epochs, exchange=exchange, shards=shards_of, group_size=size, stages=cut)
+    epochs, way = told.get("epochs", config.epochs), told.get("way", run.environment.get("way", "whole"))
+    expected = [each for each, why in why_not(config).items() if not why]
+    if way not in expected:
+        raise DataError(f"{run.path / schema.CONFIG}: [environment] way = {way!r}, expected {' or '.join(expected)}")
+    config = dataclasses.replace(config, epochs=epochs, way=way, shards=shards_of, group_size=size, stages=cut)
     summaries = {}
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):

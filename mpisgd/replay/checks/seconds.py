@@ -130,7 +130,7 @@ def _check_enough(record: Record, shard: ShardRecord, row: int) -> None:
 def _check_told(record: Record, shard: ShardRecord) -> None:
     """Check that a push tells all shards the same seconds, but for slices exchanged singly, and stages."""
     config, first = record.config, record.shards[0]
-    own = _SPENT if config.in_groups else _SPENT[:2] if config.by_layers else ()
+    own = _SPENT if config.in_groups else _SPENT[:2] if config.per_layer else ()
     for learner_id in range(record.lambda_):
         ours, theirs = (each.pushes[each.rows_of[learner_id]] for each in (first, shard))
         both = min(len(ours), len(theirs))
@@ -196,7 +196,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: Log
                 _refuse(shard, int(rows[at]), f"compute_s {compute_s}, but the delay of a rank is {least_s} s")
             continue
         (delays,) = all_delays
-        exact = not config.by_layers or delays.of(number, 0.0) == delays.of(number, 1.0)
+        exact = not config.per_layer or delays.of(number, 0.0) == delays.of(number, 1.0)
         put_in_s = int(delays.of(number, compute_s if exact else 0.0) * 1e9) * 1e-9
         if delay_s != put_in_s and (exact or delay_s < put_in_s):
             _refuse(shard, int(rows[at]), f"delay_s {delay_s}: {'' if exact else 'at least '}{put_in_s} s were put in")
@@ -205,7 +205,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: Log
 def _computations(record: Record, shard: ShardRecord, learner_id: int, seq: np.ndarray) -> list[int]:
     """Return the number of each push's computation; mini-batches given up, or rejected, count again."""
     config = record.config
-    if config.by_layers or config.in_teams or config.protocol.collective:
+    if config.per_layer or config.in_teams or config.protocol.collective:
         numbers: list[int] = seq.tolist()
         return numbers
     gave_up = shard.events_of[learner_id]

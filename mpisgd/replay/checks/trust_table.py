@@ -78,7 +78,7 @@ CLAIMS: tuple[Claim, ...] = (
         _P,
     ),
     _claim("[environment]", "learners teams groups stages world_size shard_ranks evaluator_rank attempts", _C),
-    _claim("[environment]", "hosts exchange", _T),
+    _claim("[environment]", "hosts way", _T),
     _claim(
         "[environment]",
         "virtual threads cores cores_per_node rules versions brought git_commit git_dirty mpisgd_git_commit mpisgd_git_dirty"

@@ -126,7 +126,6 @@ def _config(stretch: Stretch, path: Path, threads: int) -> Config:
         device="cpu",
         shard_device="cpu",
         pipeline=config.pipeline if config.in_groups else "gpipe",
-        receive="in-turn",
         log=dataclasses.replace(config.log, enabled=True, progress="off"),
         virtual=dataclasses.replace(config.virtual, learners=record.ranks if config.in_teams else record.lambda_, batched=False),
         checkpoint=CheckpointOptions(every_updates=max(0, stretch.seam), keep=2 + len(record.earlier)),

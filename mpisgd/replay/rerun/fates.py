@@ -29,7 +29,7 @@ def costs_of(record: Record, learner_id: int, before_last: Callable[[], None]) -
         if number + 1 == pushes:
             before_last()
         yield from [0] * each
-    if record.config.exchange == "layerwise" and not parts(record, learner_id):
+    if (record.config.per_layer or record.config.in_buckets) and not parts(record, learner_id):
         yield from [0] * each  # by layers a learner pulls as it computes
     if not _leaves(record, learner_id):
         yield from [0] * (_UNLOGGED * each)

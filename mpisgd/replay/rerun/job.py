@@ -147,7 +147,7 @@ class Again(Job):
         given = Given(elsewhere, self._given_last)
         asks = Asks(next_clock, protocol.pushes_per_pull)
         self._scripts[rank] = script = ShardScript(
-            log, ranks, asks, on_push, given, both_ways=self.config.both_ways, agrees=self.config.agrees, late=self._late
+            log, ranks, asks, on_push, given, both_ways=self.config.ahead > 0, agrees=self.config.agrees, late=self._late
         )
         ScriptedWire(cluster, world.network, world.wires, script, world.eager, late=late)
 

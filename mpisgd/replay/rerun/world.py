@@ -13,7 +13,7 @@ from torch import Tensor
 from mpisgd.comm.virtual.scripted import EagerWire
 from mpisgd.comm.virtual.wire import Signal
 from mpisgd.config import Config, replace
-from mpisgd.exchange.ways import IN_PLACE
+from mpisgd.exchange.ways import GATHERED, IN_PLACE
 from mpisgd.gradient import stages
 from mpisgd.job.roles import RankRole
 from mpisgd.job.tensors import Tensors
@@ -37,7 +37,7 @@ from mpisgd.vectors.memory import Memory
 def computes_late(config: Config) -> bool:
     """Return whether learners may compute when their push is wanted, in common memory: each push follows a pull of all weights."""
     alone = not (config.protocol.collective or config.in_teams or config.in_groups)
-    whole = config.exchange == "whole" and config.pull_format == "float32" and not stages.moves_weights(config)
+    whole = config.plain and config.way == "whole" and config.pull_format == "float32" and not stages.moves_weights(config)
     return alone and whole and config.virtual.gradients
 
 
@@ -63,10 +63,10 @@ class LogWorld(VirtualWorld):
         return self.record.rules
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
-        """Let vectors travel where they were in place: learners may compute late, with the same bits."""
+        """Let vectors travel in turn, with the same bits: learners may compute late."""
         super()._cut(bounds)
-        if self.config.exchange == IN_PLACE:
-            self.config = replace(self.config, exchange="whole")
+        if self.config.way in (IN_PLACE, GATHERED):
+            self.config = replace(self.config, way="whole")
 
     def portions_of(self, rank: int, portions: Portions | None) -> Portions | None:
         if portions is None or not portions.deals:

@@ -27,7 +27,7 @@ from mpisgd.bench.parts.measured import in_turn, over, show, spread
 from mpisgd.comm.mpi.launch import environment, mpirun
 
 _HERE = Path(__file__).parent
-OURS = ("hardsync", "allreduce-node")
+OURS = ("hardsync", "allreduce")
 """By messages, and as fast as can be on one node."""
 KNOWN = ("cnn-4", "cnn-16", "cnn-64", "mlp-16")
 PATIENCE_S = 300.0

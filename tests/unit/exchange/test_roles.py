@@ -172,7 +172,7 @@ ASYNCHRONOUS = [SoftsyncOptions(), AsyncOptions(), SspOptions(), DownpourOptions
 @pytest.mark.parametrize(
     ("protocol", "way_out"),
     [
-        *((options, "hardsync, backup, timeout, allreduce") for options in ASYNCHRONOUS),
+        *((options, "hardsync, backup, timeout") for options in ASYNCHRONOUS),
         (BackupOptions(b=1, abort=True), "protocol.abort = False"),
         (BackupOptions(b=1, late="apply"), "protocol.late = 'drop'"),
     ],
@@ -191,12 +191,9 @@ def test_and_go_with_the_others(protocol: ProtocolOptions) -> None:
     assert roles.teams == ((1, 2), (3, 4))
 
 
-def test_an_allreduce_shares_memory_of_one_node() -> None:
-    config = Config(protocol=AllreduceOptions(), aggregation="node")
-    assert of_job(config, "aaa").teams == ((0,), (1,), (2,)) and not config.in_teams
-    with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2; leave aggregation out"):
-        of_job(config, "aab")
-    assert of_job(replace(config, evaluator=True), "aab").learner_ranks == (0, 1), "the evaluator shares none"
+def test_an_allreduce_has_no_teams() -> None:
+    config = Config(protocol=AllreduceOptions())
+    assert of_job(config, "aaa").teams == ((0,), (1,), (2,))
     with pytest.raises(ConfigError, match="team_size = 2: expected 0 beside learners in no teams"):
         on_ranks(replace(config, team_size=2), "aaa")
 

@@ -1,4 +1,4 @@
-"""The way in which vectors travel is the program's choice, where the user names none."""
+"""The way in which vectors travel is the program's choice; MPISGD_TRAVEL names another, for measuring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import of_job
-from mpisgd.exchange.ways import SLOW, alike, choose
+from mpisgd.exchange.ways import BUCKETS, GATHERED, IN_PLACE, MESSAGES, SLOW, STREAMED, WHOLE, choose, why_not
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 
@@ -25,9 +25,10 @@ def chosen(
     tolerant: bool = False,
     rate: float | None = None,
     shares: bool = True,
+    travel: str = "",
     **changes: Any,
 ) -> str:
-    """The exchange; `rate`: of links, None where nobody may ask."""
+    """Return the way; `rate`: of links, None where nobody may ask."""
 
     def asked() -> float:
         assert rate is not None
@@ -36,7 +37,9 @@ def chosen(
     config = replace(Config(), **({"shards": 2, "protocol": HardsyncOptions()} | changes))
     roles = of_job(config, hosts)
     roles = roles.made_tolerant() if tolerant else roles
-    return choose(config, roles, hosts, [(0, size // 2), (size // 2, size)], asked, lambda: shares).exchange
+    slices = len(roles.shard_ranks)
+    bounds = [(size * shard // slices, size * (shard + 1) // slices) for shard in range(slices)]
+    return choose(config, roles, hosts, bounds, asked, lambda: shares, travel).way
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
     [
         {"size": 4_000_000},  # slices of 8 MB are less than four chunks
         {"protocol": SoftsyncOptions(n=1)},  # chunks are summed when all learners' are there
-        {"receive": "gathered"},
+        {"per_layer": True},
         {"nonfinite": "drop"},
         {"push_format": "topk"},
         {"sampling": "dealt"},
@@ -72,10 +75,15 @@ def test_else_vectors_are_whole(changes: dict[str, Any]) -> None:
     assert chosen(**changes) == "whole"
 
 
-@pytest.mark.parametrize("changes", [{}, {"evaluator": True}, {"clip_average": 1.0}], ids=str)
-def test_hardsync_of_one_node_stays_in_place(changes: dict[str, Any]) -> None:
-    assert chosen(**{"hosts": "aaaa", **changes}) == chosen(**{"hosts": "aaaa", **changes}, exchange="in-place") == "in-place"
-    assert chosen(**{"hosts": "aaaa", **changes}, shares=False) == "whole"
+ONE_NODE: list[dict[str, Any]] = [{}, {"evaluator": True}, {"clip_average": 1.0}]
+
+
+@pytest.mark.parametrize(
+    "changes", [*ONE_NODE, *({"protocol": AllreduceOptions(), "shards": 1} | each for each in ONE_NODE)], ids=str
+)
+def test_synchronous_learners_of_one_node_stay_in_place(changes: dict[str, Any]) -> None:
+    assert chosen("aaaa", **changes) == chosen("aaaa", **changes, travel=IN_PLACE) == IN_PLACE
+    assert chosen("aaaa", **changes, shares=False) == chosen("aaaa", **changes, travel=MESSAGES) == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -83,20 +91,23 @@ def test_hardsync_of_one_node_stays_in_place(changes: dict[str, Any]) -> None:
     [
         {"hosts": "aaab"},
         {"protocol": SoftsyncOptions(n=1)},
-        {"receive": "gathered"},
+        {"per_layer": True},
         {"push_format": "bfloat16"},
         {"pull_format": "bfloat16"},
         {"accumulation": 2},
         {"local_steps": 2},
         {"aggregation": "node"},
         {"tolerant": True},
+        {"shares": False},
+        {"protocol": AllreduceOptions(), "shards": 1, "push_format": "bfloat16"},
+        {"protocol": AllreduceOptions(), "shards": 1, "pull_format": "bfloat16"},
     ],
     ids=str,
 )
 def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
-    assert chosen(**{"hosts": "aaaa", **changes}) != "in-place"
-    with pytest.raises(ConfigError, match="in-place"):
-        chosen(**{"hosts": "aaaa", **changes}, exchange="in-place")
+    assert chosen(**{"hosts": "aaaa", **changes}) != IN_PLACE
+    with pytest.raises(ConfigError, match="MPISGD_TRAVEL = 'in-place': expected another way, or none: "):
+        chosen(**{"hosts": "aaaa", **changes}, travel=IN_PLACE)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +124,7 @@ def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -> None:
-    assert chosen(**ALLREDUCE, rate=SLOW, **changes) == "layerwise"
+    assert chosen(**ALLREDUCE, rate=SLOW, **changes) == BUCKETS
     assert chosen(**ALLREDUCE, rate=1.01 * SLOW, **changes) == "whole"
 
 
@@ -121,10 +132,11 @@ def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -
     "changes",
     [
         {"size": 2 * BUCKET_NBYTES // 4 - 2},
-        {"hosts": "aa"},
+        {"hosts": "aa", "shares": False},
         {"push_format": "bfloat16"},  # the log has the rounded share of each bucket
         {"push_format": "topk"},
-        {"aggregation": "node", "hosts": "aa"},
+        {"device": "cuda"},
+        {"micro_batches": 2},
     ],
     ids=str,
 )
@@ -132,17 +144,54 @@ def test_else_an_allreduce_is_whole_and_no_link_is_timed(changes: dict[str, Any]
     assert chosen(**{**ALLREDUCE, **changes}) == "whole"
 
 
-def test_exchanges_of_the_same_bits_may_take_each_others_place() -> None:
-    ours, baseline = HardsyncOptions(), AllreduceOptions()
-    expected = {"auto", "whole", "in-place", "streamed"}
-    assert {*alike(Config(protocol=ours))} == {*alike(Config(protocol=ours, exchange="whole"))} == expected
-    assert {*alike(Config(protocol=baseline, exchange="layerwise"))} == {"auto", "whole", "layerwise"}
-    assert alike(Config(protocol=ours, exchange="layerwise", shards=2)) == ("layerwise",)
-    assert alike(Config(protocol=SoftsyncOptions(), exchange="duplex")) == ("duplex",)
+@pytest.mark.parametrize(
+    ("way", "changes"),
+    [
+        (WHOLE, {}),
+        (STREAMED, {}),
+        (STREAMED, {"hosts": "aaaa", "size": 100}),
+        (GATHERED, {}),
+        (GATHERED, {"protocol": SoftsyncOptions(n=1), "ahead": 2}),
+        (GATHERED, {"per_layer": True}),
+        (WHOLE, ALLREDUCE),
+        (BUCKETS, ALLREDUCE),
+        (BUCKETS, ALLREDUCE | {"hosts": "aa", "push_format": "bfloat16"}),
+    ],
+    ids=str,
+)
+def test_the_variable_names_a_possible_way(way: str, changes: dict[str, Any]) -> None:
+    assert chosen(**changes, travel=way) == way
 
 
-@pytest.mark.parametrize("named", ["whole", "streamed", "layerwise"])
-def test_a_named_way_is_the_users(named: str) -> None:
-    assert chosen(exchange=named) == named
-    assert chosen("aaaa", exchange=named) == named
-    assert named == "streamed" or chosen(**ALLREDUCE, exchange=named) == named
+@pytest.mark.parametrize(
+    ("way", "changes", "why"),
+    [
+        ("layerwise", {}, "the ways are messages, whole, in-place, streamed, gathered, buckets"),
+        (STREAMED, {"protocol": SoftsyncOptions(n=1)}, "updates do not wait for all begun pushes"),
+        (STREAMED, {"nonfinite": "drop"}, "before the last have come"),
+        (STREAMED, {"clip_average": 1.0}, "leave before the last"),
+        (STREAMED, {"tolerant": True}, "a dying learner would leave a part of a gradient"),
+        (STREAMED, {"shard_device": "cuda"}, "into the host's memory"),
+        (STREAMED, ALLREDUCE, "all at once"),
+        (GATHERED, ALLREDUCE, "all at once"),
+        (GATHERED, {"tolerant": True}, "a hanging learner stays unseen"),
+        (BUCKETS, {}, "shards are apart"),
+        (BUCKETS, ALLREDUCE | {"push_format": "topk"}, "the whole slice is there"),
+    ],
+    ids=str,
+)
+def test_an_impossible_way_is_refused_with_its_reason(way: str, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=f"^MPISGD_TRAVEL = '{way}': expected another way, or none: .*{why}"):
+        chosen(**changes, travel=way)
+
+
+def test_a_chosen_way_stays() -> None:
+    assert chosen("aaaa", way=WHOLE) == chosen("aaaa", way=WHOLE, travel=IN_PLACE) == WHOLE
+
+
+def test_ways_whatever_the_ranks() -> None:
+    """A log names none but these (`replay/checks/record.py`)."""
+    ours, baseline = why_not(Config()), why_not(Config(protocol=AllreduceOptions()))
+    assert [way for way, why in ours.items() if not why] == [WHOLE, IN_PLACE, STREAMED, GATHERED]
+    assert [way for way, why in baseline.items() if not why] == [WHOLE, IN_PLACE, BUCKETS]
+    assert [way for way, why in why_not(Config(protocol=SoftsyncOptions(), ahead=1)).items() if not why] == [WHOLE, GATHERED]

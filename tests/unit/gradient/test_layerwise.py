@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import replace
-from mpisgd.config.config_file import from_mapping
 from mpisgd.gradient import stages
 from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.job import parts
 from mpisgd.job.tensors import Tensors
+from mpisgd.protocols import AllreduceOptions
 from mpisgd.records.log.schema import RULES
 from mpisgd.vectors.buckets import buckets
 from mpisgd.vectors.computing import Travels
@@ -319,7 +319,7 @@ def test_layers_that_do_not_show_when_they_are_used_are_refused(held: bool) -> N
     net = Net(lambda net, x: net.a(x) if next(calls) == 0 else F.linear(x, net.a.weight), a=linear(), b=linear())
     gradient, _, _ = followed(net, held=held)
     gradient.prepare(0)
-    with pytest.raises(ConfigError, match=r"expected 'whole' for this model: the weights were used before .*: parameter a.weight"):
+    with pytest.raises(ConfigError, match=r"expected whole vectors .*: the weights were used before .*: parameter a.weight"):
         gradient.compute(0)
 
 
@@ -328,11 +328,11 @@ def test_gradients_that_come_in_parts_are_refused() -> None:
     net = Net(lambda net, x: two(net, x.requires_grad_(), use_reentrant=True), a=(a := linear()), b=a)
     gradient, _, _ = followed(net)
     gradient.prepare(0)
-    with pytest.raises(ConfigError, match="expected 'whole' for this model: the gradient came in parts: parameter a"):
+    with pytest.raises(ConfigError, match="expected whole vectors for this model: the gradient came in parts: parameter a"):
         gradient.compute(0)
 
 
-BUCKETED: dict[str, Any] = {"protocol": "allreduce", "exchange": "layerwise"}
+BUCKETED: dict[str, Any] = {"protocol": AllreduceOptions(), "way": "buckets"}
 """The program's own choice over slow links: nothing that goes in whole may be refused."""
 
 
@@ -345,7 +345,7 @@ TAKEN = [name for name, idiom in ZOO.items() if not idiom.refused]
 def test_what_torchs_loop_takes_goes_in_buckets(name: str, tmp_path: Path) -> None:
     """Of three owners; weights are NaN until they are needed."""
     idiom = ZOO[name]
-    config = replace(idiom.made(tmp_path), **{name: getattr(from_mapping(BUCKETED), name) for name in BUCKETED})
+    config = replace(idiom.made(tmp_path), **BUCKETED)
     whole, parted = (
         Tensors.load(config, idiom.user_objects, parts.load_data(config, idiom.user_objects), 1, RULES, "cpu") for _ in range(2)
     )

@@ -67,18 +67,18 @@ def test_the_costs_of_a_virtual_run_are_found_in_its_log(tmp_path: Path, protoco
 
 
 BESIDE = [
-    (HardsyncOptions(), "streamed"),
-    (HardsyncOptions(), "whole"),
-    (BackupOptions(b=1), "whole"),
-    (SoftsyncOptions(n=4), "whole"),
-    (SoftsyncOptions(n=4), "duplex"),
+    (HardsyncOptions(), {"parameters": 10_000_000}),  # streamed
+    (HardsyncOptions(), {}),
+    (BackupOptions(b=1), {}),
+    (SoftsyncOptions(n=4), {}),
+    (SoftsyncOptions(n=4), {"ahead": 1}),
 ]
 
 
-@pytest.mark.parametrize(("protocol", "exchange"), spread(BESIDE, 4, unpack=True), ids=str)
-def test_the_links_of_shards_beside_learners_are_found(tmp_path: Path, protocol: Any, exchange: str) -> None:
+@pytest.mark.parametrize(("protocol", "how"), spread(BESIDE, 4, unpack=True), ids=str)
+def test_the_links_of_shards_beside_learners_are_found(tmp_path: Path, protocol: Any, how: dict[str, Any]) -> None:
     """A shard and a learner on each of four nodes: a slice of its own node's shard does not cross a learner's link."""
-    network = NetworkOptions(bandwidth=10e9, node_bandwidth=125e6, local_bandwidth=10e9)
+    network = NetworkOptions(bandwidth=10e9, node_bandwidth=125e6, local_bandwidth=10e9, turn_nbytes=1_250_000)
     scene: dict[str, Any] = {
         "learners": 4,
         "shards": 4,
@@ -86,14 +86,14 @@ def test_the_links_of_shards_beside_learners_are_found(tmp_path: Path, protocol:
         "parameters": 1_000_000,
         "network": network,
         "placement": "spread",
-        "exchange": exchange,
+        **how,
     }
     fit_of = fit(virtual_run(tmp_path / "run", protocol, pushes=400, **scene), from_log=True)
-    if exchange != "duplex":  # where a link carries a push or an answer besides, or does not
-        assert fit_of.network.node_bandwidth == pytest.approx(125e6, rel=0.15 if exchange == "streamed" else 0.1)
+    if "ahead" not in how:  # where a link carries a push or an answer besides, or does not
+        assert fit_of.network.node_bandwidth == pytest.approx(125e6, rel=0.15 if how else 0.1)
     truth = observe(virtual_run(tmp_path / "other", protocol, seed=7, pushes=400, **scene))
     assert truth is not None
-    rel = 0.05 if exchange == "whole" else 0.1
+    rel = 0.1 if how else 0.05
     assert predict(fit_of, 400).seconds_per_update == pytest.approx(truth.seconds_per_update, rel=rel)
 
 
@@ -243,7 +243,7 @@ def test_learners_without_pushes_draw_from_all(tmp_path: Path) -> None:
 def test_a_run_in_place_and_its_fit_agree(tmp_path: Path) -> None:
     """Headers alone are sent, so a transfer takes no time from any cost."""
     run = virtual_run(tmp_path / "run", HardsyncOptions(), parameters=2_000_000, ranks_per_node=16, pushes=1000)
-    assert run.environment["exchange"] == "in-place"
+    assert run.environment["way"] == "in-place"
     found = fitted(run, from_log=True)
     sources = {cost.name: cost.source for cost in found.costs}
     assert sources["bandwidth"] == "assumed: headers alone do not tell the bandwidth"

@@ -55,7 +55,7 @@ def test_slices_of_the_papers_networks_end_between_layers_or_within_large_ones(
     model = FlatModel(models.make(options, input_shape=shape, classes=10, seed=1))
     assert [layer.name for layer in model.layers] == names
     for shards in (*range(1, len(names) + 1), 2 * len(names) + 1):
-        config = Config(exchange="layerwise", shards=shards)
+        config = Config(per_layer=True, shards=shards)
         bounds = parts.bounds(config, model)
         assert [start for start, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
         assert bounds[-1][1] == model.size
@@ -63,7 +63,7 @@ def test_slices_of_the_papers_networks_end_between_layers_or_within_large_ones(
         cut_within = {end for _, end in bounds} - {end for _, end in bounds_of([[layer] for layer in model.layers])}
         assert all(large[first_layers(model.layers, [(end, end)])[0]] for end in cut_within)
         assert max(end - start for start, end in bounds) < 2 * model.size / shards + 1
-    assert parts.bounds(Config(exchange="layerwise", shards=1), model) == [(0, model.size)]
+    assert parts.bounds(Config(per_layer=True, shards=1), model) == [(0, model.size)]
 
 
 def test_names_say_which_part_of_a_layer_a_slice_has() -> None:
@@ -76,7 +76,7 @@ def test_names_say_which_part_of_a_layer_a_slice_has() -> None:
 def test_a_layer_is_cut_where_a_slice_would_be_twice_a_share_but_not_for_norms_nor_by_earlier_rules() -> None:
     model = FlatModel(models.make(MlpOptions((40, 20, 30)), input_shape=(60,), classes=10, seed=1))
     assert [layer.size for layer in model.layers] == [2440, 820, 630, 310]
-    config = Config(exchange="layerwise", shards=3)
+    config = Config(per_layer=True, shards=3)
     assert parts.bounds(config, model) == [(0, 2440), (2440, 3260), (3260, 4200)], "1.75 of a share"
     config = replace(config, shards=4)
     whole = [(0, 2440), (2440, 3260), (3260, 3890), (3890, 4200)]
@@ -92,9 +92,9 @@ def test_a_layer_without_elements_is_not_cut() -> None:
 
 def test_more_shards_than_parameters_are_refused() -> None:
     model = FlatModel(models.make(SoftmaxOptions(), input_shape=(2,), classes=2, seed=1))
-    assert len(parts.bounds(Config(exchange="layerwise", shards=6), model)) == 6
+    assert len(parts.bounds(Config(per_layer=True, shards=6), model)) == 6
     with pytest.raises(ConfigError, match="shards = 7: expected at most the number of parameters, 6"):
-        parts.bounds(Config(exchange="layerwise", shards=7), model)
+        parts.bounds(Config(per_layer=True, shards=7), model)
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=8), shards=st.integers(1, 8))
@@ -123,19 +123,19 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
     [
         (
             {"protocol": BackupOptions(abort=True)},
-            r"exchange = 'layerwise': expected 'auto' beside protocol backup \(learners give up\)",
+            r"per_layer = True: expected False beside protocol backup \(learners give up\)",
         ),
         ({"protocol": DownpourOptions(n_push=2)}, "protocol.n_push = 2: expected 1 beside"),
         ({"protocol": DownpourOptions(n_fetch=3)}, "protocol.n_fetch = 3: expected 1 beside"),
         ({"protocol": SspOptions(get_model_frequency=2)}, "protocol.get_model_frequency = 2: expected 1 beside"),
-        ({"device": "cuda"}, "device = 'cuda': expected 'cpu' beside exchange"),
+        ({"device": "cuda"}, "device = 'cuda': expected 'cpu' beside per_layer"),
     ],
     ids=str,
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
     compatibility.check(Config(**changes))
     with pytest.raises(ConfigError, match=message):
-        compatibility.check(Config(exchange="layerwise", **changes))
+        compatibility.check(Config(per_layer=True, **changes))
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
 )
 @pytest.mark.parametrize("stages", [{"nonfinite": "continue"}, {"nonfinite": "drop", "clip_norm": 1.0, "push_format": "bfloat16"}])
 def test_what_makes_sense_is_not(protocol: Any, stages: dict[str, Any]) -> None:
-    compatibility.check(Config(exchange="layerwise", averaging=0.9, protocol=protocol, **stages))
+    compatibility.check(Config(per_layer=True, averaging=0.9, protocol=protocol, **stages))

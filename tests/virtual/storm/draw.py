@@ -403,6 +403,6 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "faults": {"patience_s": PATIENCE_S},
             **MORE.get(drawn.way.removesuffix(", dealt").removesuffix(", layered"), {}),
             **({"sampling": "dealt"} if drawn.way in DEALT else {}),
-            **({"exchange": "layerwise"} if drawn.way in LAYERED else {}),
+            **({"per_layer": True} if drawn.way in LAYERED else {}),
         }
     )

@@ -154,7 +154,7 @@ class Ranks(World):
         seconds = random.Random(f"{self.drawn.seed}:{learner_id}{again}")  # no mini-batch takes as long as in another attempt
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
         memory, next_s = Memory.zeros(self.tensors.model.size), lambda: pace * seconds.uniform(0.5, 1.5)
-        if self.config.by_layers:
+        if self.config.per_layer:
             self._next_s[rank], next_s = next_s, lambda: 0.0
         return Computing(self.tensors.gradient(learner_id, memory), next_s)
 

@@ -30,7 +30,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},
     "timeout": {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.09}},
     "giving-up": {"protocol": {"name": "backup", "b": 2, "abort": True}, "straggler": LATE},
-    "layers": {"protocol": SOFTSYNC, "shards": 2, "exchange": "layerwise", "straggler": LATE},
+    "layers": {"protocol": SOFTSYNC, "shards": 2, "per_layer": True, "straggler": LATE},
     "teams": {
         "protocol": "hardsync", "aggregation": "node", "team_size": 2, "virtual": {"learners": LEARNERS, "ranks_per_node": 9},
         "straggler": LATE,

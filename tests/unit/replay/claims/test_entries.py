@@ -64,7 +64,7 @@ def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ON_TRUST - {"hosts", "threads", "virtual", "exchange"},
+        ON_TRUST - {"hosts", "threads", "virtual", "way"},
         *(pytest.param({name}, marks=pytest.mark.slow) for name in ("threads", "virtual")),
     ],
 )
@@ -75,12 +75,12 @@ def test_what_is_on_trust_in_the_environment(names: set[str], run_of: Callable[.
     assert refused(path, evaluations="none") == ""
 
 
-def test_the_exchange(run_of: Callable[..., Path]) -> None:
-    """On trust among the ways that the program may choose for this run: here, a softsync, a single one."""
+def test_the_way(run_of: Callable[..., Path]) -> None:
+    """On trust among the ways that are possible for this run, which have the same bits: of a softsync, whole and gathered."""
     path = run_of("all", real=True)
-    for way in ("auto", "duplex", "streamed", "whole ", 7):
-        environment(path, exchange=way)
-        assert "exchange = " in refused(path, evaluations="none"), way
+    for way in ("auto", "buckets", "in-place", "streamed", "whole ", 7):
+        environment(path, way=way)
+        assert "way = " in refused(path, evaluations="none"), way
 
 
 @pytest.mark.parametrize("real", [True, False])

@@ -33,7 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},
     "giving-up-S2": {"protocol": {"name": "backup", "b": 1, "abort": True}, "shards": 2},
-    "layers-S2": {"protocol": "async", "exchange": "layerwise", "shards": 2},
+    "layers-S2": {"protocol": "async", "per_layer": True, "shards": 2},
 }
 
 
