@@ -1,4 +1,4 @@
-"""Push, pull and stop: the learner's end, in any round of `rounds.py`. The shard's end is `shard_channel.py`.
+"""Push, pull and stop: the learner's end, in any round of `rounds.py`.
 
                  learner                                    shard
     push         PUSH header, GRADIENT slice          ->    takes pushes in turn

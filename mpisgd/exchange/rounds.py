@@ -42,7 +42,7 @@ class At(Enum):
 
 
 class Round(NamedTuple):
-    """A round; `delays` by layers, `next_clock`: the protocol's, where weights are requested before the next pull."""
+    """A round; `delays` by layers; `next_clock`: for early requests."""
 
     send: At
     ask: At
@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
     @property
     def outlasts_calls(self) -> bool:
-        """Transfers go on while the learner computes."""
+        """Transfers go on during computing."""
         return self.send is At.LEAVE or self.ask is At.BEFORE
 
 

@@ -2,8 +2,8 @@
 
     whole      a vector in a message
     in-place   in memory of a node, with headers alone sent (`travel/in_place.py`, `collectives/shared.py`)
-    streamed   in chunks, the first sent back while the last come in (`travel/streamed.py`)
-    gathered   whole, received from all learners at once (`travel/gathering.py`)
+    streamed   in chunks, both ways at once (`travel/streamed.py`)
+    gathered   whole, from all learners at once (`travel/gathering.py`)
     buckets    an allreduce's, in parts, behind both passes (`collectives/bucket_channel.py`)
 
 For measuring, rank 0's variable MPISGD_TRAVEL names another; `messages`: any but in place.
@@ -20,6 +20,7 @@ from mpisgd.exchange.link_load import load_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.travel import in_place
 from mpisgd.gradient import stages
+from mpisgd.vectors.body import PARKED_NBYTES
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 from mpisgd.vectors.chunks import CHUNK_NBYTES
 
@@ -27,11 +28,15 @@ AUTO, WHOLE, IN_PLACE, STREAMED, GATHERED, BUCKETS = "auto", "whole", "in-place"
 MESSAGES = "messages"
 VARIABLE = "MPISGD_TRAVEL"
 LEAST_NBYTES = 4 * CHUNK_NBYTES
-"""Least bytes of a slice to stream."""
+"""Least slice to stream."""
 # In buckets an MLP of 44 MB on 2, 4 nodes is 1.09, 1.10 times as fast as whole at 1 Gbit/s; 1.02, 0.97 at 2.5; 0.95 at 5 (2 nodes).
 # Slices of 2.7, 2, 1 MB at 1 Gbit/s: 1.19, 1.03, 1.00.
 SLOW = 2e8
 """Most bytes per second of links where an allreduce's buckets gain."""
+SMALL_NBYTES = 2**16
+"""Least slice to gather."""
+UNEVEN = 0.5
+"""Most ratio of the slowest to the fastest link where shards gather."""
 _ROUNDS = "layers, or vectors ahead, travel by themselves"
 _HOST = "vectors are received into the host's memory"
 
@@ -104,14 +109,14 @@ def choose(
     roles: Roles,
     hosts: Sequence[str],
     bounds: Sequence[tuple[int, int]],
-    rate: Callable[[], float],
+    rates: Callable[[], tuple[float, float]],
     shares: Callable[[], bool] = lambda: True,
     travel: str = "",
 ) -> Config:
-    """Choose the way, unless chosen. All ranks ask, or none.
+    """Choose the way, on all ranks, unless chosen.
 
     Args:
-        rate: bytes per second of links.
+        rates: of the slowest and the fastest link, in bytes per second.
         shares: whether ranks of a node can share memory.
         travel: MPISGD_TRAVEL.
 
@@ -127,7 +132,7 @@ def choose(
         if why:
             raise ConfigError(f"{VARIABLE} = {travel!r}: expected another way, or none: {why}")
         return replace(config, way=travel)
-    return replace(config, way=_best(config, roles, hosts, bounds, rate, shares if travel != MESSAGES else _no, reasons))
+    return replace(config, way=_best(config, roles, hosts, bounds, rates, shares if travel != MESSAGES else _no, reasons))
 
 
 def _best(
@@ -135,18 +140,26 @@ def _best(
     roles: Roles,
     hosts: Sequence[str],
     bounds: Sequence[tuple[int, int]],
-    rate: Callable[[], float],
+    rates: Callable[[], tuple[float, float]],
     shares: Callable[[], bool],
     reasons: Mapping[str, str],
 ) -> str:
     if not reasons[IN_PLACE] and shares():
         return IN_PLACE
-    parts, least = (BUCKETS, BUCKET_NBYTES) if config.protocol.collective else (STREAMED, LEAST_NBYTES)
-    nbytes = 4 * max(end - start for start, end in bounds)
-    if reasons[parts] or nbytes < least or not load_of(config, roles, hosts, bounds)[1]:
+    protocol, nbytes = config.protocol, 4 * max(end - start for start, end in bounds)
+    if not load_of(config, roles, hosts, bounds)[1]:
         return WHOLE
-    # rounded shares are logged by bucket
-    return WHOLE if parts == BUCKETS and (config.push_format != "float32" or rate() > SLOW) else parts
+    if protocol.collective:
+        # rounded shares are logged by bucket
+        large = nbytes >= BUCKET_NBYTES and config.push_format == "float32"
+        return BUCKETS if large and not reasons[BUCKETS] and rates()[0] <= SLOW else WHOLE
+    if not reasons[STREAMED] and nbytes >= LEAST_NBYTES:
+        return STREAMED
+    roomy = 1 < roles.lambda_ <= PARKED_NBYTES // nbytes
+    if protocol.streams or reasons[GATHERED] or nbytes < SMALL_NBYTES or not roomy:
+        return WHOLE
+    slowest, fastest = rates()
+    return GATHERED if slowest <= UNEVEN * fastest else WHOLE
 
 
 def _no() -> bool:

@@ -88,7 +88,7 @@ class VirtualWorld(World):
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
         self.bounds = bounds
-        self.config = choose(self.config, self.roles, self._hosts, bounds, self.network.rate, travel=travel_asked())
+        self.config = choose(self.config, self.roles, self._hosts, bounds, self.network.rates, travel=travel_asked())
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]

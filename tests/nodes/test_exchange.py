@@ -95,6 +95,20 @@ def test_an_allreduce_goes_in_buckets_where_links_are_slow(open_mpi: None, tmp_p
         assert replay.replay(path).reason == ""
 
 
+@pytest.mark.long
+def test_gradients_are_gathered_behind_a_slow_link(open_mpi: None, tmp_path: Path) -> None:
+    spread, options = (2, 1, 1, 1), {"model__hidden": "200", "protocol": "softsync", "straggler__delay_mean_s": "0.01"}
+    uneven, alike = (tmp_path / name for name in ("uneven", "alike"))
+    with Cluster(len(spread)) as cluster:
+        for node in cluster.nodes:
+            cluster.shape(node, "1gbit")
+        assert "4 host(s), exchange whole, " in trained(cluster, spread, *anew(alike, **options))
+        cluster.shape(cluster.nodes[3], "100mbit")
+        assert "4 host(s), exchange gathered, " in trained(cluster, spread, *anew(uneven, **options))
+    for path in (uneven, alike):
+        assert replay.replay(path).reason == ""
+
+
 def test_within_a_node_vectors_travel_whole(open_mpi: None, tmp_path: Path) -> None:
     with Cluster(1) as cluster:
         assert "1 host(s), exchange in-place" in trained(cluster, (3,), *anew(tmp_path / "run"))

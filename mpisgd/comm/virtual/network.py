@@ -39,9 +39,10 @@ class Network:
         self._node_in = [0] * (max(nodes) + 1)
         self._cores = [0] * (max(nodes) + 1)
 
-    def rate(self) -> float:
-        """Return bytes per second between nodes, at least."""
-        return _NS / max(self._rank_ns, self._core_ns, *self._node_ns)
+    def rates(self) -> tuple[float, float]:
+        """Return bytes per second of the slowest and the fastest node's link."""
+        slowest, fastest = (max(self._rank_ns, self._core_ns, of(self._node_ns)) for of in (max, min))
+        return _NS / slowest, _NS / fastest
 
     def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
         """Return when bytes that cross from `begin_ns` on are there; call in the order of `begin_ns`."""

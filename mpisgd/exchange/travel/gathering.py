@@ -1,4 +1,4 @@
-"""A shard receiving all learners' gradients at once: a slow link holds up no other learner.
+"""A shard receiving all gradients at once: a slow link holds up no other learner.
 
     push header         begins a receive; the shard goes on with other messages
     complete gradient   counts as a push from now on, for staleness, turns and the log

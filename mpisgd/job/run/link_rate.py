@@ -1,7 +1,8 @@
-"""Rate of links between nodes."""
+"""Links between nodes, timed."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -16,8 +17,8 @@ _TIMES, _MOST_S = 5, 0.05
 _LOOK_S = 1e-4
 
 
-def rate_of(comm: MPI.Intracomm, ranks: Sequence[int], hosts: Sequence[str]) -> float:
-    """Return bytes per second of the slowest link, each way; collective.
+def rates_of(comm: MPI.Intracomm, ranks: Sequence[int], hosts: Sequence[str]) -> tuple[float, float]:
+    """Return bytes per second of the slowest and the fastest link, each way; collective.
 
     In a ring, each node's first of `ranks` sends to the next node's.
     """
@@ -25,23 +26,26 @@ def rate_of(comm: MPI.Intracomm, ranks: Sequence[int], hosts: Sequence[str]) -> 
     rank = comm.Get_rank()
     sent, received = np.ones((2, _NBYTES), np.uint8)
 
-    def seconds(nbytes: int) -> float:
-        slowest_s = np.zeros(1)
+    def seconds(nbytes: int) -> tuple[float, float]:
+        extremes = np.zeros(2)
         _wait(comm.Ibarrier())
-        start_s = time.perf_counter()
+        start_s, mine = time.perf_counter(), np.array([0.0, -math.inf])
         if rank in ring:
             at = ring.index(rank)
             coming = [comm.Irecv(piece, ring[(at + 1) % len(ring)]) for piece in pieces.of(received, 0, nbytes)]
             for request in coming + [comm.Isend(piece, ring[at - 1]) for piece in pieces.of(sent, 0, nbytes)]:
                 _wait(request)
-        _wait(comm.Iallreduce(np.array([time.perf_counter() - start_s]), slowest_s, MPI.MAX))
-        return float(slowest_s[0])
+            took_s = time.perf_counter() - start_s
+            mine = np.array([took_s, -took_s])
+        _wait(comm.Iallreduce(mine, extremes, MPI.MAX))
+        return float(extremes[0]), -float(extremes[1])
 
     seconds(_FIRST_NBYTES)
     found = [seconds(_NBYTES)]
-    while len(found) < _TIMES and sum(found) < _MOST_S:
+    while len(found) < _TIMES and sum(most_s for most_s, _ in found) < _MOST_S:
         found.append(seconds(_NBYTES))
-    return _NBYTES / min(found)
+    most_s, least_s = min(found)
+    return _NBYTES / most_s, _NBYTES / least_s
 
 
 def _wait(request: MPI.Request) -> None:

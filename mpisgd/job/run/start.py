@@ -27,7 +27,7 @@ from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
 from mpisgd.job.provenance import environment
 from mpisgd.job.resume import Resumption
-from mpisgd.job.run.link_rate import rate_of
+from mpisgd.job.run.link_rate import rates_of
 from mpisgd.job.run.partners import bring_home, near_of
 from mpisgd.job.run.same_inputs import INITIAL, Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.job.tensors import (
@@ -173,9 +173,9 @@ class Start:
         config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         asked = config, self.roles, self.ranks.hosts, self.bounds
-        rate = partial(rate_of, self.comm, self.roles.learner_ranks, self.ranks.hosts)
+        rates = partial(rates_of, self.comm, self.roles.learner_ranks, self.ranks.hosts)
         travel = self.comm.bcast(travel_asked(), root=0)
-        self.asked, self.config = config, self._agree(lambda: choose(*asked, rate, self._shares, travel))
+        self.asked, self.config = config, self._agree(lambda: choose(*asked, rates, self._shares, travel))
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 

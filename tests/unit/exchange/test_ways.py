@@ -10,7 +10,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import of_job
 from mpisgd.exchange.ways import BUCKETS, GATHERED, IN_PLACE, MESSAGES, SLOW, STREAMED, WHOLE, choose, why_not
-from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
+from mpisgd.protocols import AllreduceOptions, BackupOptions, HardsyncOptions, SoftsyncOptions, TimeoutOptions
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 
 SIZE = 11_000_000
@@ -23,16 +23,16 @@ def chosen(
     size: int = SIZE,
     *,
     tolerant: bool = False,
-    rate: float | None = None,
+    rates: tuple[float, float] | None = None,
     shares: bool = True,
     travel: str = "",
     **changes: Any,
 ) -> str:
-    """Return the way; `rate`: of links, None where nobody may ask."""
+    """Return the way; `rates`: of links, None where nobody may ask."""
 
-    def asked() -> float:
-        assert rate is not None
-        return rate
+    def asked() -> tuple[float, float]:
+        assert rates is not None
+        return rates
 
     config = replace(Config(), **({"shards": 2, "protocol": HardsyncOptions()} | changes))
     roles = of_job(config, hosts)
@@ -61,7 +61,7 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
     "changes",
     [
         {"size": 4_000_000},  # slices of 8 MB are less than four chunks
-        {"protocol": SoftsyncOptions(n=1)},  # chunks are summed when all learners' are there
+        {"protocol": SoftsyncOptions(n=1), "rates": (1e8, 1e8)},  # chunks are summed when all learners' are there
         {"per_layer": True},
         {"nonfinite": "drop"},
         {"push_format": "topk"},
@@ -73,6 +73,46 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
 )
 def test_else_vectors_are_whole(changes: dict[str, Any]) -> None:
     assert chosen(**changes) == "whole"
+
+
+UNEVEN: dict[str, Any] = {"protocol": SoftsyncOptions(n=1), "rates": (1e8, 2e8)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"ahead": 2},
+        {"per_layer": True},
+        {"protocol": BackupOptions(b=0)},
+        {"protocol": TimeoutOptions()},
+        {"push_format": "topk"},
+        {"sampling": "dealt"},
+        {"accumulation": 2},
+    ],
+    ids=str,
+)
+def test_gradients_are_gathered_behind_a_slow_link_that_nobody_need_wait_for(changes: dict[str, Any]) -> None:
+    assert chosen(**UNEVEN | changes) == GATHERED
+    assert chosen(**UNEVEN | changes | {"rates": (1.01e8, 2e8)}) == WHOLE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hosts": "aaaa"},
+        {"hosts": "abb"},  # a single learner
+        {"protocol": HardsyncOptions()},  # all wait for it, and vectors travel in chunks
+        {"protocol": HardsyncOptions(), "size": 1000},
+        {"tolerant": True},
+        {"shard_device": "cuda"},
+        {"size": 2**15 - 2},
+        {"size": 2 * 2**27 + 2},  # there is no room for the gradients of two learners
+    ],
+    ids=str,
+)
+def test_else_gradients_are_received_in_turn_and_no_link_is_timed(changes: dict[str, Any]) -> None:
+    assert chosen(**UNEVEN | changes | {"rates": None}) != GATHERED
 
 
 ONE_NODE: list[dict[str, Any]] = [{}, {"evaluator": True}, {"clip_average": 1.0}]
@@ -124,8 +164,8 @@ def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -> None:
-    assert chosen(**ALLREDUCE, rate=SLOW, **changes) == BUCKETS
-    assert chosen(**ALLREDUCE, rate=1.01 * SLOW, **changes) == "whole"
+    assert chosen(**ALLREDUCE, rates=(SLOW, 9 * SLOW), **changes) == BUCKETS
+    assert chosen(**ALLREDUCE, rates=(1.01 * SLOW, 9 * SLOW), **changes) == "whole"
 
 
 @pytest.mark.parametrize(

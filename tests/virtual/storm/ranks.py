@@ -90,7 +90,7 @@ class Ranks(World):
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
         bounds = parts.bounds(config, model)
-        self.config = choose(config, self.roles, self.hosts, bounds, lambda: math.inf)
+        self.config = choose(config, self.roles, self.hosts, bounds, lambda: (math.inf, math.inf))
         self.machine = equip(
             Machine(
                 size,
