@@ -21,7 +21,7 @@ from mpisgd.report import style
 
 BENCH = Path(__file__).parent / "bench"
 CNN16, CNN64, MLP = "CIFAR-10 network, mu = 16", "CIFAR-10 network, mu = 64", "MLP of 11 M parameters, mu = 16"
-BEST = "allreduce-node"
+BEST = "allreduce"
 """The synchronous way of one node: nothing is sent."""
 
 

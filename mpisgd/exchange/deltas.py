@@ -155,7 +155,7 @@ class Common(Deltas):
 class Each(Deltas):
     """A separate h for each learner.
 
-    `at_once`: answers leave while others are made (`ways.py`), from separate memory: half a slice more per learner.
+    `at_once`: answers leave while others are made (`rounds.py`), from separate memory: half a slice more per learner.
     """
 
     def __init__(self, weights: Any, *, at_once: bool = False) -> None:

@@ -51,7 +51,7 @@ class Left(Exception):
 
 
 class Exchange(Protocol):
-    """Vectors or layers (`ways.py`), or collectives (`allreduce.py`)."""
+    """Vectors or layers (`rounds.py`), or collectives (`allreduce.py`)."""
 
     @property
     def duplex(self) -> bool:

@@ -35,7 +35,7 @@ class Refusals:
     def refuse(self, refused: Refused, learner_id: int, *, waits: bool = False) -> None:
         """Count a message of a rank, and report the first few. Raises PeerError as `check_waiting`.
 
-        `waits`: the learner's pull waits already (`ways.py`).
+        `waits`: the learner's pull waits already (`rounds.py`).
         """
         count = 1 + self.by_rank.get(refused.rank, 0)
         self.by_rank[refused.rank] = count

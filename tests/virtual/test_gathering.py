@@ -1,4 +1,4 @@
-"""A shard that receives the gradients of all learners at the same time (`exchange/gathering.py`): order, memory, bits.
+"""A shard that receives the gradients of all learners at the same time (`exchange/travel/gathering.py`): order, memory, bits.
 
 What it gains behind a slow link is in `test_slow_link.py`; that laws hold whatever the schedule is in `test_laws.py`.
 """

@@ -28,7 +28,7 @@ def test_no_class_of_the_package_has_more() -> None:
 
 
 def test_channels_and_updates_are_few() -> None:
-    """Another way of exchange is a row of `exchange/ways.py`; where a slice lies is told by its memory."""
+    """Another way of exchange is a row of `exchange/rounds.py`; where a slice lies is told by its memory."""
     names = [node.name for _, tree in modules(PACKAGE) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     ends = {name for name in names if name.endswith(("Channel", "Update"))} - {"Channel", "OnUpdate", "Update"}  # of other things
     assert len(ends) <= MOST, sorted(ends)
