@@ -237,10 +237,10 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
     cut = dataclasses.replace(config.stages, at=begin)
     epochs, way = told.get("epochs", config.epochs), told.get("way", run.environment.get("way", "whole"))
+    config = dataclasses.replace(config, epochs=epochs, way=way, shards=shards_of, group_size=size, stages=cut)
     expected = [each for each, why in why_not(config).items() if not why]
     if way not in expected:
         raise DataError(f"{run.path / schema.CONFIG}: [environment] way = {way!r}, expected {' or '.join(expected)}")
-    config = dataclasses.replace(config, epochs=epochs, way=way, shards=shards_of, group_size=size, stages=cut)
     summaries = {}
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
