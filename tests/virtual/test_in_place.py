@@ -9,10 +9,14 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
+from mpisgd.comm.virtual.scripted import EagerWire
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import config_file, replace
 from mpisgd.job.resume import check_changes
+from mpisgd.replay.rerun import job as rerun
+from mpisgd.replay.rerun.world import TensorLogWorld
 from mpisgd.simulate import job
+from mpisgd.vectors.memory import Memory
 
 from .jobs import SIZES, TENSORS, flat, simulated
 
@@ -49,6 +53,32 @@ def test_it_has_the_bits_of_messages(tmp_path: Path, special: dict[str, Any]) ->
     assert len(ours.updates) == len(theirs.updates)
     assert ours.updates["time_s"][-1] < theirs.updates["time_s"][-1]
     assert replay.check(ours.path) == ""
+
+
+@pytest.mark.parametrize(("way", "protocol"), [("in-place", "hardsync"), ("gathered", "softsync"), ("whole", "hardsync")])
+def test_learners_of_a_rerun_have_common_memory_where_they_compute_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, protocol: str
+) -> None:
+    """Else a slice that one has pulled would be overwritten by another's before it computes."""
+    late: list[bool] = []
+    common: list[bool] = []
+
+    class Wire(EagerWire):
+        def __init__(self, *arguments: Any, late: bool) -> None:
+            seen.append(late)
+            super().__init__(*arguments, late=late)
+
+    def memory(self: TensorLogWorld, rank: int) -> Memory:
+        found = own(self, rank)
+        common.append(found is self.tensors.model.memory)
+        return found
+
+    seen, own = late, TensorLogWorld._memory
+    run = simulated(tmp_path / "run", TENSORS, protocol=protocol, shards=2, way=way, virtual={"ranks_per_node": 9})
+    monkeypatch.setattr(rerun, "EagerWire", Wire)
+    monkeypatch.setattr(TensorLogWorld, "_memory", memory)
+    assert replay.check(run.path) == ""
+    assert any(late) and all(common) and common
 
 
 def test_it_sends_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

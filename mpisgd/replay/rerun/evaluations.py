@@ -102,11 +102,7 @@ class EvaluatorByLog(Evaluator):
 
     def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> Any:
         self._last = last
-        pulled = self._model.weights.clone()  # of learners that compute late (`world.computes_late`)
-        try:
-            return super()._evaluate(snapshot, last=last)
-        finally:
-            self._model.weights.copy_(pulled)
+        return super()._evaluate(snapshot, last=last)
 
 
 def has_lasting_buffers(module: nn.Module, policy: str) -> bool:

@@ -27,7 +27,7 @@ from mpisgd.replay.rerun.evaluations import Told
 from mpisgd.replay.rerun.fates import given_last
 from mpisgd.replay.rerun.pulls import Asks, Given, given_elsewhere
 from mpisgd.replay.rerun.script import ShardScript
-from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld, computes_late
+from mpisgd.replay.rerun.world import SizedLogWorld, Stopped, TensorLogWorld
 from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.job import Job
 from mpisgd.simulate.world import VirtualWorld
@@ -134,7 +134,7 @@ class Again(Job):
         return as_logged
 
     def _wire(self, cluster: Cluster, rank: int) -> None:
-        world, late = self.world, computes_late(self.config)
+        world, late = self.world, self.world.late
         if self.config.protocol.collective or rank not in self.roles.shard_ranks:
             late = late and rank in self.roles.learner_ranks
             world.eager[rank] = EagerWire(cluster, world.network, world.wires, late=late)

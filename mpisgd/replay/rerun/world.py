@@ -62,6 +62,11 @@ class LogWorld(VirtualWorld):
     def rules(self) -> int:
         return self.record.rules
 
+    @property
+    def late(self) -> bool:
+        """Learners compute late, in common memory."""
+        return computes_late(self.config)
+
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
         """Let vectors travel in turn, with the same bits: learners may compute late."""
         super()._cut(bounds)
@@ -134,7 +139,7 @@ class TensorLogWorld(LogWorld, TensorWorld):
     setup: Setup
 
     def _memory(self, rank: int) -> Memory:
-        return self.tensors.model.memory if computes_late(self.config) else super()._memory(rank)
+        return self.tensors.model.memory if self.late else super()._memory(rank)
 
     def _check(self, tensors: Tensors) -> None:
         check_sizes(self.record, self.meta.train_samples, self.parameters)
