@@ -35,7 +35,7 @@ from mpisgd.vectors.memory import Memory
 
 
 def computes_late(config: Config) -> bool:
-    """Return whether learners may compute when their push is wanted, in common memory: each push follows a pull of all weights."""
+    """Return whether learners compute when their push is wanted, in common memory: each push follows a pull of all weights."""
     alone = not (config.protocol.collective or config.in_teams or config.in_groups)
     whole = config.plain and config.way == "whole" and config.pull_format == "float32" and not stages.moves_weights(config)
     return alone and whole and config.virtual.gradients
@@ -64,7 +64,7 @@ class LogWorld(VirtualWorld):
 
     @property
     def late(self) -> bool:
-        """Learners compute late, in common memory."""
+        """Learners compute late."""
         return computes_late(self.config)
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
