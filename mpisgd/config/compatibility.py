@@ -307,7 +307,7 @@ def check(config: Config, *, virtual: bool = False) -> None:
         feature = known[one]
         value = _value_of(config, feature.field)
         beside = known[other].words.format(f"protocol {getattr(config.protocol, 'factory', kind_of(config.protocol))}")
-        why = REFUSED[one, other] + _way_out(config, one, known[other])
+        why = REFUSED[one, other] + _way_out(config, one, known[other], virtual)
         lines.append(f"{feature.field} = {value!r}: expected {feature.expected} beside {beside}: {why}")
     if lines:
         raise ConfigError("\n".join(lines))
@@ -327,14 +327,14 @@ def tables() -> tuple[str, str]:
     return table("| not any of | beside any of | since |", RULES), table("| not | beside | since |", NEEDS)
 
 
-def _way_out(config: Config, one: str, feature: Feature) -> str:
+def _way_out(config: Config, one: str, feature: Feature, virtual: bool) -> str:
     """Name this protocol's options, or else protocols, without the feature; "" unless protocols ask for it."""
     if "{}" not in feature.words:
         return ""
     protocol = config.protocol
     ways = [f"protocol.{words}" for words, other in _variants(protocol) if not feature.asked(replace(config, protocol=other))]
     others = {name: replace(config, protocol=kind()) for name, kind in PROTOCOLS.items()}
-    ways = ways or [name for name, other in others.items() if all(first != one for first, _ in refused(other))]
+    ways = ways or [name for name, other in others.items() if all(first != one for first, _ in refused(other, virtual=virtual))]
     return f"; allowed with {', '.join(ways)}"
 
 

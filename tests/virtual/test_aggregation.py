@@ -259,7 +259,7 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path) -> None:
     for number in (0, 1, 3):
         with pytest.raises(PeerError, match=f"learner {number} failed at .* the job is ended"):
             simulated(tmp_path / str(number), SIZES, **in_teams(2, failures={"at_s": {str(number): 0.5}, "then": "stop"}))
-    with pytest.raises(ConfigError, match=r"failures.then = 'leave': expected 'stop' beside .*: no rank can leave a team"):
+    with pytest.raises(ConfigError, match=r"failures.then = 'leave': expected 'stop' beside .*: no rank can leave alone"):
         simulated(tmp_path / "leave", SIZES, **in_teams(2, failures={"at_s": {"1": 0.5}}))
 
 

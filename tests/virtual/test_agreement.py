@@ -75,7 +75,7 @@ def test_signals_and_other_orders(number: int, tmp_path: Path) -> None:
     ("changes", "why"),
     [
         ({"protocol": "softsync"}, r"protocol softsync \(shards make updates of different gradients\): .* allowed with hardsync"),
-        ({"group_size": 2}, "group_size > 1: the shards of one stage"),
+        ({"group_size": 2}, "group_size > 1: there is no single averaged gradient"),
     ],
     ids=str,
 )

@@ -174,5 +174,5 @@ def test_nobody_steps_alone_in_memory_of_a_team() -> None:
 def test_teams_are_refused() -> None:
     config = merged(TENSORS, {"local_steps": 2, "aggregation": "node"})
     assert from_mapping(config).local_steps == 2, "alone, each is well"
-    with pytest.raises(ConfigError, match="a team's ranks have weights in common"):
+    with pytest.raises(ConfigError, match="learners have weights in common, and none may step alone"):
         simulated(Path("never"), config)

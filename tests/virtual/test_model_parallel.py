@@ -347,7 +347,7 @@ def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytes
             "virtual.parameters = 50: expected 0 beside group_size",
         ),
         ({"group_size": 2, "failures": {"at_s": {"9": 1.0}, "then": "stop"}}, "a learner_id from 0 to 3"),
-        ({"pipeline": "1f1b"}, "pipeline = '1f1b'.*: one rank alone passes nothing on"),
+        ({"pipeline": "1f1b"}, "pipeline = '1f1b'.*: one rank alone has the whole model, and passes nothing on"),
         ({"micro_batches": 3}, "micro_batches = 3: expected a divisor of mu = 4"),
         (
             {"group_size": 2, "micro_batches": 4, "model": {"batch_norm": True}},

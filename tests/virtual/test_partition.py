@@ -196,8 +196,11 @@ def test_pieces_take_their_share_and_the_slowest_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
-        ({"group_form": "partition"}, "group_form = 'partition': expected 'stages' .*: one rank alone has no pieces of a layer"),
-        ({**LOCAL, "group_size": 2, "pipeline": "1f1b"}, "pipeline = '1f1b': expected 'gpipe' .*: all ranks are at work"),
+        ({"group_form": "partition"}, "group_form = 'partition': expected 'stages' .*: one rank alone has the whole model"),
+        (
+            {**LOCAL, "group_size": 2, "pipeline": "1f1b"},
+            "pipeline = '1f1b': expected 'gpipe' .*: each rank has a piece of all layers",
+        ),
         ({**LOCAL, "group_size": 7, "shards": 7}, "group_size = 7: expected at most the units of a layer, 6"),
         ({"group_size": 2, "group_form": "partition"}, "model 'mlp' has no pieces, expected 'speech' or 'local'"),
         ({**LOCAL, "group_size": 2, "shards": 1}, "shards = 1: expected at least group_size = 2"),
