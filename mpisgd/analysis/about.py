@@ -99,6 +99,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("run", run.name),
         ("protocol", protocol_label(run)),
         ("learners λ", str(run.lambda_)),
+        *_exchange(run),
         *_teams(run),
         *_groups(run),
         ("shards", str(run.shards)),
@@ -213,10 +214,14 @@ def _groups(run: Run) -> list[tuple[str, str]]:
     return [("groups", f"learners are groups of {size} ranks, each with {own}; {passed}")]
 
 
+def _exchange(run: Run) -> list[tuple[str, str]]:
+    shared = run.environment.get("way") == "in-place"
+    return [("exchange", "gradients and weights lie in memory that all ranks share")] if shared else []
+
+
 def _teams(run: Run) -> list[tuple[str, str]]:
     if not run.teams:
-        shared = run.environment.get("way") == "in-place"
-        return [("exchange", "gradients and weights lie in memory that all ranks share")] if shared else []
+        return []
     sizes = [len(team) for team in run.teams]
     each = f"{min(sizes)}" if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     return [("aggregation", f"learners are teams of {each} rank{'s' * (max(sizes) > 1)}; {sum(sizes):,} ranks compute")]

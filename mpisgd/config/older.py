@@ -20,9 +20,9 @@ def renewed(table: Mapping[str, Any]) -> dict[str, Any]:
     protocol = given.get("protocol")
     name = protocol.get("name") if isinstance(protocol, Mapping) else protocol
     if exchange in _AHEAD:
-        kept["ahead"] = _AHEAD[exchange]
+        kept.setdefault("ahead", _AHEAD[exchange])
     elif exchange == "layerwise" and name != "allreduce":
-        kept["per_layer"] = True
+        kept.setdefault("per_layer", True)
     shares = name == "allreduce" and given.get("aggregation") == "node"
     if shares:
         del kept["aggregation"]

@@ -128,39 +128,28 @@ def choose(
     if travel not in ("", MESSAGES):
         why = reasons.get(travel, f"the ways are {', '.join((MESSAGES, *reasons))}")
         if travel == IN_PLACE and not why and not shares():
-            why = "the ranks of the node cannot share memory"
+            why = "ranks cannot share memory here"
         if why:
             raise ConfigError(f"{VARIABLE} = {travel!r}: expected another way, or none: {why}")
         return replace(config, way=travel)
-    return replace(config, way=_best(config, roles, hosts, bounds, rates, shares if travel != MESSAGES else _no, reasons))
-
-
-def _best(
-    config: Config,
-    roles: Roles,
-    hosts: Sequence[str],
-    bounds: Sequence[tuple[int, int]],
-    rates: Callable[[], tuple[float, float]],
-    shares: Callable[[], bool],
-    reasons: Mapping[str, str],
-) -> str:
-    if not reasons[IN_PLACE] and shares():
-        return IN_PLACE
-    protocol, nbytes = config.protocol, 4 * max(end - start for start, end in bounds)
+    if travel != MESSAGES and not reasons[IN_PLACE] and shares():
+        return replace(config, way=IN_PLACE)
     if not load_of(config, roles, hosts, bounds)[1]:
-        return WHOLE
-    if protocol.collective:
+        return replace(config, way=WHOLE)
+    nbytes = 4 * max(end - start for start, end in bounds)
+    return replace(config, way=_over_links(config, nbytes, roles.lambda_, reasons, rates))
+
+
+def _over_links(
+    config: Config, nbytes: int, lambda_: int, reasons: Mapping[str, str], rates: Callable[[], tuple[float, float]]
+) -> str:
+    if config.protocol.collective:
         # rounded shares are logged by bucket
         large = nbytes >= BUCKET_NBYTES and config.push_format == "float32"
         return BUCKETS if large and not reasons[BUCKETS] and rates()[0] <= SLOW else WHOLE
     if not reasons[STREAMED] and nbytes >= LEAST_NBYTES:
         return STREAMED
-    roomy = 1 < roles.lambda_ <= PARKED_NBYTES // nbytes
-    if protocol.streams or reasons[GATHERED] or nbytes < SMALL_NBYTES or not roomy:
+    if config.protocol.streams or reasons[GATHERED] or nbytes < SMALL_NBYTES or not 1 < lambda_ <= PARKED_NBYTES // nbytes:
         return WHOLE
     slowest, fastest = rates()
     return GATHERED if slowest <= UNEVEN * fastest else WHOLE
-
-
-def _no() -> bool:
-    return False

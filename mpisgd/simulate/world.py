@@ -16,7 +16,7 @@ from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, compatibility, replace
 from mpisgd.data import DataSet
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.ways import choose, travel_asked
+from mpisgd.exchange.ways import STREAMED, choose, travel_asked
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
@@ -242,7 +242,7 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        streamed = self.config.way == "streamed"
+        streamed = self.config.way == STREAMED
         return self.tensors.update(self.bounds[shard], gradients_per_update, streamed=streamed, charges=self.charges(rank))
 
 
@@ -319,7 +319,7 @@ class SizedWorld(VirtualWorld):
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
             weighting=Weighting(config.modulate),
-            streamed=config.way == "streamed",
+            streamed=config.way == STREAMED,
         )
 
 

@@ -28,7 +28,11 @@ RUNS = {
     "team": (3, {"protocol": "hardsync", "aggregation": "node"}),
     "allreduce": (2, {"protocol": "allreduce", "way": "whole"}),
     "allreduce-node": (2, {"protocol": "allreduce"}),
+    "topk": (3, {"protocol": "softsync", "push_format": "topk", "topk_share": 0.3}),
+    "pulls": (3, {"protocol": "hardsync", "pull_format": "bfloat16"}),
 }
+ON_HOST = ("topk", "pulls")
+"""Those whose shards stay on the host, though a GPU is asked for."""
 COMMON = {"epochs": 1, "mu": 16, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0.5}}
 REPEATABLE = [name for name in RUNS if name.startswith(("hardsync", "chunks", "team", "allreduce"))]
 PLAIN = ("send", "ssend")
@@ -59,7 +63,9 @@ def test_laws_and_replay(runs: Path, switch: str, name: str, monkeypatch: pytest
     laws.hold(Run(path))
     assert Run(path).evaluations["error"][-1] < 0.5, "it learns"
     proof = replay.replay(path, trust=True)
-    assert not proof.reason and "cuda" in proof.why_tolerant
+    on_gpu = name.partition("@")[0] not in ON_HOST
+    assert Run(path).config["shard_device"] == ("cuda" if on_gpu else "cpu")
+    assert not proof.reason and ("cuda" in proof.why_tolerant) == on_gpu
 
 
 @pytest.mark.parametrize(("switch", "name"), [case for case in CASES if case[1].partition("@")[0] in REPEATABLE])

@@ -129,14 +129,14 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     The median over nodes of learners' pushes or pulls, whichever is faster; pushes are sometimes alone.
     """
     rates, slow, of_learners = {}, _slow_nodes(run), _hosts_of_learners(run)
-    way, plain = _way(run), not (run.config.get("ahead") or run.config.get("per_layer"))
+    streamed, parted = _way(run) == STREAMED, bool(run.config.get("ahead") or run.config.get("per_layer"))
     for link in link_speed.links(run):
         mine, push_s, pull_s = link.carried, link.push_s, link.pull_s
         own = rows[(of_learners == link.host)[rows["learner_id"]]]
         pushes, pulls = mine.pushed_by_each, mine.pulled_by_each
-        if way != WHOLE or not plain:  # push_s is of the beginning; a pull ends with both, or hides behind computing
+        if streamed or parted:  # push_s is of the beginning; a pull ends with both, or hides behind computing
             pushes, pulls = 0.0, 0.0 if run.config.get("ahead") == 2 else max(mine.sent, mine.received)
-            if way == STREAMED:
+            if streamed:
                 pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
         elif push_s:
             push_s = float(np.quantile(own["push_s"], LOW))

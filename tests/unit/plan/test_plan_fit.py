@@ -97,6 +97,23 @@ def test_the_links_of_shards_beside_learners_are_found(tmp_path: Path, protocol:
     assert predict(fit_of, 400).seconds_per_update == pytest.approx(truth.seconds_per_update, rel=rel)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_that_gathered_behind_a_slow_link_is_predicted(tmp_path: Path, *, beside: bool) -> None:
+    """Where each node has a shard, all transfers cross that link: no learner's tells it from the others."""
+    network = NetworkOptions(bandwidth=10e9, node_bandwidth=125e6, local_bandwidth=10e9, slow_links={3: 8.0})
+    layout = {"shards": 4, "ranks_per_node": 2, "placement": "spread"} if beside else {"shards": 2, "placement": "packed"}
+    scene: dict[str, Any] = {"learners": 4, "parameters": 1_000_000, "network": network, **layout}
+    run = virtual_run(tmp_path / "run", SoftsyncOptions(n=4), pushes=600, **scene)
+    assert run.environment["way"] == "gathered"
+    fit_of = fit(run, from_log=True)
+    if not beside:
+        assert fit_of.network.node_bandwidth == pytest.approx(125e6, rel=0.02)
+        assert fit_of.network.slow_links == {3: pytest.approx(8.0, rel=0.02)}
+    truth = observe(virtual_run(tmp_path / "other", SoftsyncOptions(n=4), seed=7, pushes=600, **scene))
+    assert truth is not None
+    assert predict(fit_of, 600).seconds_per_update == pytest.approx(truth.seconds_per_update, rel=0.1)
+
+
 def test_a_run_and_its_fit_agree(tmp_path: Path) -> None:
     run = virtual_run(tmp_path / "run", SoftsyncOptions(n=2), straggler=StragglerOptions(delay="exponential", delay_mean_s=0.03))
     found = fitted(run, from_log=True)

@@ -43,6 +43,13 @@ def test_the_map_of_ranks_to_cores_and_gpus() -> None:
     assert unbound.text == "a: rank 0, shard 0, core 0-4; rank 1, learner 0, core 0-4; rank 2, learner 1, core 0-4"
 
 
+def test_shards_that_stay_on_the_host_take_no_gpu() -> None:
+    config = Config(shards=1, shard_device="cuda")
+    taken = found(rolemap.check_roles, "aaa", config, gpus=2)
+    assert taken.text.count("GPU") == 1
+    assert "GPU" not in found(rolemap.check_roles, "aaa", dataclasses.replace(config, pull_format="bfloat16"), gpus=2).text
+
+
 def test_a_node_with_fewer_cores_than_ranks_and_a_job_that_cannot_be() -> None:
     crowded = found(rolemap.check_roles, "aaa", Config(binding="roles"), 2)
     assert crowded.level == "warning"
