@@ -23,7 +23,7 @@ from mpisgd.update.norms import Norms
 from mpisgd.update.optimizer import CACHED_NBYTES, MISSED, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.schedule import Schedule
 from mpisgd.vectors.body import Body, ChunkPool, Pool, Sum, WholePool
-from mpisgd.vectors.chunks import chunks_of, cuts, squared_norm_of_chunks
+from mpisgd.vectors.chunks import cuts, squared_norm_of_chunks
 from mpisgd.vectors.computing import FREE, Charges, Updates
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts
 from mpisgd.vectors.memory import as_tensor, vector_like, view_of
@@ -123,7 +123,7 @@ class SliceUpdate(Updates):
         self._agreed: float | None = None
         self._train_samples = train_samples
         self._served = view_of(weights)
-        self._cuts = list(cuts(weights.nbytes))
+        self._cuts = list(cuts(weights.nbytes, streamed=streamed))
         self.chunks_count = len(self._cuts)
         self._made = self._size
         self._divisor = 0
@@ -307,10 +307,10 @@ class SliceUpdate(Updates):
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield the weights chunk by chunk, making each on demand."""
-        for cut, chunk in zip(self._cuts, chunks_of(self._served), strict=True):
+        for cut in self._cuts:
             if self._made < cut.stop:
                 self._make(cut.stop)
-            yield chunk
+            yield self._served[cut]
 
     def _make(self, stop: int) -> None:
         """Make weights up to this element, at least; the last end the update."""

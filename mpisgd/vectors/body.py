@@ -347,7 +347,7 @@ class ChunkPool(Pool):
 
     def __init__(self, size: int, room: Callable[[int], Any], push_format: PushFormat = FLOAT32) -> None:
         self.nbytes = size * room(1).nbytes
-        self.pieces = list(cuts(4 * size))
+        self.pieces = list(cuts(4 * size, streamed=True))
         self.room = room
         self.free: list[list[Any]] = []
         self.unwanted: list[Incoming] = []

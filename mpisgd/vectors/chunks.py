@@ -15,12 +15,20 @@ from mpisgd.vectors.flat import squared_norm
 
 CHUNK_NBYTES = 2**21
 """Half of a 4 MB slice; large against a chunk's fixed cost, about 20 microseconds."""
+# Both directions of a link are busy but while the first chunks come and the last leave.
+STREAMED = 26
+"""Chunks of a streamed slice, unless that makes them larger than others, or tiny."""
+_LEAST_NBYTES = 2**18
+_STEP_NBYTES = 2**12
 
 
-def cuts(nbytes: int) -> Iterator[slice]:
+def cuts(nbytes: int, *, streamed: bool = False) -> Iterator[slice]:
     """Yield the chunks of a float32 vector, in elements; at least one."""
-    for start in range(0, max(1, nbytes // 4), CHUNK_NBYTES // 4):
-        yield slice(start, min(start + CHUNK_NBYTES // 4, nbytes // 4))
+    chunk = CHUNK_NBYTES
+    if streamed:
+        chunk = min(chunk, max(_LEAST_NBYTES, -(-nbytes // (STREAMED * _STEP_NBYTES)) * _STEP_NBYTES))
+    for start in range(0, max(1, nbytes // 4), chunk // 4):
+        yield slice(start, min(start + chunk // 4, nbytes // 4))
 
 
 def chunks_of(vector: Any) -> list[Any]:

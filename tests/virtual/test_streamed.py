@@ -224,6 +224,7 @@ def test_a_run_that_measured_no_norms_is_replayed(tmp_path: Path, monkeypatch: p
     assert np.isnan(run.updates["gradient_sq"]).all()
     proof = replay.replay(run.path)
     assert proof.reason == ""
+    assert "larger chunks" in proof.not_simulated
 
 
 @pytest.mark.parametrize(

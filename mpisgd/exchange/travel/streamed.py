@@ -31,7 +31,7 @@ from mpisgd.vectors.chunks import cuts
 class StreamedChannel(LearnerChannel):
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
         super().__init__(wire, roles, learner_id, slices, consistent=consistent, when=DUPLEX)
-        self._pieces = [list(cuts(nbytes)) for nbytes in self._weights_nbytes]
+        self._pieces = [list(cuts(nbytes, streamed=True)) for nbytes in self._weights_nbytes]
         whole = [slices.weights[start:end] for start, end in slices.bounds]
         self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
 

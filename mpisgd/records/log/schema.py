@@ -56,7 +56,7 @@ LogRows: TypeAlias = Any
 
 SCHEMA_VERSION = 4
 
-RULES = 7
+RULES = 8
 """Version of the rules of a run that neither configuration nor log names; `rules` in config.toml's [environment], 1 where missing.
 Earlier rules: `docs/explanation/log-is-a-proof.md`."""
 

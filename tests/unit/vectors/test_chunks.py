@@ -55,6 +55,17 @@ def test_chunks_follow_each_other_from_the_first_element_to_the_last(elements: i
     assert len(parts) == len(list(chunks.cuts(vector.nbytes))) == -(-elements // 64)
 
 
+@pytest.mark.parametrize(
+    ("mib", "count"), [(0, 1), (0.2, 1), (1, 4), (6, 24), (6.5, 26), (20, 26), (52, 26), (53, 27), (200, 100)]
+)
+def test_a_streamed_slice_has_26_chunks_but_none_tiny_or_large(mib: float, count: int) -> None:
+    parts = list(chunks.cuts(int(mib * 2**20), streamed=True))
+    assert len(parts) == count
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == int(mib * 2**20) // 4
+    assert all((part.stop - part.start) % 16 == 0 for part in parts[:-1]), "registers are filled"
+
+
 def test_sizes_and_nothing_are_one_chunk(small_chunks: None) -> None:
     sized = SizedVector(1000)
     assert chunks.chunks_of(sized) == [sized]
