@@ -55,9 +55,7 @@ def test_chunks_follow_each_other_from_the_first_element_to_the_last(elements: i
     assert len(parts) == len(list(chunks.cuts(vector.nbytes))) == -(-elements // 64)
 
 
-@pytest.mark.parametrize(
-    ("mib", "count"), [(0, 1), (0.2, 1), (1, 4), (6, 24), (6.5, 26), (20, 26), (52, 26), (53, 27), (200, 100)]
-)
+@pytest.mark.parametrize(("mib", "count"), [(0, 1), (0.2, 1), (1, 4), (6, 24), (6.5, 26), (20, 26), (52, 26), (53, 27), (200, 100)])
 def test_a_streamed_slice_has_26_chunks_but_none_tiny_or_large(mib: float, count: int) -> None:
     parts = list(chunks.cuts(int(mib * 2**20), streamed=True))
     assert len(parts) == count
