@@ -223,3 +223,31 @@ def test_the_same_again_is_the_same_again() -> None:
     runs = [chatter(seed) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
     assert sorted(number for *_, number in runs[0]) == list(range(200))
+
+
+def test_a_part_does_not_overtake_the_part_before_it() -> None:
+    """Rank 0 posts, as rank 2 says, after the first part is sent, and before it arrives; rank 1 sends another meanwhile."""
+    scene, sizes = Exchange(3), list[int]()
+    w = scene.w
+
+    def sender() -> None:
+        w[1].work(50)
+        first = w[1].start(0, Tag.PART, (10,), SizedVector(10))
+        w[1].take(ANYTHING)
+        assert w[1].clock.now_ns() < first.arrival
+        for transfer in (first, w[1].start(0, Tag.PART, (20,), SizedVector(20))):
+            w[1].finish(transfer)
+
+    def receiver() -> None:
+        w[0].take(ANYTHING)
+        for _ in range(2):
+            posted = w[0].post(1, Tag.PART, SizedVector(20))
+            sizes.append(w[0].header(posted)[0])
+            w[0].finish(posted)
+
+    def caller() -> None:
+        for transfer in [w[2].start(rank, Tag.PULL, PULL) for rank in (0, 1)]:
+            w[2].finish(transfer)
+
+    scene.run({0: receiver, 1: sender, 2: caller})
+    assert sizes == [10, 20]

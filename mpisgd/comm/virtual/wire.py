@@ -25,6 +25,7 @@ from mpisgd.comm.virtual.transfers import Alarm, Beginning, IncomingBodies, Open
 from mpisgd.vectors.memory import SizedVector, copy_into
 
 _ANYTHING = (None, None)
+_LANDED = (-1, 0)
 _ALL = Presence()
 """No rank hangs or dies here."""
 
@@ -107,6 +108,7 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
         "_heap",
         "_latency_ns",
         "_overhead_ns",
+        "_parts",
         "_patterns",
         "_posted",
         "_ready",
@@ -140,6 +142,8 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
         """Heap of bodies with known end, first whole first; may hold checked ones."""
         self._posted: list[Receiving] = []
         """A handful: a search is faster than keys."""
+        self._parts: dict[int, tuple[int, int]] = {}
+        """Arrival of the last part to each rank: later parts follow."""
         self._patterns: tuple[Pattern, ...] | None = None  # of a waiting `take`
         self._alarm: Alarm | None = None  # of a `take` beside bodies
         self._taken: Sending
@@ -176,9 +180,12 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         self.now = now = self.now + self._overhead_ns
         message = Sending(self, self._wires[dest], tag, fields, bodies, now + self._latency_ns)
-        if not (message.dest._posted and message.dest._meets_posted(message)):
+        overtakes = tag == Tag.PART and self._parts.get(dest, _LANDED) >= self._heap[0][:2]
+        if overtakes or not (message.dest._posted and message.dest._meets_posted(message)):
             self.order = order = self.order + 1
             heappush(self._heap, (message.arrival, order, message))
+            if tag == Tag.PART:
+                self._parts[dest] = message.arrival, order
         return message
 
     def aside(self, body: Any) -> Any:
