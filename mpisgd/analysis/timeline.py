@@ -1,6 +1,5 @@
 """Spans of computing, waiting, sending and receiving, rank by rank on one clock, from a run's log alone.
 
-Learners log durations, shards moments, both from the start barrier, in int64 nanoseconds.
 Exact: length and order of a learner's activities (the last push is drawn to its last arrival); a shard's arrivals (headers left the
 queue), answers, updates, events. Not logged: ends of receiving a slice and of sending an answer.
 Reconstructed: a learner's place on the common clock. Each push begins as early as `cycles._bounds` and all other pushes allow, but

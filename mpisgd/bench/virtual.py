@@ -1,8 +1,7 @@
 """`bench virtual`: gradients per real second of a virtual cluster, in one process.
 
-Without tensors: 1-softsync, one shard, log-normal mini-batches, growing lambda; all of `simulate` counts. Mini-batches keep the
-shard busy a quarter of the time at any lambda. With gradients: all learners' gradients as one batch (torch.func.vmap) over one by
-one.
+Without tensors: 1-softsync, one shard, log-normal mini-batches, growing lambda; all of `simulate` counts.
+With gradients: all learners' gradients as one batch (torch.func.vmap) over one by one.
 """
 
 from __future__ import annotations

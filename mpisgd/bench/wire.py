@@ -6,7 +6,7 @@ The cycle is a run's: channel, protocol, finite check, torch.optim. Two floors:
   The bytes never change.
 - *in place*: the same messages, with as many plain passes on the shard between them, and a new gradient each time.
 
-Everything is interleaved; a repetition's median cycle counts, and ratios are within a repetition.
+A repetition's median cycle counts.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ class VirtualOptions:
     """Samples per epoch, without gradients [Zhang16 4.1: CIFAR-10]."""
     ranks_per_node: int = 1
     """Ranks sharing a node, its link and its slowness. Ranks are placed node by node."""
+    spare_nodes: int = 0
+    """Further nodes with a rank alone, a shard."""
     slow_nodes: dict[int, float] = field(default_factory=dict)
     """Slow nodes down: node factor node factor ... Mini-batches there take factor times as long."""
     pause_mean_s: float = 0.0
@@ -42,7 +44,17 @@ class VirtualOptions:
     """Mean compute seconds between pauses, exponential."""
 
     def __post_init__(self) -> None:
-        at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
+        at_least(
+            self,
+            "virtual.",
+            learners=1,
+            parameters=0,
+            train_samples=1,
+            ranks_per_node=1,
+            spare_nodes=0,
+            pause_mean_s=0,
+            pause_every_s=1e-3,
+        )
         at_least_each(self.slow_nodes, "virtual.slow_nodes", 0.0)
         at_least_each(self.layers, "virtual.layers", 1)
         require(not (self.layers and self.gradients), "virtual.layers", "...", "none beside virtual.gradients = true")

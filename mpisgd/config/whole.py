@@ -222,6 +222,8 @@ class Config:
 
     way: str = field(default="auto", metadata={CHOSEN: True})
     """The program's choice (`exchange/ways.py`)."""
+    slices: tuple[int, ...] = field(default=(), metadata={CHOSEN: True})
+    """Uneven sizes; () = even."""
 
     def __post_init__(self) -> None:
         for name in ("out", "data_dir", "init_from"):
@@ -320,6 +322,12 @@ class Config:
         stale = kind_of(protocol) in ("softsync", "ssp", "async", "downpour") and getattr(protocol, "n", 2) > 1
         decays = options.weight_decay > 0 or (any(self.groups.weight_decay.values()) and not self.local_steps)
         return weighted and stale and decays and not isinstance(options, AdamwOptions | TrustRatioOptions)
+
+    @property
+    def norms_of_slices(self) -> bool:
+        """Updates depend on where slices are cut."""
+        clips = self.clip_average > 0 and self.clip_average_of == "slice"
+        return clips or isinstance(self.optimizer, TrustRatioOptions)
 
     @property
     def in_groups(self) -> bool:

@@ -16,19 +16,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
-from mpisgd.exchange.link_load import load_of
+from mpisgd.exchange.link_load import load_of, sizes_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.travel import in_place
 from mpisgd.gradient import stages
 from mpisgd.vectors.body import PARKED_NBYTES
 from mpisgd.vectors.buckets import BUCKET_NBYTES
-from mpisgd.vectors.chunks import CHUNK_NBYTES
+from mpisgd.vectors.chunks import count_of
 
 AUTO, WHOLE, IN_PLACE, STREAMED, GATHERED, BUCKETS = "auto", "whole", "in-place", "streamed", "gathered", "buckets"
 MESSAGES = "messages"
 VARIABLE = "MPISGD_TRAVEL"
-LEAST_NBYTES = 4 * CHUNK_NBYTES
+LEAST_NBYTES = 2**22
 """Least slice to stream."""
+# Streamed over whole, 2 nodes, slices of 0.12, 0.6, 1.1, 2.3, 4.6 MB: 1.2, 1.25, 1.2, 1.3, 1.2 at 1 Gbit/s, 1.1, 1.1, 1.1, 1.6, 1.2
+# at 10. But the log of a streamed run tells `plan` and `report` less: neither a link's rate nor a shard's service.
 # In buckets an MLP of 44 MB on 2, 4 nodes is 1.09, 1.10 times as fast as whole at 1 Gbit/s; 1.02, 0.97 at 2.5; 0.95 at 5 (2 nodes).
 # Slices of 2.7, 2, 1 MB at 1 Gbit/s: 1.19, 1.03, 1.00.
 SLOW = 2e8
@@ -99,6 +101,11 @@ def said(config: Config) -> str:
     return f"exchange {config.way}{ahead}{', layer by layer' * config.per_layer}"
 
 
+def chunks_of_slices(config: Config, bounds: Sequence[tuple[int, int]]) -> int:
+    """Return the number of chunks of each slice; 0 = not streamed."""
+    return count_of(bounds) if config.way == STREAMED else 0
+
+
 def travel_asked() -> str:
     """Return the variable's value, or ""."""
     return os.environ.get(VARIABLE, "")
@@ -112,18 +119,36 @@ def choose(
     rates: Callable[[], tuple[float, float]],
     shares: Callable[[], bool] = lambda: True,
     travel: str = "",
+    *,
+    cuts: bool = True,
 ) -> Config:
-    """Choose the way, on all ranks, unless chosen.
+    """Choose the way, and sizes of streamed slices, on all ranks, unless chosen.
 
     Args:
         rates: of the slowest and the fastest link, in bytes per second.
         shares: whether ranks of a node can share memory.
         travel: MPISGD_TRAVEL.
+        cuts: sizes may be chosen.
 
     Raises ConfigError: another way, impossible here.
     """
     if config.way != AUTO:
         return config
+    config = replace(config, way=_way(config, roles, hosts, bounds, rates, shares, travel))
+    if not cuts or travel == STREAMED or config.way != STREAMED or config.norms_of_slices:
+        return config
+    return replace(config, slices=sizes_of(config, roles, hosts, bounds[-1][1]))
+
+
+def _way(
+    config: Config,
+    roles: Roles,
+    hosts: Sequence[str],
+    bounds: Sequence[tuple[int, int]],
+    rates: Callable[[], tuple[float, float]],
+    shares: Callable[[], bool],
+    travel: str,
+) -> str:
     reasons = possible(config, roles, hosts)
     if travel not in ("", MESSAGES):
         why = reasons.get(travel, f"the ways are {', '.join((MESSAGES, *reasons))}")
@@ -131,13 +156,13 @@ def choose(
             why = "ranks cannot share memory here"
         if why:
             raise ConfigError(f"{VARIABLE} = {travel!r}: expected another way, or none: {why}")
-        return replace(config, way=travel)
+        return travel
     if travel != MESSAGES and not reasons[IN_PLACE] and shares():
-        return replace(config, way=IN_PLACE)
+        return IN_PLACE
     if not load_of(config, roles, hosts, bounds)[1]:
-        return replace(config, way=WHOLE)
+        return WHOLE
     nbytes = 4 * max(end - start for start, end in bounds)
-    return replace(config, way=_over_links(config, nbytes, roles.lambda_, reasons, rates))
+    return _over_links(config, nbytes, roles.lambda_, reasons, rates)
 
 
 def _over_links(

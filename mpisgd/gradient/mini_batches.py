@@ -160,9 +160,8 @@ class InnerSteps(Several):
         count times: theta = InnerOpt(theta, g)   g: clipped gradient of the learner's next mini-batch
         push theta_pulled - theta                 outer gradient, for shards like any other
 
-    SGD inside and SGD at rate 1 outside is local SGD; AdamW inside and Nesterov momentum outside is DiLoCo. Schedule, parameter
-    groups and clipping are the inner steps'; the outer rate is constant. Inner state survives pushes, also dropped or rejected, but
-    is in no checkpoint: a continued run differs in bits.
+    Schedule, parameter groups and clipping are the inner steps'; the outer rate is constant. Inner state survives pushes, also
+    dropped or rejected, but is in no checkpoint: a continued run differs in bits.
 
     Args:
         rate: rate of an inner step, by the weights' clock and the step's number from 0.

@@ -204,7 +204,6 @@ def check_books(log: Run, shard: int, clock: int) -> None:
 
 
 def all_checked(wire: Any, path: Path) -> None:
-    """Wait until each shard has checked its books."""
     busy_s = _reading_s(path) if wire.rank == 0 else 0.0  # a shard that reads a long log is not lost
     nothing = np.zeros(1, np.int64)
     wire.settle(nothing, lambda _: nothing, 1, busy_s)

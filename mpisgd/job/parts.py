@@ -226,9 +226,8 @@ def bounds(config: Config, model: FlatModel, rules: int = schema.RULES) -> list[
     if (stages := stages_of(config, model)) is not None:
         return stages.slices
     if config.per_layer:  # whole layers, where norms are of slices
-        norms = isinstance(config.optimizer, TrustRatioOptions) or (config.clip_average > 0 and config.clip_average_of == "slice")
-        return cut_by_layers(model.layers, config.shards, within=rules > 2 and not norms)
-    return slice_bounds(model.size, config.shards)
+        return cut_by_layers(model.layers, config.shards, within=rules > 2 and not config.norms_of_slices)
+    return slice_bounds(model.size, config.shards, config.slices)
 
 
 def segments_of(config: Config, model: FlatModel) -> list[Segment]:

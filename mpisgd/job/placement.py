@@ -25,8 +25,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
 
 def on_virtual_ranks(config: Config, hosts: Sequence[str] | None = None) -> tuple[list[str], list[int], Roles, Protocol]:
     """Place ranks on a virtual cluster, or on these hosts; return each rank's host and node, too. Raises ConfigError."""
-    options = config.virtual
-    nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
+    nodes = virtual_nodes(config)
     if hosts:
         nodes = [[*dict.fromkeys(hosts)].index(host) for host in hosts]
     hosts = list(hosts or virtual_hosts(nodes))
@@ -35,6 +34,15 @@ def on_virtual_ranks(config: Config, hosts: Sequence[str] | None = None) -> tupl
     for node, factor in config.network.slow_links.items():
         require(node in nodes, f"network.slow_links[{node}]", factor, f"a node, from 0 to {nodes[-1]}")
     return hosts, nodes, roles, protocol
+
+
+def virtual_nodes(config: Config) -> list[int]:
+    """Return each rank's node. Raises ConfigError: too many spare nodes."""
+    options, ranks = config.virtual, world_size(config, config.virtual.learners)
+    full, spare = ranks - options.spare_nodes, options.spare_nodes
+    require(spare == 0 or spare < config.shards, "virtual.spare_nodes", spare, f"fewer than shards = {config.shards}")
+    nodes = [rank // options.ranks_per_node for rank in range(full)]
+    return nodes + [nodes[-1] + 1 + number for number in range(spare)]
 
 
 def virtual_hosts(nodes: Sequence[int]) -> list[str]:

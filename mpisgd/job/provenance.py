@@ -28,6 +28,7 @@ def environment(setup: Setup, user_objects: UserObjects, *, mpi: str, commits: b
     config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
     named = user_code.described(config, user_objects)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
+    slices = {"slices": list(config.slices)} if config.slices else {}
     groups: dict[str, Any] = {}
     if setup.stages is not None:
         groups = {"groups": [list(group) for group in roles.groups], "stages": setup.stages.listed}
@@ -43,6 +44,7 @@ def environment(setup: Setup, user_objects: UserObjects, *, mpi: str, commits: b
         "train_samples": meta.train_samples,
         "test_samples": meta.test_samples,
         "way": config.way,
+        **slices,
         "gradients_per_update": config.protocol.make(roles.lambda_).gradients_per_update,
         **more,
         "rules": schema.RULES,

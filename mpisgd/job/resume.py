@@ -35,7 +35,7 @@ CHANGEABLE = (
 )
 _TOLD = (
     *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),
-    *("way", "brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+    *("way", "slices", "brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
 )
 
 
@@ -144,7 +144,6 @@ def find(run: Path, config: Config, whole: Collection[int] = ()) -> Resumption:
 
 
 def forget_newer(run: Path, clock: int) -> None:
-    """Remove checkpoints after `clock`: they are written again."""
     for path in disk.directories(run):
         if disk.clock_of(path) > clock:
             remove(path)
@@ -171,6 +170,12 @@ def lay_out(
     were, are = _sizes(checkpoint.learners, len(before)), _sizes(lambda_, len(bounds))
     note = f"{were} until clock {checkpoint.clock:,}, {are} from here on: the bits differ from a run without interruption"
     return dataclasses.replace(found, checkpoint=cut_anew, notes=[*found.notes, note])
+
+
+def slices_of(config: Config) -> tuple[int, ...] | None:
+    """Return the run's sizes of slices, () = even; None for another number of shards."""
+    run = Run(Path(config.out))
+    return tuple(run.environment.get("slices", ())) if run.shards == config.shards else None
 
 
 def _sizes(learners: int, shards: int) -> str:

@@ -187,12 +187,12 @@ class Tensors:
         bounds: tuple[int, int],
         gradients_per_update: float,
         *,
-        streamed: bool = False,
+        streamed: int = 0,
         direct: bool = False,
         charges: Charges | None = None,
     ) -> SliceUpdate:
-        """Return a slice's update; `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
-        kind: Callable[..., SliceUpdate] | None = partial(SliceUpdate, streamed=True) if streamed else None
+        """Return a slice's update; `streamed`: in so many chunks, `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
+        kind: Callable[..., SliceUpdate] | None = partial(SliceUpdate, streamed=streamed) if streamed else None
         if charges is not None:  # all ranks are in this process: no copies for MPI
             kind = partial(kind or SliceUpdate, charges=charges)
         if self.rules < 6:

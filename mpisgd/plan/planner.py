@@ -16,7 +16,7 @@ from mpisgd.analysis.training import make_target
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.plan import backup, collect, local_steps, shards, softsync
+from mpisgd.plan import backup, collect, local_steps, shards, softsync, spare
 from mpisgd.plan.backup import Choices
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.costs.fit import Fit, check_pushes, fitted
@@ -110,12 +110,15 @@ def plan(
         points = shards.points(config, wishes.learners or 4 * first.lambda_, wishes.pushes)
     with console.status("predicting throughput over own steps"):
         exchanges = local_steps.choices(config, wishes.pushes)
+    with console.status("predicting throughput over spare nodes"):
+        further = spare.choices(config, wishes.pushes)
     assumptions = (*fit.assumptions, *_assumptions(config, choices, wishes))
     misfit = _misfit(fit)
     advice = (
         *((misfit,) if misfit else ()),
         *_advice(first, choices, asynchrony, points),
         *local_steps.advice(exchanges),
+        *spare.advice(further),
         *_of_slow_links(first, config, wishes.pushes),
     )
     tables = (
@@ -125,6 +128,7 @@ def plan(
         softsync.table(asynchrony, first.lambda_),
         shards.table(points, config.mini_batches_per_push * config.mu),
         *([local_steps.table(exchanges)] if exchanges else []),
+        *([spare.table(further)] if further else []),
         Table("assumptions", "Assumptions", columns_of("what is assumed"), tuple((one,) for one in assumptions)),
     )
     drawings = _draw(first, collecting, choices, asynchrony, points)

@@ -1,7 +1,7 @@
 """Speed of each node's link.
 
 A pull tells the rate of received bytes; a push ends once the system has the last bytes, and seems faster. Both also wait while a
-shard serves others, seldom together: the better rate counts. A link without learners is not measured. With shards on several nodes,
+shard serves others, seldom together: the better rate counts. With shards on several nodes,
 all transfers cross a slow link, most of all its own learners': at most one node is named.
 """
 
@@ -54,7 +54,8 @@ def links(run: Run) -> list[Link]:
     ranks = ranks_of(run)
     of_learners = np.array([ranks.host(rank) for rank in ranks.learners])
     push, pull = (nbytes / 4 * each for each in footprint.of_exchange(run.config))
-    shares = [1 / run.shards] * run.shards
+    sizes = environment.get("slices", [1] * run.shards)
+    shares = [size / sum(sizes) for size in sizes]
     bytes_of = carried(of_learners.tolist(), [ranks.host(rank) for rank in ranks.shards], shares, push, pull)
     rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["seq"] > 1)]
     found = []
@@ -62,6 +63,8 @@ def links(run: Run) -> list[Link]:
         own, at = bytes_of.get(host, Carried(0, 0, 0.0, 0.0, 0.0, 0.0)), rows[of_learners[rows["learner_id"]] == host]
         push_s, pull_s = (_median(at[name]) for name in ("push_s", "pull_s"))
         rates = [_rate(own.pushed_by_each, push_s, run.shards), _rate(own.pulled_by_each, pull_s, run.shards)]
+        if environment.get("way") == "streamed":  # all learners' chunks wait for the slowest
+            rates = [None, None]
         faster = max((each for each in rates if each is not None), default=None)
         found.append(Link(host, hosts.count(host), own, push_s, pull_s, rates[1], faster))
     return found

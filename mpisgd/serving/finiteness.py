@@ -36,6 +36,7 @@ class Finiteness:
         self._drops = 0
         self.later = update.checks_sums = nonfinite == "stop" and not update.cached
         self._summed, self._unchecked = set[int](), set[int]()
+        self._doubtful = self._doubted = ""
 
     def of(self, push: Push) -> bool:
         """Return whether gradient and loss are finite."""
@@ -49,11 +50,11 @@ class Finiteness:
         """Tell of a non-finite gradient; return whether to sum it. Raises DivergenceError."""
         if self._nonfinite == "stop":
             named = f"learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
+            if not push.body.owned:  # in chunks: a wait here for all might be in a circle
+                self._doubtful = self._doubtful or named
+                return True
             if math.isnan(push.loss) and push.body.is_finite():
-                raise DivergenceError(
-                    f"{named}: the loss is not finite, the gradient is: are all targets of the mini-batch ignored? Expected"
-                    " a counting target in each mini-batch, or nonfinite = 'drop' or 'continue'"
-                )
+                self._refuse_loss(named)
             self._refuse(f"gradient of {named}")
         tell(Event.NONFINITE, push.learner_id, push.loss)
         if self._nonfinite == "continue":
@@ -63,6 +64,12 @@ class Finiteness:
         if self._drops > self._most_drops:
             self._refuse(f"the last {self._drops} gradients, all dropped, up to mini-batch {push.seq}")
         return False
+
+    def _refuse_loss(self, named: str) -> NoReturn:
+        raise DivergenceError(
+            f"{named}: the loss is not finite, the gradient is: are all targets of the mini-batch ignored? Expected"
+            " a counting target in each mini-batch, or nonfinite = 'drop' or 'continue'"
+        )
 
     def _refuse(self, what: str) -> NoReturn:
         raise DivergenceError(
@@ -75,9 +82,12 @@ class Finiteness:
 
     def after_update(self) -> None:
         self._summed, self._unchecked = set(), self._summed
+        self._doubtful, self._doubted = "", self._doubtful
 
     def check(self) -> None:
         """Check the last update's sum once. Raises DivergenceError."""
         if self._unchecked and not self._update.sum_is_finite():
             self._refuse(f"sum of the gradients of learners {sorted(self._unchecked)} that made clock {self._rules.clock}")
         self._unchecked.clear()
+        if self._doubted:
+            self._refuse_loss(self._doubted)

@@ -86,7 +86,7 @@ class Job:
         config, setup, world = self.config, self.setup, self.world
         directory.write_config(self.path, config_file.dumps(config, self.environment()))
         lambda_, ranks = self.roles.lambda_, self.roles.streams
-        carried, wasted = link_load.said(config, self.roles, setup.hosts, setup.bounds)
+        carried, wasted = link_load.said(setup.config, self.roles, setup.hosts, setup.bounds)
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"

@@ -20,7 +20,7 @@ class SizedUpdate(Updates):
 
     Args:
         service_ns: cost of one gradient, and of one update.
-        streamed: each chunk takes its time on arrival (`body.py`).
+        streamed: number of chunks that take time on arrival (`body.py`).
     """
 
     served: Any = None
@@ -38,10 +38,10 @@ class SizedUpdate(Updates):
         rank: VirtualRank,
         service_ns: tuple[int, int],
         weighting: Weighting,
-        streamed: bool = False,
+        streamed: int = 0,
     ) -> None:
         vector = SizedVector(size)
-        self._streamed = ChunkPool(size, lambda part: push_format.sized(SizedVector(part))) if streamed else None
+        self._streamed = ChunkPool(size, streamed, lambda part: push_format.sized(SizedVector(part))) if streamed else None
         self._coming: list[Body] = []
         """Gradients in the next sum, in chunks."""
         self.bodies = self._streamed or Pool(push_format.sized(vector))

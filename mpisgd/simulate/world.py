@@ -16,7 +16,7 @@ from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, compatibility, replace
 from mpisgd.data import DataSet
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.ways import STREAMED, choose, travel_asked
+from mpisgd.exchange.ways import choose, chunks_of_slices, travel_asked
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
@@ -87,8 +87,8 @@ class VirtualWorld(World):
         self._slots: list[Memory] = []
 
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
-        self.bounds = bounds
-        self.config = choose(self.config, self.roles, self._hosts, bounds, self.network.rates, travel=travel_asked())
+        self.config = config = choose(self.config, self.roles, self._hosts, bounds, self.network.rates, travel=travel_asked())
+        self.bounds = slice_bounds(bounds[-1][1], config.shards, config.slices) if config.slices else bounds
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]
@@ -242,7 +242,7 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        streamed = self.config.way == STREAMED
+        streamed = chunks_of_slices(self.config, self.bounds)
         return self.tensors.update(self.bounds[shard], gradients_per_update, streamed=streamed, charges=self.charges(rank))
 
 
@@ -281,7 +281,7 @@ class SizedWorld(VirtualWorld):
         measured = [Layer(name, size) for name, size in options.layers.items()]
         data, model = (None, None) if options.parameters or measured else _model(config, user_objects)
         self.parameters = options.parameters or sum(options.layers.values()) if model is None else model.size
-        bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
+        bounds = slice_bounds(self.parameters, config.shards, config.slices) if model is None else parts.bounds(config, model)
         if measured and config.per_layer:
             bounds = cut_by_layers(measured, config.shards, within=len(measured) != config.shards)
         self._cut(bounds)
@@ -319,7 +319,7 @@ class SizedWorld(VirtualWorld):
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
             weighting=Weighting(config.modulate),
-            streamed=config.way == STREAMED,
+            streamed=chunks_of_slices(config, self.bounds),
         )
 
 

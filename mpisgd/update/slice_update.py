@@ -84,6 +84,7 @@ class SliceUpdate(Updates):
         schedule, momentum: functions of epochs.
         compensation: made with the same `weights`.
         segments: cover the slice.
+        streamed: number of chunks; 0 = gradients come whole.
         clip_average: L2 norm limit of the averaged gradient: of the slice, or after `agree` of the whole; 0 = off.
     """
 
@@ -108,12 +109,12 @@ class SliceUpdate(Updates):
         clip_average: float = 0.0,
         measured: bool = True,
         fused: bool = False,
-        streamed: bool = False,
+        streamed: int = 0,
         charges: Charges = FREE,
     ) -> None:
         self.weights: Tensor = weights
         self._size = weights.numel()  # costs half a microsecond in torch
-        self.bodies: Pool = ChunkPool.of(self._size, push_format) if streamed else self.pool(weights, push_format)
+        self.bodies: Pool = ChunkPool.of(self._size, streamed, push_format) if streamed else self.pool(weights, push_format)
         self._charges = charges
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
@@ -123,7 +124,7 @@ class SliceUpdate(Updates):
         self._agreed: float | None = None
         self._train_samples = train_samples
         self._served = view_of(weights)
-        self._cuts = list(cuts(weights.nbytes, streamed=streamed))
+        self._cuts = list(cuts(weights.nbytes, streamed))
         self.chunks_count = len(self._cuts)
         self._made = self._size
         self._divisor = 0
@@ -305,7 +306,7 @@ class SliceUpdate(Updates):
         else:
             clip_part(average, self._agreed, self._clip_average)
 
-    def chunks(self) -> Iterator[np.ndarray]:
+    def chunks(self) -> Iterator[Any]:
         """Yield the weights chunk by chunk, making each on demand."""
         for cut in self._cuts:
             if self._made < cut.stop:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mpisgd.vectors.chunks import cuts, squared_norm_of_chunks
 from mpisgd.vectors.flat import is_finite
-from mpisgd.vectors.memory import as_tensor, copy_into, host_vector, view_of, wait_for
+from mpisgd.vectors.memory import as_tensor, host_vector, view_of, wait_for
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
 from mpisgd.vectors.skipped import Runs, why_not
 
@@ -30,7 +30,10 @@ PARKED_NBYTES = 2**30
 """Limit for gradients before their turn."""
 
 WINDOW = 3
-"""Receives posted at once per gradient."""
+"""Least receives posted at once per gradient."""
+# In virtual time 30 learners of unequal seconds, at four shards of 11 MB: 0.87 of whole's speed with 3 receives, 0.95 with these.
+_WINDOW_NBYTES = 6 * 2**20
+"""Bytes of a gradient posted before others begin."""
 
 Sum: TypeAlias = tuple[Tensor, Any]
 """(slice,) float32, and its view."""
@@ -263,7 +266,7 @@ class Stream(ABC):
 class Incoming(Body):
     """A gradient that comes in chunks."""
 
-    __slots__ = ("_landed", "_pool", "_posted", "_stream", "_taken", "_window")
+    __slots__ = ("_apart", "_landed", "_pool", "_posted", "_stream", "_taken", "_waited", "_window")
 
     owned = False
 
@@ -271,8 +274,9 @@ class Incoming(Body):
         self._pool = pool
         self._stream = stream
         self._window = pool.window()
-        self._posted = self._taken = 0
+        self._posted = self._waited = self._taken = 0
         self._landed: Any = None
+        self._apart = len(pool.pieces)
         for _ in self._window:
             self._post()
 
@@ -283,7 +287,9 @@ class Incoming(Body):
 
     def _room(self, number: int) -> Any:
         piece = self._pool.pieces[number]
-        return self._window[number % WINDOW][: piece.stop - piece.start]
+        if number >= self._apart:
+            return self._landed[piece]
+        return self._window[number % len(self._window)][: piece.stop - piece.start]
 
     @property
     def is_whole(self) -> bool:
@@ -293,82 +299,67 @@ class Incoming(Body):
         return why_not(runs, self._pool.pieces[-1].stop)
 
     def chunk(self, cut: slice) -> Any:
-        return self._pool.widened(self._next())
+        self._wait(self._taken + 1)
+        return self._pool.widened(self._room(self._taken))
 
-    def _next(self) -> Any:
-        if self._landed is not None:
-            return self._landed[self._pool.pieces[self._taken]]
-        self._stream.wait()
-        return self._room(self._taken)
+    def _wait(self, count: int) -> None:
+        while self._waited < count:
+            self._stream.wait()
+            self._waited += 1
 
     def release(self, stop: int | None = None) -> None:
         if stop is None:
-            self._pool.unwanted.append(self)
+            self.land()
             return
         self._taken += 1
-        if self._landed is None:
-            self._post()
+        self._post()
         if self.is_whole:
             self._pool.free.append(self._window)
 
     def land(self) -> None:
-        """Receive the rest into new memory: the sender waits no more."""
-        if self._landed is not None or self.is_whole:
+        """Post all receives, into new memory, and wait for none."""
+        if self._posted == len(self._pool.pieces):
             return
-        landed, first = self._pool.room(self._pool.pieces[-1].stop), self._taken
-        for number in range(first, len(self._pool.pieces)):
-            copy_into(landed[self._pool.pieces[number]], self._next())
-            self._taken += 1
+        self._landed, self._apart = self._pool.room(self._pool.pieces[-1].stop), self._posted
+        while self._posted < len(self._pool.pieces):
             self._post()
-        self._landed, self._taken = landed, first
 
-    def is_finite(self) -> bool:
-        """Return whether all of it is finite; it lands."""
-        self.land()
-        return self._pool.is_finite(self._landed)
-
-    def see_out(self) -> None:
-        """Receive the rest for nothing."""
-        while not self.is_whole:
-            self._next()
-            self.release(self._pool.pieces[self._taken].stop)
+    def settle(self) -> None:
+        """Wait for all posted chunks."""
+        self._wait(self._posted)
 
 
 class ChunkPool(Pool):
     """Memory for a few chunks of each gradient, a slice's or its size.
 
     Args:
+        count: of chunks, as in `cuts`.
         room: maker of memory for a number of elements.
 
     Attributes:
         pieces: chunks, in elements, as of the weights.
-        unwanted: bodies to be received for nothing.
     """
 
-    def __init__(self, size: int, room: Callable[[int], Any], push_format: PushFormat = FLOAT32) -> None:
+    def __init__(self, size: int, count: int, room: Callable[[int], Any], push_format: PushFormat = FLOAT32) -> None:
         self.nbytes = size * room(1).nbytes
-        self.pieces = list(cuts(4 * size, streamed=True))
+        self.pieces = list(cuts(4 * size, count))
+        self._posted = min(len(self.pieces), max(WINDOW, _WINDOW_NBYTES // (4 * self.pieces[0].stop)))
         self.room = room
         self.free: list[list[Any]] = []
-        self.unwanted: list[Incoming] = []
         self._format = push_format
         self._wide: Tensor | None = None
 
     @classmethod
-    def of(cls, size: int, push_format: PushFormat) -> ChunkPool:
+    def of(cls, size: int, count: int, push_format: PushFormat) -> ChunkPool:
         """Return a pool on the host."""
         word = np.float32 if push_format.name == FLOAT32.name else np.int16
-        return cls(size, lambda elements: np.zeros(elements, word), push_format)
+        return cls(size, count, lambda elements: np.zeros(elements, word), push_format)
 
     def begin(self, stream: Stream) -> Incoming:
         return Incoming(self, stream)
 
     def window(self) -> list[Any]:
-        return self.free.pop() if self.free else [self.room(self.pieces[0].stop) for _ in range(WINDOW)]
-
-    def see_out(self) -> None:
-        while self.unwanted:
-            self.unwanted.pop(0).see_out()
+        return self.free.pop() if self.free else [self.room(self.pieces[0].stop) for _ in range(self._posted)]
 
     def widened(self, came: Any) -> Any:
         """Return float32 elements, intact until the next; a size as it is."""
@@ -382,6 +373,3 @@ class ChunkPool(Pool):
         wide = self._wide[: len(words)]
         self._format.widen(words, wide)
         return wide
-
-    def is_finite(self, landed: Any) -> bool:
-        return not isinstance(landed, np.ndarray) or is_finite(self.widened(landed))

@@ -30,11 +30,15 @@ from mpisgd.vectors.skipped import NOTHING, Runs, runs_of
 from mpisgd.vectors.split import Traced
 
 
-def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
-    """Cut `parameters` evenly into contiguous slices; the first have one element more.
+def slice_bounds(parameters: int, shards: int, sizes: Sequence[int] = ()) -> list[tuple[int, int]]:
+    """Cut `parameters` into contiguous slices of `sizes`, or evenly; the first have one element more.
 
-    Raises ConfigError if a shard would own nothing.
+    Raises ConfigError if a shard would own nothing, or `sizes` misfit.
     """
+    if sizes:
+        if len(sizes) != shards or sum(sizes) != parameters or min(sizes) < 1:
+            raise ConfigError(f"slices = {list(sizes)}: expected {shards} sizes with the sum {parameters}")
+        return list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
     if parameters < shards:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {parameters}")
     base, longer = divmod(parameters, shards)

@@ -26,8 +26,10 @@ from mpisgd.bench.parts.measured import in_turn, over, show, spread
 from mpisgd.bench.parts.runs import rate_of
 from mpisgd.config import Config, CustomModelOptions, config_file
 from mpisgd.exchange import link_load
+from mpisgd.exchange.roles import of_job
 from mpisgd.protocols import AllreduceOptions, AsyncOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
+from mpisgd.vectors.flat import slice_bounds
 from tests import travel
 from tests.bench import predicted
 from tests.bench.exchanged import SAID
@@ -53,11 +55,10 @@ class Way:
     """A way of mpisgd's: its differences from hardsync with a shard on each node."""
 
     special: dict[str, Any] = field(default_factory=dict)
-    shards: int | None = None
-    """None: `each` on each node."""
     each: int = 1
-    apart: bool = False
-    """On a node of its own."""
+    """Shards beside each learner; none of an allreduce."""
+    spare: int = 0
+    """Nodes with a shard alone."""
     asks: bool = False
     """Of each chunk MPI asks whether its receive is posted, as without mpisgd's limits (`comm/mpi/library.py`)."""
     beside: str = DDP
@@ -82,13 +83,16 @@ WAYS = {
     "hardsync, whole, asks": Way(_WHOLE, asks=True),
     "hardsync, streamed": Way(_STREAMED),
     "hardsync, streamed, asks": Way(_STREAMED, asks=True),
-    "hardsync, 1 shard apart": Way(shards=1, apart=True),
-    "hardsync, 1 shard apart, whole": Way(_WHOLE, shards=1, apart=True),
-    "hardsync, 1 shard apart, streamed": Way(_STREAMED, shards=1, apart=True),
-    "hardsync, 1 shard apart, streamed, asks": Way(_STREAMED, shards=1, apart=True, asks=True),
-    "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
-    "allreduce, whole": Way({"protocol": AllreduceOptions(), **_WHOLE}, shards=0),
-    "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "way": "buckets"}, shards=0),
+    "hardsync, 1 shard apart": Way(each=0, spare=1),
+    "hardsync, 1 shard apart, whole": Way(_WHOLE, each=0, spare=1),
+    "hardsync, 1 shard apart, streamed": Way(_STREAMED, each=0, spare=1),
+    "hardsync, 1 shard apart, streamed, asks": Way(_STREAMED, each=0, spare=1, asks=True),
+    "hardsync, 2 spare nodes": Way(spare=2),
+    "hardsync, 2 spare nodes, even": Way(_STREAMED, spare=2),
+    "hardsync, 4 spare nodes": Way(spare=4),
+    "allreduce": Way({"protocol": AllreduceOptions()}, each=0),
+    "allreduce, whole": Way({"protocol": AllreduceOptions(), **_WHOLE}, each=0),
+    "allreduce, layerwise": Way({"protocol": AllreduceOptions(), "way": "buckets"}, each=0),
     "layerwise": Way({"per_layer": True}),
     "layerwise, 2 shards a node": Way({"per_layer": True}, each=2),
     "layerwise, 4 shards a node, gathered": Way({"per_layer": True, "way": "gathered"}, each=4),
@@ -100,9 +104,9 @@ WAYS = {
     "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
     "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
     "hardsync, bfloat16 both ways": Way(_ROUNDED, beside=DDP_HALF),
-    "allreduce, bfloat16 both ways": Way({"protocol": AllreduceOptions(), **_ROUNDED}, shards=0, beside=DDP_HALF),
+    "allreduce, bfloat16 both ways": Way({"protocol": AllreduceOptions(), **_ROUNDED}, each=0, beside=DDP_HALF),
     "allreduce, layerwise, bfloat16 both ways": Way(
-        {"protocol": AllreduceOptions(), "way": "buckets", **_ROUNDED}, shards=0, beside=DDP_HALF
+        {"protocol": AllreduceOptions(), "way": "buckets", **_ROUNDED}, each=0, beside=DDP_HALF
     ),
 }
 
@@ -119,11 +123,12 @@ def measure(
     links; a case DDP has not; a run that fails."""
     for key in cases:
         require(key in NETWORKS, "cases", key, f"some of {', '.join(NETWORKS)} for nodes")
-    most = max(nodes) + any(WAYS[way].apart for way in ways)
+    spare = max(WAYS[way].spare for way in ways)
+    most = max(nodes) + spare
     require(not hosts or len(hosts) >= most, "hosts", hosts, f"{most} of them")
     require(not hosts or len(gbit) == 1, "gbit", gbit, "the rate of the hosts' links")
     for count in nodes:
-        with _site(count + 1, hosts) as site:
+        with _site(count + spare, hosts) as site:
             for key in cases:
                 with tempfile.TemporaryDirectory(dir=site.directory) as directory:
                     costs = _costs(site, count, key, Path(directory), ways)
@@ -206,18 +211,16 @@ def _row(
 
 def trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> tuple[Run, float]:
     """The log of a job, and bytes that the busiest link carries in a round of it."""
-    shards = places * way.each if way.shards is None else way.shards
-    ranks = [1] * (1 + places) if way.apart else [1 + (node < shards) * way.each for node in range(places)]
-    config = _config(directory, case, way, places, shards)
+    ranks = [1 + way.each] * places + [1] * way.spare
+    config = _config(directory, case, way, places, places * way.each + way.spare)
     job = directory / "job.toml"
     job.write_text(config_file.dumps(config))
     options = [word for name, value in _ASKS.items() if way.asks for word in ("--mca", name, value)]
     site.run(ranks, [str(job)], options, **travel.launched(way.special)[1])
     log = Run(config.out)
-    learners, held = ([f"node{number % places}" for number in range(count)] for count in (places, shards or places))
-    held = ["apart"] if way.apart else held
-    whole = link_load.nbytes_each_way(config, float(log.environment["parameters"]))
-    return log, link_load.busiest(learners, held, [1 / len(held)] * len(held), *whole)[1]
+    told = log.environment
+    bounds = slice_bounds(int(told["parameters"]), len(told["shard_ranks"]), told.get("slices", ()))
+    return log, link_load.load_of(config, of_job(config, told["hosts"]), told["hosts"], bounds)[1]
 
 
 def _config(directory: Path, case: Case, way: Way, learners: int, shards: int) -> Config:

@@ -56,12 +56,17 @@ def virtual(log: Run, costs: Run) -> Config:
         log: of a job whose nodes are filled one after the other.
     """
     told = log.environment
-    config, hosts = replace(config_file.from_mapping(log.config), way=told["way"]), told["hosts"]
+    config, hosts = (
+        replace(config_file.from_mapping(log.config), way=told["way"], slices=tuple(told.get("slices", ()))),
+        told["hosts"],
+    )
+    most = max(map(hosts.count, hosts))
     nodes = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,
         parameters=0 if config.per_layer or config.in_buckets else int(told["parameters"]),
-        ranks_per_node=max(map(hosts.count, hosts)),
+        ranks_per_node=most,
+        spare_nodes=sum(hosts.count(host) == 1 < most for host in set(hosts)),
         gradients=False,
     )
     nbytes = 4 * int(costs.environment["parameters"]) / len(set(costs.updates["shard"].tolist()))

@@ -11,6 +11,7 @@ import torch
 from mpisgd import replay
 from mpisgd.base.errors import EXIT_INTERRUPTED
 from mpisgd.job import interruption
+from mpisgd.records.log.reader import Run
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
 
@@ -69,6 +70,30 @@ def test_the_choice_is_said_changes_no_bit_and_goes_on(open_mpi: None, tmp_path:
     assert same(auto, whole)
     assert same(auto, halves)
     for path in (auto, halves):
+        assert replay.replay(path).reason == ""
+
+
+@pytest.mark.long
+def test_a_spare_node_has_a_larger_slice_and_a_run_keeps_its_slices(open_mpi: None, tmp_path: Path) -> None:
+    """The bits are those of even slices; a run goes on with its slices on as many shards, wherever these are."""
+    spread, spare = (2, 2, 2, 1, 1), {"shards": "5", "model__hidden": "300"}
+    even, uneven, halves = (tmp_path / name for name in ("even", "uneven", "halves"))
+    with Cluster(len(spread)) as cluster:
+        assert ", with slices of " in trained(cluster, spread, *anew(uneven, **spare))
+        assert ", with slices of " not in trained(cluster, spread, *anew(even, **spare), MPISGD_TRAVEL="streamed")
+        job = Job(cluster, spread, anew(halves, **spare, checkpoint__every_updates="2"))
+        job.until(lambda: interruption.newest(halves))
+        job.send(0, signal.SIGUSR1)
+        assert job.end(LIMIT_S) == EXIT_INTERRUPTED, job.text
+        said = trained(cluster, (2, 2, 2, 2), "--resume", str(halves))
+        assert ", with slices of " in said
+    assert same(even, uneven)
+    assert same(even, halves)
+    sizes = Run(uneven).environment["slices"]
+    assert sizes == Run(halves).environment["slices"]
+    assert sizes[4] == pytest.approx(4 / 11 * sum(sizes), rel=0.01)  # [BytePS 3, Theorem 1]
+    assert "slices" not in Run(even).environment
+    for path in (even, uneven, halves):
         assert replay.replay(path).reason == ""
 
 

@@ -25,7 +25,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.shard import Shard
 from mpisgd.simulate import job
-from mpisgd.vectors import chunks
+from mpisgd.vectors import body, chunks
 from tests.effort import examples, spread
 from tests.virtual import jobs as small
 from tests.virtual.test_laws import JitteryWire
@@ -180,3 +180,20 @@ def test_a_signal_at_any_time_to_any_ranks(name: str) -> None:
 
     of()
     assert any(ends), "some were interrupted"
+
+
+@pytest.mark.parametrize("at_s", [0.03, 0.08, 0.15, 0.23, 0.34, 0.41])
+def test_a_shard_that_stops_learners_waits_for_none_of_their_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_s: float
+) -> None:
+    """Learners send a few chunks of all slices at a time: they wait for the other shard, which waits for learners not yet heard."""
+    monkeypatch.setattr(body, "_WINDOW_NBYTES", 0)
+    changes = {
+        "protocol": "hardsync",
+        "way": "streamed",
+        "shards": 2,
+        "virtual": {"learners": 3, "parameters": 10_000, "train_samples": 60},
+        "network": {"bandwidth": 1e6, "node_bandwidth": 1e6},
+        "compute": {"name": "lognormal", "mean_s": 0.02},
+    }
+    hold(signalled(tmp_path / "run", small.SIZES, changes, 0.0, {0: at_s}))

@@ -92,7 +92,6 @@ class NodeProcesses:
         return children
 
     def lost(self, now_s: float) -> list[str]:
-        """Describe vanished and missing ranks."""
         living = self._children(self.launcher) if self.launcher else set()
         if not living:
             return []

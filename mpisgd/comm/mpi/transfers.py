@@ -35,7 +35,6 @@ class Outbox:
 
     def __init__(self) -> None:
         self.newest: np.ndarray | None = None
-        """The copy made last."""
         self._under_way: list[tuple[np.ndarray, list[MPI.Request]]] = []
         self._free: list[np.ndarray] = []
 
@@ -58,7 +57,6 @@ class Outbox:
         self._under_way[-1][1].extend(requests)
 
     def empty(self) -> None:
-        """Wait until all copies have left."""
         for _, requests in self._under_way:
             for request in requests:
                 request.Wait()

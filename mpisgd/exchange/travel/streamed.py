@@ -2,12 +2,12 @@
 
                  learner                                    shard
     pull         posts ANSWER and its PARTs; PULL      ->   keeps the request
-    push         PUSH header, all PARTs begun          ->   posts receives for the first PARTs (`vectors/body.py`)
-                                                            after all wanted headers, chunk by chunk:
+    push         PUSH headers; PARTs, a few at once    ->   posts receives for the first PARTs (`vectors/body.py`)
+                 of all slices, in one order                after all wanted headers, chunk by chunk:
                  <- ANSWER header, PARTs when made          receives, sums, updates, sends, posts the next
 
-The bits are those of `whole`. Rounded weights leave whole (`deltas.py`). A stopped learner must have no gradient under way: the
-shard receives the gradient whole before saying stop, or at once if later. No deadlock: `no-deadlock.md`.
+The bits are those of `whole`. Rounded weights leave whole (`deltas.py`). For an unwanted gradient, and before a learner is told to
+stop, the shard posts all receives, and waits for none. No deadlock: `no-deadlock.md`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from typing import Any
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Pattern
-from mpisgd.comm.messages import Message, Push, Refused, Tag
+from mpisgd.comm.messages import Goodbye, Message, Push, Refused, Tag
 from mpisgd.exchange.learner_channel import LearnerChannel, Slices, bodies_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.rounds import DUPLEX
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.rules.portions import NO_PORTION
-from mpisgd.vectors.body import Incoming, Stream
-from mpisgd.vectors.chunks import cuts
+from mpisgd.vectors.body import WINDOW, Incoming, Stream
+from mpisgd.vectors.chunks import count_of, cuts
 
 
 class StreamedChannel(LearnerChannel):
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
         super().__init__(wire, roles, learner_id, slices, consistent=consistent, when=DUPLEX)
-        self._pieces = [list(cuts(nbytes, streamed=True)) for nbytes in self._weights_nbytes]
+        self._pieces = [list(cuts(nbytes, count_of(slices.bounds))) for nbytes in self._weights_nbytes]
+        # all slices are complete at once, large or small
+        ends = [
+            ((number + 1) / len(pieces), shard, piece)
+            for shard, pieces in enumerate(self._pieces)
+            for number, piece in enumerate(pieces)
+        ]
+        self._order = [(shard, piece) for _, shard, piece in sorted(ends, key=lambda each: each[:2])]
         whole = [slices.weights[start:end] for start, end in slices.bounds]
         self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(whole, self._pieces, strict=True)]
 
@@ -43,12 +50,13 @@ class StreamedChannel(LearnerChannel):
         for rank, (told, runs) in zip(ranks, noted, strict=True):
             sent.append(start(rank, Tag.PUSH, told))
             sent += [start(rank, Tag.PART, (each.nbytes,), each) for each in bodies_of(runs)]
-        for number in range(max(map(len, self._pieces))):
-            for shard, pieces in enumerate(self._pieces):
-                if number < len(pieces):
-                    part = self._gradients[shard][pieces[number]]
-                    sent.append(start(ranks[shard], Tag.PART, (part.nbytes,), part))
-        return sent
+        under_way = deque[Any]()
+        for shard, piece in self._order:
+            if len(under_way) == WINDOW * len(ranks):
+                self._wire.finish(under_way.popleft())
+            part = self._gradients[shard][piece]
+            under_way.append(start(ranks[shard], Tag.PART, (part.nbytes,), part))
+        return [*sent, *under_way]
 
     def _ask(self, shards: list[int], min_clock: int) -> list[Any]:
         if self._held is not None:
@@ -123,10 +131,11 @@ class StreamedShardChannel(ShardChannel):
 
         Raises PeerError: an impossible push header, as its chunks would wait for ever.
         """
-        bodies.see_out()
         message = super().receive(bodies, learner_id, until_s, patterns)
         if isinstance(message, Refused) and message.push:
             raise PeerError(f"{message.why}; streamed, nobody can go on without this push")
+        if isinstance(message, Push | Goodbye) and (before := self._incoming.pop(message.learner_id, None)) is not None:
+            before.settle()  # all of it has left the learner
         if isinstance(message, Push):
             message.body = self._incoming[message.learner_id] = bodies.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
             if message.learner_id in self._stopped:
@@ -160,7 +169,7 @@ class StreamedShardChannel(ShardChannel):
     def stop(self, learner_id: int, clock: int, ending: int, chunks: int) -> None:
         self._stopped.add(learner_id)
         if learner_id in self._incoming:
-            self._incoming.pop(learner_id).land()
+            self._incoming[learner_id].land()
         if self._rounded:
             super().stop(learner_id, clock, ending, chunks)
             return

@@ -174,8 +174,6 @@ class RankRole:
 
 
 class ServingRole(RankRole):
-    """A shard of either kind."""
-
     server: Shard | BatchShard
 
     def train(self) -> None:

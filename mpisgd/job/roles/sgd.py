@@ -86,8 +86,6 @@ class ShardRole(ServingRole):
 
 
 class LearnerShardRole(ShardRole):
-    """A learner that doubles as a shard."""
-
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         RankRole.__init__(self, setup, world, rank)
         ranks, shared = setup.roles.learner_ranks, None

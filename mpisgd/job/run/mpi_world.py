@@ -16,7 +16,7 @@ from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.travel.in_place import seen_by
-from mpisgd.exchange.ways import STREAMED
+from mpisgd.exchange.ways import chunks_of_slices
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.by_layers.parts import GradientInParts
@@ -133,7 +133,7 @@ class MpiWorld(World):
         """Make the update; a mere shard may drop the model."""
         setup, alone = self._setup, self.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
-        streamed = self.config.way == STREAMED
+        streamed = chunks_of_slices(self.config, setup.bounds)
         update = self.tensors.update(setup.bounds[shard], gradients_per_update, streamed=streamed, direct=direct)
         if alone:
             self._drop_model()

@@ -91,7 +91,6 @@ class Start:
         self.callbacks = self._agree(lambda: given(self.config.callbacks, self.user_objects.callbacks))
 
     def _find_ranks(self) -> None:
-        """Tell each other hosts, cores and processes."""
         self.ranks = look_around(self.comm)
 
     def _give_roles(self) -> None:
@@ -170,12 +169,15 @@ class Start:
 
     def _cut_slices(self) -> None:
         """Refuse too many shards, or too few samples."""
-        config = self.config
+        self.asked = config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
-        asked = config, self.roles, self.ranks.hosts, self.bounds
+        asked = self.roles, self.ranks.hosts, self.bounds
         rates = partial(rates_of, self.comm, self.roles.learner_ranks, self.ranks.hosts)
-        travel = self.comm.bcast(travel_asked(), root=0)
-        self.asked, self.config = config, self._agree(lambda: choose(*asked, rates, self._shares, travel))
+        kept = self._agree(lambda: resume.slices_of(config) if self._rank == 0 else None) if self.resumed else None
+        travel, kept = self.comm.bcast((travel_asked(), kept), root=0)
+        config = replace(config, slices=kept or ())
+        self.config = config = self._agree(lambda: choose(config, *asked, rates, self._shares, travel, cuts=kept is None))
+        self.bounds = parts.bounds(config, self.model)
         sampling = self._agree(lambda: parts.make_sampling(config, self.meta, self.roles.streams))
         self.tensors = Tensors(config, self.meta, self.loss, self.model, sampling, self.data, self.shard_device)
 

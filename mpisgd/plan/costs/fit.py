@@ -5,7 +5,7 @@
 - The rest of a real cycle (loading, oversleeping, Python, shared cores): measured by a virtual run, added as an injected delay
   (`with_rest`), the only cost of a learner that no shard pays for.
 
-A last virtual run is compared with the log (`differences`). A virtual run's costs are its configuration's, unless `from_log`.
+A last virtual run is compared with the log (`differences`).
 """
 
 from __future__ import annotations
@@ -150,10 +150,14 @@ def _measured(run: Run) -> tuple[Config, tuple[Cost, ...], tuple[str, ...]]:
     config = _without_tensors(config_file.from_mapping(run.config), run)
     wire = measured(run)
     hosts = Counter(str(host) for host in run.environment.get("hosts", []))
+    most = max(hosts.values(), default=1)
+    spare = (
+        sum(count == 1 < most for count in hosts.values()) if config.placement == "spread" and config.shards == len(hosts) else 0
+    )
     everybody = len(np.unique(run.pushes["learner_id"][run.pushes["shard"] == 0])) == run.lambda_
     config = replace(
         config,
-        virtual=dataclasses.replace(config.virtual, ranks_per_node=max(hosts.values(), default=1), slow_nodes={}, pause_mean_s=0.0),
+        virtual=dataclasses.replace(config.virtual, ranks_per_node=most, spare_nodes=spare, slow_nodes={}, pause_mean_s=0.0),
         compute=EmpiricalComputeOptions(run=str(run.path.resolve()), pooled=not everybody),
         network=wire.network,
         service=wire.service,

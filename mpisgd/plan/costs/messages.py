@@ -8,7 +8,7 @@ service, u: an update's; `comm/virtual/wire.py`, `comm/virtual/network.py`)
     update_s                   u
     pull_s                     D                    from the first answer's header to the last weights
 
-Real columns also hold waits, for shards and shared cores: low quantiles are free of waits.
+Of real columns, low quantiles are free of waits.
 """
 
 from __future__ import annotations
@@ -91,14 +91,16 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
     if _beside(run):
         return _bandwidth_between_nodes(run, rows, default)
     local, low, of_learners = ~_apart(run)[0][rows["learner_id"]], _low_share(run), _hosts_of_learners(run)
-    here, there = (_rate(nbytes, rows["pull_s"][which], low) for which in (local, ~local))
-    source = f"{100 * low:.2g} % quantile of pull_s"
+    streamed = _way(run) == STREAMED  # pushes and pulls go on together
+    pull_s, name = (rows["wait_s"] + rows["pull_s"], "wait_s + pull_s") if streamed else (rows["pull_s"], "pull_s")
+    here, there = (_rate(nbytes, pull_s[which], low) for which in (local, ~local))
+    source = f"{100 * low:.2g} % quantile of {name}"
     seen = [
         Cost(f"bandwidth, {name}", rate, "bytes/s", source) for name, rate in (("one node", here), ("two nodes", there)) if rate
     ]
     slow_links = {}
     for host, node in _slow_nodes(run).items():
-        there_s = rows["pull_s"][(of_learners == host)[rows["learner_id"]]]
+        there_s = pull_s[(of_learners == host)[rows["learner_id"]]]
         if there and (rate := _rate(nbytes, there_s, low)) and rate < there:
             slow_links[node] = there / rate
             seen.append(Cost(f"bandwidth, link of {host}", rate, "bytes/s", source))

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Literal
 
 from mpisgd.config import Config, replace
-from mpisgd.exchange.roles import Roles, of_job, world_size
-from mpisgd.job.placement import virtual_hosts
+from mpisgd.exchange.roles import Roles, of_job
+from mpisgd.job.placement import virtual_hosts, virtual_nodes
 
 Placement = Literal["packed", "spread"]
 PLACEMENTS: tuple[Placement, ...] = ("packed", "spread")
@@ -51,5 +51,5 @@ def nodes_of_learners(config: Config) -> list[int]:
 
 
 def layout(config: Config) -> tuple[list[int], Roles]:
-    nodes = [rank // config.virtual.ranks_per_node for rank in range(world_size(config, config.virtual.learners))]
+    nodes = virtual_nodes(config)
     return nodes, of_job(config, virtual_hosts(nodes))

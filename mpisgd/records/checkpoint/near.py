@@ -100,7 +100,6 @@ class Near:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def forget_replaced(self) -> None:
-        """Remove states of earlier runs in the same directory."""
         for path in self.path.parent.glob(f"{self._of_run}{'?' * 16}-{self._node}"):
             if path != self.path:
                 shutil.rmtree(path, ignore_errors=True)

@@ -27,9 +27,7 @@ int64 (learners,), the mini-batch with which each learner goes on; and `before`,
 before, an attempt, and how many rows of each table of that file belong to the run. `log.h5` has rows of earlier layouts in groups
 `layouts/0`, `layouts/1` ..., with the attributes `learners`, `shards`, and the clocks `first_clock` and `last_clock`.
 
-If learners are groups of ranks, `pushes` have the column `neighbour_s`, float64: seconds in which the rank of this stage waited for
-the stages before and after, not in `compute_s`. Earlier logs, read as they are, count these seconds as computing, and have no
-`scale`, float64, of `autocast = "float16"`.
+Earlier logs count a group's `neighbour_s` as computing, and have no `scale`.
 
 A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, was bounded by an earlier mpisgd, and is refused.
 

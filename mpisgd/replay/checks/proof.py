@@ -11,7 +11,6 @@ from mpisgd.replay.checks.finding import Finding
 from mpisgd.replay.checks.trust_table import Table, table
 
 Which = Literal["all", "last", "none"]
-"""Snapshots to evaluate again."""
 
 _LAST_BITS = 1e-3
 """Smaller differences of losses may come from other kernels."""
@@ -41,18 +40,15 @@ class Proof:
     """Result of a replay.
 
     Attributes:
-        run: protocol and sizes, in words.
         tolerance: allowed share of the way of weights, and of a loss; 0 = bit for bit.
         finding: first impossible place in the log.
         clocks: reached by each shard, with `gradients` recomputed in `seconds`.
         other_losses: gradients with another loss than recorded, by `largest_loss` at most.
         differences: of theta and any thetabar; if empty, `nothing_to_compare` tells why.
-        notes: possible causes of a difference.
         seams: how attempts continue each other, and other remarks.
         evaluations: rows evaluated again, of snapshots `which`.
         simulated: a virtual run was simulated again; else `not_simulated` tells why.
         computed: gradients were computed, in the run and again.
-        finished: the run left its weights.
         commands: commands of a `batch` optimisation were logged.
     """
 

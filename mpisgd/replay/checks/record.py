@@ -237,7 +237,8 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
     cut = dataclasses.replace(config.stages, at=begin)
     epochs, way = told.get("epochs", config.epochs), told.get("way", run.environment.get("way", "whole"))
-    config = dataclasses.replace(config, epochs=epochs, way=way, shards=shards_of, group_size=size, stages=cut)
+    slices = tuple((told or run.environment).get("slices", ()))
+    config = dataclasses.replace(config, epochs=epochs, way=way, slices=slices, shards=shards_of, group_size=size, stages=cut)
     expected = [each for each, why in why_not(config).items() if not why]
     if way not in expected:
         raise DataError(f"{run.path / schema.CONFIG}: [environment] way = {way!r}, expected {' or '.join(expected)}")

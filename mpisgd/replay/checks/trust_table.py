@@ -77,7 +77,7 @@ CLAIMS: tuple[Claim, ...] = (
         "parameters parameter_nbytes train_samples test_samples gradients_per_update batch_norm_policy layers",
         _P,
     ),
-    _claim("[environment]", "learners teams groups stages world_size shard_ranks evaluator_rank attempts", _C),
+    _claim("[environment]", "learners teams groups stages slices world_size shard_ranks evaluator_rank attempts", _C),
     _claim("[environment]", "hosts way", _T),
     _claim(
         "[environment]",

@@ -79,7 +79,6 @@ def _differs(column: str, ours: np.ndarray, theirs: np.ndarray, tolerance: float
 
 
 def _named(column: str, value: Any) -> Any:
-    """Return the name of a number, if any."""
     kind = _NAMES.get(column)
     return kind(value).name if kind is not None and value in set(kind) else value
 

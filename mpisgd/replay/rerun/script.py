@@ -81,7 +81,6 @@ class ShardScript(Script):
         self._last = self._last_counted()
         self._endings = () if late and self._last >= 0 else _ENDINGS
         self._to_come: list[deque[int]] = [deque() for _ in ranks]
-        """Tags of learners' messages."""
         self._pushes_to_come: list[deque[int]] = [deque() for _ in ranks]
         """Rows of learners."""
         for item in self._items:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 
 from mpisgd.config import Config, replace
-from mpisgd.exchange.link_load import busiest, said
+from mpisgd.exchange.link_load import busiest, carried, said, shares_of, sizes_of
 from mpisgd.exchange.roles import of_job
 from mpisgd.protocols import AllreduceOptions
 
@@ -66,6 +69,77 @@ def test_what_is_said_at_the_start(hosts: str, change: dict[str, object], text: 
     assert carried.startswith(text)
     assert bool(carried) == bool(text)
     assert wasted == warning
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 16])
+@pytest.mark.parametrize("spare", [1, 2])
+def test_a_spare_node_has_the_share_of_the_theorem(nodes: int, spare: int) -> None:
+    """[BytePS 3, Theorem 1]: of a learner on each node; no other shares load links less."""
+    learners = [str(node) for node in range(nodes)]
+    shards = [*learners, *(f"spare {number}" for number in range(spare))]
+    shares = shares_of(learners, shards, 1.0, 1.0)
+    assert shares[-1] == pytest.approx(2 * (nodes - 1) / (nodes**2 + spare * nodes - 2 * spare))
+    assert sum(shares) == pytest.approx(1)
+    least = busiest(learners, shards, shares, 1.0, 1.0)[1]
+    assert {round(each, 9) for each in loads(learners, shards, shares)} == {round(least, 9)}
+    assert least == pytest.approx(nodes * shares[-1])
+
+
+def loads(learners: Sequence[str], shards: Sequence[str], shares: Sequence[float]) -> list[float]:
+    return [max(each.sent, each.received) for each in carried(learners, shards, shares, 1.0, 1.0).values()]
+
+
+@pytest.mark.parametrize(
+    ("learners", "shards"),
+    [
+        ("abcd", "abcd"),
+        ("aabbccdd", "abcdef"),
+        ("aabcdefg", "abcdefgh"),
+        ("abcd", "aabcdef"),  # a node's shards have equal shares
+        ("abcd", "efgh"),
+        ("abcdefgh", "abij"),
+    ],
+)
+@pytest.mark.parametrize("ways", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.6)])
+def test_no_little_change_of_shares_loads_links_less(learners: str, shards: str, ways: tuple[float, float]) -> None:
+    shares = shares_of(learners, shards, *ways)
+    least = busiest(learners, shards, shares, *ways)[1]
+    assert min(shares) >= 0.02 / len(shards) - 1e-9
+    for one, other in itertools.permutations(range(len(shards)), 2):
+        moved = [share + 0.01 * ((place == one) - (place == other)) for place, share in enumerate(shares)]
+        if min(moved) >= 0.02 / len(shards):
+            assert busiest(learners, shards, moved, *ways)[1] > least - 1e-9
+
+
+@pytest.mark.parametrize(("learners", "shards"), [("ab", "abc"), ("aab", "abc"), ("a", "ab"), ("aa", "a")])
+def test_half_of_the_learners_on_a_node_have_even_slices(learners: str, shards: str) -> None:
+    assert shares_of(learners, shards, 1.0, 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shards", "megabytes"),
+    [
+        ("aabbccddef", 6, (0.4, 0.4, 0.4, 0.4, 1.2, 1.2)),
+        ("aabbccdd", 4, ()),
+        ("aabbccdde", 5, (0.667, 0.667, 0.667, 0.667, 1.333)),
+        ("aabbccddee", 5, ()),
+        ("aabbc", 3, ()),
+    ],
+)
+def test_slices_load_links_alike_where_that_gains(hosts: str, shards: int, megabytes: tuple[float, ...]) -> None:
+    config = replace(Config(), shards=shards)
+    sizes = sizes_of(config, of_job(config, hosts), hosts, 1_000_003)
+    assert sum(sizes) in (0, 1_000_003)
+    assert sizes == pytest.approx([250_000 * each for each in megabytes], rel=0.01)
+
+
+def test_uneven_slices_are_said() -> None:
+    sizes, hosts = (100_000, 100_000, 100_000, 100_000, 300_000, 300_000), "aabbccddef"
+    config = replace(Config(), shards=6, slices=sizes)
+    bounds = list(itertools.pairwise(itertools.accumulate(sizes, initial=0)))
+    carried, _ = said(config, of_job(config, hosts), hosts, bounds)
+    assert carried.startswith("links carry up to 4.8 MB one way")
+    assert carried.endswith("at least 0.0384 s at 1 Gbit/s, with slices of 0.4 MB to 1.2 MB")
 
 
 def test_by_default_shards_are_spread() -> None:

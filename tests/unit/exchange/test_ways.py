@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, replace
+from mpisgd.config import Config, LarsOptions, replace
 from mpisgd.exchange.roles import of_job
 from mpisgd.exchange.ways import BUCKETS, GATHERED, IN_PLACE, MESSAGES, SLOW, STREAMED, WHOLE, choose, why_not
 from mpisgd.protocols import AllreduceOptions, BackupOptions, HardsyncOptions, SoftsyncOptions, TimeoutOptions
@@ -28,7 +28,21 @@ def chosen(
     travel: str = "",
     **changes: Any,
 ) -> str:
-    """Return the way; `rates`: of links, None where nobody may ask."""
+    return choice(hosts, size, tolerant=tolerant, rates=rates, shares=shares, travel=travel, **changes).way
+
+
+def choice(
+    hosts: str = "aabb",
+    size: int = SIZE,
+    *,
+    tolerant: bool = False,
+    rates: tuple[float, float] | None = None,
+    shares: bool = True,
+    travel: str = "",
+    cuts: bool = True,
+    **changes: Any,
+) -> Config:
+    """Return the choice; `rates`: of links, None where nobody may ask."""
 
     def asked() -> tuple[float, float]:
         assert rates is not None
@@ -39,7 +53,7 @@ def chosen(
     roles = roles.made_tolerant() if tolerant else roles
     slices = len(roles.shard_ranks)
     bounds = [(size * shard // slices, size * (shard + 1) // slices) for shard in range(slices)]
-    return choose(config, roles, hosts, bounds, asked, lambda: shares, travel).way
+    return choose(config, roles, hosts, bounds, asked, lambda: shares, travel, cuts=cuts)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +74,7 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"size": 4_000_000},  # slices of 8 MB are less than four chunks
+        {"size": 2**21 - 2},
         {"protocol": SoftsyncOptions(n=1), "rates": (1e8, 1e8)},  # chunks are summed when all learners' are there
         {"per_layer": True},
         {"nonfinite": "drop"},
@@ -73,6 +87,19 @@ def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, 
 )
 def test_else_vectors_are_whole(changes: dict[str, Any]) -> None:
     assert chosen(**changes) == "whole"
+
+
+def test_slices_are_uneven_where_links_are_streamed_both_ways() -> None:
+    spare: dict[str, Any] = {"hosts": "aabbccddef", "shards": 6}
+    slices = choice(**spare).slices
+    assert sum(slices) == SIZE
+    assert slices[-1] == slices[-2] == pytest.approx(0.3 * SIZE, abs=1)
+    assert choice(**spare, clip_average=1.0, clip_average_of="slice").slices == ()
+    assert choice(**spare, optimizer=LarsOptions()).slices == (), "norms are of slices"
+    assert choice(**spare, protocol=SoftsyncOptions(), rates=(1e8, 1e8)).slices == (), "whole vectors travel one way at a time"
+    assert choice(**spare, cuts=False).slices == ()
+    assert choice(**spare, travel=STREAMED).slices == ()
+    assert choice(hosts="aabbccdd", shards=4).slices == ()
 
 
 UNEVEN: dict[str, Any] = {"protocol": SoftsyncOptions(n=1), "rates": (1e8, 2e8)}

@@ -239,6 +239,7 @@ def test_a_plan_is_printed_and_written(small: Run, capsys: pytest.CaptureFixture
         "shards.png",
         "softsync.csv",
         "softsync.png",
+        "spare.csv",
         "updates.csv",
         "updates.png",
     ]

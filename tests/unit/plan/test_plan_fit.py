@@ -173,7 +173,7 @@ def test_a_slow_link_is_found_in_a_log_and_counted(tmp_path: Path, source: Any) 
 @pytest.mark.parametrize(
     ("source", "shards", "rel"),
     [
-        (HardsyncOptions(), 1, 0.02),
+        (HardsyncOptions(), 1, 0.03),  # streamed: the log tells less
         (SoftsyncOptions(n=4), 4, 0.16),
         pytest.param(SoftsyncOptions(n=4), 1, 0.02, marks=pytest.mark.rare),
         pytest.param(BackupOptions(b=1), 1, 0.02, marks=pytest.mark.rare),

@@ -55,12 +55,18 @@ def test_chunks_follow_each_other_from_the_first_element_to_the_last(elements: i
     assert len(parts) == len(list(chunks.cuts(vector.nbytes))) == -(-elements // 64)
 
 
-@pytest.mark.parametrize(("mib", "count"), [(0, 1), (0.2, 1), (1, 4), (6, 24), (6.5, 26), (20, 26), (52, 26), (53, 27), (200, 100)])
-def test_a_streamed_slice_has_26_chunks_but_none_tiny_or_large(mib: float, count: int) -> None:
-    parts = list(chunks.cuts(int(mib * 2**20), streamed=True))
-    assert len(parts) == count
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.01])
+@pytest.mark.parametrize(
+    ("mib", "count"), [(0.01, 1), (0.2, 2), (1, 8), (7, 56), (8, 64), (20, 64), (128, 64), (130, 65), (200, 100)]
+)
+def test_streamed_slices_have_64_chunks_but_none_tiny_or_huge(mib: float, count: int, share: float) -> None:
+    largest = int(mib * 2**18)
+    size = int(share * largest)
+    assert chunks.count_of([(0, size), (size, size + largest)]) == count
+    parts = list(chunks.cuts(4 * size, count))
+    assert len(parts) in ({count} if size == largest else range(1, count + 1))
     assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
-    assert parts[-1].stop == int(mib * 2**20) // 4
+    assert parts[-1].stop == size
     assert all((part.stop - part.start) % 16 == 0 for part in parts[:-1]), "registers are filled"
 
 

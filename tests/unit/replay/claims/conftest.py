@@ -7,9 +7,11 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from mpisgd.exchange import ways
 from mpisgd.replay.checks.record import read
 from mpisgd.replay.prove import check_log
 from tests.unit.replay.claims.hands import environment
@@ -35,6 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "protocol": "hardsync", "aggregation": "node", "team_size": 2, "virtual": {"learners": LEARNERS, "ranks_per_node": 9},
         "straggler": LATE,
     },
+    "slices": {"protocol": "hardsync", "shards": 6, "virtual": {"learners": LEARNERS, "ranks_per_node": 2, "spare_nodes": 2}},
     "groups": {"protocol": SOFTSYNC, "group_size": 2, "shards": 2, "micro_batches": 2, "mu": 4, "straggler": LATE},
 }  # fmt: skip
 
@@ -50,7 +53,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     @cache
     def made(name: str) -> Path:
         virtual, real = directory / name / "virtual", directory / name / "real"
-        simulated(virtual, learners=LEARNERS, epochs=0.1, **RUNS[name])
+        with mock.patch.object(ways, "LEAST_NBYTES", 40 if name == "slices" else ways.LEAST_NBYTES):
+            simulated(virtual, learners=LEARNERS, epochs=0.1, **RUNS[name])
         shutil.copytree(virtual, real)
         environment(real, virtual=False, cores_per_node=[2], cores=["0", "1"])
         check_log(read(real))

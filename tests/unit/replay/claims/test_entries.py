@@ -56,7 +56,10 @@ ON_TRUST = {name for claim in CLAIMS if claim.where == "[environment]" and claim
 
 @pytest.mark.parametrize("name", spread(sorted({*named("[environment]")} - ON_TRUST - {"attempts"}), 2))
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
-    path = run_of({"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups"}.get(name, "all"), real=True)
+    path = run_of(
+        {"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups", "slices": "slices"}.get(name, "all"),
+        real=True,
+    )
     environment(path, **{name: other(Run(path).environment[name])})
     assert refused(path, evaluations="none")
 

@@ -23,7 +23,7 @@ def test_the_list_has_everything(runs: Runs) -> None:
         assert table == "events" or len(named(table)) == len(dtype), "each once"
     assert sorted(named("DONE")) == sorted([*schema.DONE_ENTRIES, *schema.SUMMED, "files"])
     assert sorted(kind for claim in CLAIMS for kind in claim.of) == sorted(event.name for event in Event)
-    written = {name for run in ("all", "layers", "teams", "groups") for name in Run(runs(run, real=True)).environment}
+    written = {name for run in ("all", "layers", "teams", "groups", "slices") for name in Run(runs(run, real=True)).environment}
     assert set(named("[environment]")) == written | {"attempts"}
 
 
