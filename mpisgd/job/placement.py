@@ -25,11 +25,14 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
 
 def on_virtual_ranks(config: Config, hosts: Sequence[str] | None = None) -> tuple[list[str], list[int], Roles, Protocol]:
     """Place ranks on a virtual cluster, or on these hosts; return each rank's host and node, too. Raises ConfigError."""
-    nodes = virtual_nodes(config)
+    nodes, spare = virtual_nodes(config), config.virtual.spare_nodes
+    last = set() if hosts or not spare else set(range(len(nodes))[-spare:])
     if hosts:
         nodes = [[*dict.fromkeys(hosts)].index(host) for host in hosts]
     hosts = list(hosts or virtual_hosts(nodes))
     roles, protocol = on_ranks(config, hosts, virtual=True)
+    expected = f"placement = 'spread', and at least as many shards as nodes, {nodes[-1] + 1}"
+    require(last <= set(roles.shard_ranks), "virtual.spare_nodes", spare, expected)
     _check_named(config, [nodes[rank] for rank in roles.computing_ranks], roles.streams)
     for node, factor in config.network.slow_links.items():
         require(node in nodes, f"network.slow_links[{node}]", factor, f"a node, from 0 to {nodes[-1]}")

@@ -175,7 +175,7 @@ def lay_out(
 def slices_of(config: Config) -> tuple[int, ...] | None:
     """Return the run's sizes of slices, () = even; None for another number of shards."""
     run = Run(Path(config.out))
-    return tuple(run.environment.get("slices", ())) if run.shards == config.shards else None
+    return run.slices_of(run.attempt) if run.shards == config.shards else None
 
 
 def _sizes(learners: int, shards: int) -> str:

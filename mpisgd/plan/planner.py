@@ -169,7 +169,7 @@ def _elsewhere(config: Config, wishes: Wishes) -> Config:
     network = dataclasses.replace(config.network, **{"slow_links": slow_links, **wishes.network})
     virtual = config.virtual
     if wishes.ranks_per_node is not None:
-        virtual = dataclasses.replace(virtual, ranks_per_node=wishes.ranks_per_node)
+        virtual = dataclasses.replace(virtual, ranks_per_node=wishes.ranks_per_node, spare_nodes=0)
     return replace(config, network=network, virtual=virtual)
 
 

@@ -5,6 +5,7 @@ Points are predicted by affordable virtual runs, and bounded in closed form (`bo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -58,6 +59,7 @@ def points(config: Config, most_learners: int, pushes: int) -> list[Point]:
     lambda_ = config.virtual.learners
     if most_learners < lambda_:
         raise ConfigError(f"--learners {most_learners}: expected at least the {lambda_} of the run")
+    config = replace(config, virtual=dataclasses.replace(config.virtual, spare_nodes=0))
     found: list[Point] = []
     for learners in sizes(lambda_, most_learners):
         scaled, step = with_learners(config, learners), 2 if learners == lambda_ else 4

@@ -54,7 +54,7 @@ def links(run: Run) -> list[Link]:
     ranks = ranks_of(run)
     of_learners = np.array([ranks.host(rank) for rank in ranks.learners])
     push, pull = (nbytes / 4 * each for each in footprint.of_exchange(run.config))
-    sizes = environment.get("slices", [1] * run.shards)
+    sizes = run.slices_of(run.attempt) or [1] * run.shards
     shares = [size / sum(sizes) for size in sizes]
     bytes_of = carried(of_learners.tolist(), [ranks.host(rank) for rank in ranks.shards], shares, push, pull)
     rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["seq"] > 1)]

@@ -343,7 +343,7 @@ class ChunkPool(Pool):
     def __init__(self, size: int, count: int, room: Callable[[int], Any], push_format: PushFormat = FLOAT32) -> None:
         self.nbytes = size * room(1).nbytes
         self.pieces = list(cuts(4 * size, count))
-        self._posted = min(len(self.pieces), max(WINDOW, _WINDOW_NBYTES // (4 * self.pieces[0].stop)))
+        self._rooms = min(len(self.pieces), max(WINDOW, _WINDOW_NBYTES // (4 * self.pieces[0].stop)))
         self.room = room
         self.free: list[list[Any]] = []
         self._format = push_format
@@ -359,7 +359,7 @@ class ChunkPool(Pool):
         return Incoming(self, stream)
 
     def window(self) -> list[Any]:
-        return self.free.pop() if self.free else [self.room(self.pieces[0].stop) for _ in range(self._posted)]
+        return self.free.pop() if self.free else [self.room(self.pieces[0].stop) for _ in range(self._rooms)]
 
     def widened(self, came: Any) -> Any:
         """Return float32 elements, intact until the next; a size as it is."""

@@ -17,7 +17,7 @@ CHUNK_NBYTES = 2**21
 """Half of a 4 MB slice; large against a chunk's fixed cost, about 20 microseconds."""
 # Both directions of a link are busy but while the first chunks come and the last leave.
 # Four nodes and two spare ones, 44 MB at 0.5 Gbit/s: 1.18 s with 26 chunks, 1.10 s with 64; two nodes at 10 Gbit/s: alike.
-STREAMED = 64
+_CHUNKS = 64
 """Chunks of the largest streamed slice, unless huge or tiny."""
 _LEAST_NBYTES = 2**17
 _REGISTER_NBYTES = 64
@@ -26,7 +26,7 @@ _REGISTER_NBYTES = 64
 def count_of(bounds: Sequence[tuple[int, int]]) -> int:
     """Return the number of chunks of each streamed slice, large or small."""
     largest = 4 * max(end - start for start, end in bounds)
-    return -(-largest // min(CHUNK_NBYTES, max(_LEAST_NBYTES, -(-largest // STREAMED))))
+    return -(-largest // min(CHUNK_NBYTES, max(_LEAST_NBYTES, -(-largest // _CHUNKS))))
 
 
 def cuts(nbytes: int, count: int = 0) -> Iterator[slice]:

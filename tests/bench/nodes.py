@@ -219,7 +219,7 @@ def trained(site: Site, places: int, directory: Path, case: Case, way: Way) -> t
     site.run(ranks, [str(job)], options, **travel.launched(way.special)[1])
     log = Run(config.out)
     told = log.environment
-    bounds = slice_bounds(int(told["parameters"]), len(told["shard_ranks"]), told.get("slices", ()))
+    bounds = slice_bounds(int(told["parameters"]), len(told["shard_ranks"]), log.slices_of(log.attempt))
     return log, link_load.load_of(config, of_job(config, told["hosts"]), told["hosts"], bounds)[1]
 
 

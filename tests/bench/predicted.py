@@ -56,11 +56,8 @@ def virtual(log: Run, costs: Run) -> Config:
         log: of a job whose nodes are filled one after the other.
     """
     told = log.environment
-    config, hosts = (
-        replace(config_file.from_mapping(log.config), way=told["way"], slices=tuple(told.get("slices", ()))),
-        told["hosts"],
-    )
-    most = max(map(hosts.count, hosts))
+    config, hosts = config_file.from_mapping(log.config), told["hosts"]
+    config, most = replace(config, way=told["way"], slices=log.slices_of(log.attempt)), max(map(hosts.count, hosts))
     nodes = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,

@@ -76,7 +76,7 @@ def test_the_choice_is_said_changes_no_bit_and_goes_on(open_mpi: None, tmp_path:
 @pytest.mark.long
 def test_a_spare_node_has_a_larger_slice_and_a_run_keeps_its_slices(open_mpi: None, tmp_path: Path) -> None:
     """The bits are those of even slices; a run goes on with its slices on as many shards, wherever these are."""
-    spread, spare = (2, 2, 2, 1, 1), {"shards": "5", "model__hidden": "300"}
+    spread, spare = (2, 2, 2, 1, 1), {"shards": "5", "model__hidden": "5500"}
     even, uneven, halves = (tmp_path / name for name in ("even", "uneven", "halves"))
     with Cluster(len(spread)) as cluster:
         assert ", with slices of " in trained(cluster, spread, *anew(uneven, **spare))
@@ -85,8 +85,7 @@ def test_a_spare_node_has_a_larger_slice_and_a_run_keeps_its_slices(open_mpi: No
         job.until(lambda: interruption.newest(halves))
         job.send(0, signal.SIGUSR1)
         assert job.end(LIMIT_S) == EXIT_INTERRUPTED, job.text
-        said = trained(cluster, (2, 2, 2, 2), "--resume", str(halves))
-        assert ", with slices of " in said
+        assert ", with slices of " in trained(cluster, (2, 2, 2, 2), "--resume", str(halves))
     assert same(even, uneven)
     assert same(even, halves)
     sizes = Run(uneven).environment["slices"]

@@ -5,7 +5,6 @@ That laws hold whatever the schedule is tested in `test_laws.py`, signals in `te
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd import replay
-from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
+from mpisgd.base.errors import ConfigError, DataError, DivergenceError, PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange import ways
 from mpisgd.exchange.exchange import Report
@@ -29,6 +28,7 @@ from mpisgd.exchange.travel.streamed import StreamedChannel
 from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
+from mpisgd.report.link_speed import links
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import body as body_module
 from mpisgd.vectors import chunks
@@ -246,25 +246,38 @@ def test_uneven_slices_have_the_bits_of_even_ones_and_are_proved(optimizer: str,
 
 
 @pytest.mark.parametrize(
-    ("sizes", "why"),
-    [
-        ([10, 10, 10, 10, 10, 9], "expected 6 sizes with the sum 83"),
-        ([83], "expected 6 sizes with the sum 83"),
-        ([0, 10, 10, 10, 10, 43], "expected 6 sizes with the sum 83"),
-        ([10, 10, 10, 10, 10, 33], ""),
-    ],
+    "sizes",
+    ["[10, 10, 10, 10, 10, 9]", "[83]", "[0, 10, 10, 10, 10, 43]", "[83.0]", "83", '"even"', "[true, 10, 10, 10, 10, 42]"],
 )
-def test_slices_that_a_run_had_not_are_found(sizes: list[int], why: str, tmp_path: Path, small_slices: None) -> None:
+def test_slices_that_no_run_has_are_refused(sizes: str, tmp_path: Path, small_slices: None) -> None:
+    path = told_other_slices(tmp_path, sizes)
+    with pytest.raises(DataError, match="expected 6 sizes with the sum of all parameters"):
+        replay.check(path)
+    with pytest.raises(DataError, match="expected 6 sizes with the sum of all parameters"):
+        links(Run(path))
+
+
+def test_slices_that_the_run_had_not_are_found(tmp_path: Path, small_slices: None) -> None:
+    assert replay.check(told_other_slices(tmp_path, "[10, 10, 10, 10, 10, 33]")) != ""
+
+
+def told_other_slices(tmp_path: Path, sizes: str) -> Path:
+    """A run whose config.toml was edited."""
     run = simulated(tmp_path / "run", TENSORS, **SPARE)
     assert run.environment["parameters"] == 83
     file = run.path / schema.CONFIG
     text = re.sub(r"slices = \[[^\]]*\]", f"slices = {sizes}", file.read_text())
     assert text != file.read_text()
     file.write_text(text.partition("\n")[2])  # without its checksum
-    with contextlib.ExitStack() as stack:
-        if why:
-            stack.enter_context(pytest.raises(ConfigError, match=why))
-        assert replay.check(run.path) != ""
+    return run.path
+
+
+@pytest.mark.parametrize(
+    "changes", [{"placement": "packed"}, {"shards": 5}, {"virtual": SPARE["virtual"] | {"spare_nodes": 6}}], ids=str
+)
+def test_a_spare_node_without_a_shard_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"virtual\.spare_nodes = \d: expected "):
+        simulated(tmp_path / "run", TENSORS, **SPARE | changes)
 
 
 def test_large_slices_do_not_wait_for_small_ones(tmp_path: Path) -> None:

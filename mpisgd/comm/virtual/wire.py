@@ -25,6 +25,7 @@ from mpisgd.comm.virtual.transfers import Alarm, Beginning, IncomingBodies, Open
 from mpisgd.vectors.memory import SizedVector, copy_into
 
 _ANYTHING = (None, None)
+_PART = Tag.PART  # spares a look into the enumeration for each message
 _LANDED = (-1, 0)
 _ALL = Presence()
 """No rank hangs or dies here."""
@@ -180,11 +181,11 @@ class VirtualWire(VirtualRank, Waitable, Communicator):
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         self.now = now = self.now + self._overhead_ns
         message = Sending(self, self._wires[dest], tag, fields, bodies, now + self._latency_ns)
-        overtakes = tag == Tag.PART and self._parts.get(dest, _LANDED) >= self._heap[0][:2]
+        overtakes = tag == _PART and self._parts.get(dest, _LANDED) >= self._heap[0][:2]
         if overtakes or not (message.dest._posted and message.dest._meets_posted(message)):
             self.order = order = self.order + 1
             heappush(self._heap, (message.arrival, order, message))
-            if tag == Tag.PART:
+            if tag == _PART:
                 self._parts[dest] = message.arrival, order
         return message
 

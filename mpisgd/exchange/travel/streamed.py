@@ -31,7 +31,8 @@ from mpisgd.vectors.chunks import count_of, cuts
 class StreamedChannel(LearnerChannel):
     def __init__(self, wire: Communicator, roles: Roles, learner_id: int, slices: Slices, *, consistent: bool) -> None:
         super().__init__(wire, roles, learner_id, slices, consistent=consistent, when=DUPLEX)
-        self._pieces = [list(cuts(nbytes, count_of(slices.bounds))) for nbytes in self._weights_nbytes]
+        count = count_of(slices.bounds)
+        self._pieces = [list(cuts(nbytes, count)) for nbytes in self._weights_nbytes]
         # all slices are complete at once, large or small
         ends = [
             ((number + 1) / len(pieces), shard, piece)

@@ -96,6 +96,16 @@ class Directory:
     def shards(self) -> int:
         return int(self.entries_of(self.attempt).get("shards", self.config["shards"]))
 
+    def slices_of(self, attempt: int) -> tuple[int, ...]:
+        """Return an attempt's sizes of slices; () = even. Raises DataError."""
+        told = self.entries_of(attempt)
+        sizes, shards = (told or self.environment).get("slices", []), told.get("shards", self.config["shards"])
+        fit = isinstance(sizes, list) and all(type(each) is int and each > 0 for each in sizes)
+        if not fit or len(sizes) not in (0, shards) or sum(sizes) not in (0, self.environment.get("parameters")):
+            where = self.path / schema.CONFIG
+            raise DataError(f"{where}: [environment] slices = {sizes!r}, expected {shards} sizes with the sum of all parameters")
+        return tuple(sizes)
+
     def entries_of(self, attempt: int) -> dict[str, Any]:
         """Return config.toml's entries on an attempt, if any."""
         return self._attempts.get(attempt, {})

@@ -235,9 +235,8 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     told = run.entries_of(attempt)
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
-    cut = dataclasses.replace(config.stages, at=begin)
     epochs, way = told.get("epochs", config.epochs), told.get("way", run.environment.get("way", "whole"))
-    slices = tuple((told or run.environment).get("slices", ()))
+    slices, cut = run.slices_of(attempt), dataclasses.replace(config.stages, at=begin)
     config = dataclasses.replace(config, epochs=epochs, way=way, slices=slices, shards=shards_of, group_size=size, stages=cut)
     expected = [each for each, why in why_not(config).items() if not why]
     if way not in expected:

@@ -18,17 +18,8 @@ SIZE = 11_000_000
 ALLREDUCE: dict[str, Any] = {"hosts": "ab", "protocol": AllreduceOptions(), "shards": 1}
 
 
-def chosen(
-    hosts: str = "aabb",
-    size: int = SIZE,
-    *,
-    tolerant: bool = False,
-    rates: tuple[float, float] | None = None,
-    shares: bool = True,
-    travel: str = "",
-    **changes: Any,
-) -> str:
-    return choice(hosts, size, tolerant=tolerant, rates=rates, shares=shares, travel=travel, **changes).way
+def chosen(*arguments: Any, **changes: Any) -> str:
+    return choice(*arguments, **changes).way
 
 
 def choice(

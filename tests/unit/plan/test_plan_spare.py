@@ -6,13 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from mpisgd.config import replace
-from mpisgd.config.config_virtual import ConstantComputeOptions, NetworkOptions
+from mpisgd.config import Config, LogOptions, replace
+from mpisgd.config.config_virtual import ConstantComputeOptions, NetworkOptions, VirtualOptions
 from mpisgd.plan import spare
 from mpisgd.plan.costs.fit import fit
+from mpisgd.plan.planner import Wishes, plan
 from mpisgd.protocols import AllreduceOptions, HardsyncOptions
 from mpisgd.records.log.reader import Run
+from mpisgd.simulate import simulate
 from tests.unit.plan.test_plan_fit import virtual_run
 
 pytestmark = pytest.mark.slow
@@ -40,6 +43,25 @@ def test_rounds_are_shorter_as_the_links_limit_says(run: Run) -> None:
     assert spare.enough(found).k == 4
     assert "Spare nodes: 4 beside the 4 of learners" in spare.advice(found)[0]
     assert [row[-1] for row in spare.table(found).rows] == [None, None, None, "enough"]
+
+
+def test_a_run_with_spare_nodes_is_planned_from(tmp_path: Path) -> None:
+    nodes = {"learners": NODES, "gradients": False, "parameters": 11_000_000, "train_samples": 16 * NODES * 30, "ranks_per_node": 2}
+    config = Config(
+        protocol=HardsyncOptions(),
+        shards=NODES + 2,
+        epochs=1.0,
+        mu=16,
+        virtual=VirtualOptions(**nodes, spare_nodes=2),
+        network=SLOW,
+        log=LogOptions(progress="off"),
+        out=str(tmp_path / "run"),
+    )
+    run = Run(simulate(config).path)
+    assert len(run.slices_of(0)) == NODES + 2
+    found = plan([run.path], None, Wishes(pushes=100, learners=NODES, from_log=True), Console(quiet=True))
+    assert found.fit.config.virtual.spare_nodes == 2
+    assert [row[0] for row in found.table("spare").rows] == [0, 1, 2, 4]
 
 
 def test_where_links_limit_nothing_none_are_wanted(run: Run) -> None:
