@@ -292,7 +292,6 @@ class StagedEvaluator(Evaluator):
         self._tell(rows, {}, last)
 
     def _through(self, stage: int, part: Part, before: list[Any] | None) -> tuple[list[Any], dict[str, float]]:
-        """Pass all batches through a stage; the last returns sums of loss and errors."""
         split, last = self._data.part(part), stage + 1 == len(self._stages.children)
         outputs, sums = list[Any](), dict[str, float]()
         with torch.no_grad(), kept():

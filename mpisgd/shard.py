@@ -25,7 +25,7 @@ from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.membership import OTHERS_GO_ON, Gone
 from mpisgd.rules.rules import PARK, SUM, WAIT, Rules
-from mpisgd.rules.verdict import Kind
+from mpisgd.rules.verdict import Kind, Verdict
 from mpisgd.serving.answering import Answering
 from mpisgd.serving.fail_fast import FAIL_FAST, FailFast
 from mpisgd.serving.finiteness import Finiteness
@@ -82,6 +82,8 @@ class Shard:
         self.updated_s = 0.0
         self._resumed = False
         self._parked: dict[int, Push] = {}
+        self._coming: list[tuple[Push, int, Verdict, float]] = []
+        """Rows of pushes that come in chunks."""
         self._left: list[Push] = []
         """Pushes that arrived after their sum was abandoned; headers only."""
         self._losses = 0.0
@@ -262,8 +264,12 @@ class Shard:
         learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
         usable = finiteness.of(push) or not rules.is_wanted(learner_id, seq, push.portion) or finiteness.uses(push, self._tell)
         verdict = rules.judge(learner_id, timestamp, seq, usable, push.portion)
-        self.log.push(push, rules.clock, verdict, update.learning_rate)
-        if verdict.kind is _APPLY:
+        applies = verdict.kind is _APPLY
+        if applies and not push.body.owned:
+            self._coming.append((push, rules.clock, verdict, update.learning_rate))
+        else:
+            self.log.push(push, rules.clock, verdict, update.learning_rate)
+        if applies:
             if finiteness.later:
                 finiteness.before_sum(learner_id)
             last = self.answering.chunked and rules.update_due()
@@ -293,8 +299,10 @@ class Shard:
         now_s = self.channel.now_s()
         update_s = now_s - start_s
         if self.answering.chunked:
-            now_s, making_s = self.answering.make()
+            now_s, making_s = self.answering.make(self._tell_of_pushes)
             update_s += making_s
+        else:
+            self._tell_of_pushes()
         step, epochs = update.made, update.epochs
         mean_loss = self._losses / step.gradients if step.gradients else math.nan
         self._losses = 0.0
@@ -314,6 +322,12 @@ class Shard:
             self._mark()
             if records.due(rules):
                 self._save()
+
+    def _tell_of_pushes(self) -> None:
+        """Log pushes that have come in chunks, to the last."""
+        for row in self._coming:
+            self.log.push(*row)
+        self._coming.clear()
 
     def _mark(self) -> None:
         self.records.mark(self.rules, self.channel.now_s(), sum(self.received) - len(self._parked), self.finiteness.diverged)

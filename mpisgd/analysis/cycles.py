@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mpisgd.base.errors import DataError
+from mpisgd.records.log import schema
 from mpisgd.records.log.schema import LogRows
 
 #: Activities of a learner for a mini-batch, in order.
@@ -47,8 +48,8 @@ def nanoseconds(seconds: np.ndarray) -> np.ndarray:
 class _Chains:
     """Cycles as in rows of `pushes`, learner by learner; nanoseconds.
 
-    first: each learner's first cycle. durations: (cycles, 6) by ACTIVITIES, with the push of the cycle before. push: of this cycle,
-    0 = unknown.
+    first: each learner's first cycle. durations: (cycles, 6) by ACTIVITIES, with the push of the cycle before, and computing during
+    that push. push: of this cycle, 0 = unknown.
     """
 
     row: LogRows
@@ -65,9 +66,13 @@ def chains_of(pushes: LogRows, cycle: np.ndarray) -> _Chains:
     there = pushes.dtype.names or ()
     spent = [pushes[f"{name}_s"][row] if f"{name}_s" in there else np.zeros(len(row)) for name in ACTIVITIES]
     durations = np.stack([nanoseconds(seconds) for seconds in spent], axis=1)
+    behind = nanoseconds(schema.backward_s(pushes[row]))
+    durations[:, COMPUTE] -= behind
     known = np.ones(len(row), bool)
     known[np.append(first[1:], len(row)) - 1] = False
-    return _Chains(row, first, durations, np.where(known, np.roll(durations[:, PUSH], -1), 0), known)
+    push = np.where(known, np.roll(durations[:, PUSH], -1) + behind, 0)
+    durations[1:, PUSH] += np.where(known, behind, 0)[:-1]
+    return _Chains(row, first, durations, push, known)
 
 
 def offsets_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, shards: int) -> np.ndarray:

@@ -260,7 +260,6 @@ def _updates(run: Run, pushes: LogRows, offset: np.ndarray) -> tuple[Updates, np
 
 
 def _evaluations(run: Run, after: int) -> Spans:
-    """Place evaluations in sequence, as early as their snapshots and nanosecond `after` allow."""
     rows = run.evaluations
     lengths = nanoseconds(rows["evaluate_s"])
     before = np.cumsum(lengths) - lengths

@@ -58,7 +58,6 @@ def _filters_off(directory: Path) -> list[str] | None:
 
 
 def _said(directory: Path, *words: str, statuses: Sequence[int] = (0,)) -> str | None:
-    """Return git's answer; None on failure or timeout."""
     off = [word for setting in _OFF for word in ("-c", setting)]
     command = ["git", "--no-optional-locks", "--no-pager", *off, "-C", str(directory), *words]
     try:

@@ -192,7 +192,6 @@ def _raw(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, passes: in
 
 
 def _bandwidth(size: int) -> float:
-    """Return a core's best bytes/s in simple kernels of this size."""
     a, b = torch.ones(size), torch.ones(size)
     best = 0.0
     for kernel, passes in ((lambda: a.copy_(b), 2), (lambda: a.add_(b, alpha=1.0), 3)):
@@ -204,7 +203,6 @@ def _bandwidth(size: int) -> float:
 
 
 def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options: OptimizerOptions, polite: bool) -> float:
-    """Return a learner's median seconds of push + update + pull."""
     shards, learners = tuple(range(layout.shards)), tuple(range(layout.shards, layout.ranks))
     roles = Roles(shard_ranks=shards, learner_ranks=learners, evaluator_rank=learners[0])
     wire, rank = Wire(comm, polite=polite), comm.Get_rank()

@@ -162,7 +162,6 @@ def _tell(
     ranks: int,
     speaks: bool = True,
 ) -> None:
-    """Print and write rows; each at once, if `rows` is a generator."""
     from mpisgd.bench.parts.measured import describe, write
 
     kept, said = list[dict[str, Any]](), 0

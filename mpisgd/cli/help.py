@@ -146,7 +146,6 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
 
 
 def _says(config: Config, name: str, words: Sequence[str]) -> bool:
-    """Return whether `--help` shows an option."""
     if name in LEFT:
         return False
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
@@ -171,7 +170,6 @@ def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _option(cls: type, name: str, value: object, prefix: str = "") -> Iterator[str]:
-    """Yield an option, its text, its value in parentheses."""
     text = brief(texts(cls)[name])
     said = f"{value:g}" if isinstance(value, float) else str(value)
     text, meaning, rest = text.partition(f"; {said} = ")  # what 0 means

@@ -125,7 +125,6 @@ def _refuse_virtual(words: list[str]) -> None:
 
 
 def _known(base: Config) -> set[str]:
-    """Return the names of all options, like `mu` and `protocol.n`."""
     names = set()
     for item in options():
         value = getattr(base, item.name)

@@ -33,6 +33,9 @@ class Buffer(Protocol):
 
 
 class Clock(Protocol):
+    calls: bool
+    """`let_move` calls `send`."""
+
     def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
         """Meet all ranks; count seconds from `already_s`."""
 
@@ -41,8 +44,8 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
-    def let_move(self) -> None:
-        """Let transfers move while the rank computes, until `hold`; send and receive nothing meanwhile."""
+    def let_move(self, send: Callable[[], None] | None = None) -> None:
+        """Let transfers move while the rank computes, until `hold`; meanwhile only `send`, called often, sends or receives."""
 
     def hold(self) -> None:
         """End computing."""

@@ -51,6 +51,7 @@ class Tag(enum.IntEnum):
     PART = 50
     PART_BODY = 51
     SKIPPED = 52
+    COMPUTED = 53
 
 
 class Ending(enum.IntEnum):
@@ -105,7 +106,7 @@ class Op(enum.IntEnum):
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
 
-MAGIC = 0x6D7069736764000C  # "mpisgd", version 12 of the messages
+MAGIC = 0x6D7069736764000D  # "mpisgd", version 13 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -155,7 +156,8 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
     Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "portion", "snapshots", "nbytes", body=Tag.WEIGHTS),
-    Tag.PART: Layout("nbytes", body=Tag.PART_BODY),
+    Tag.PART: Layout("skipped", "nbytes", body=Tag.PART_BODY),
+    Tag.COMPUTED: Layout("compute_ns"),
     Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),
     Tag.GAVE_UP: Layout("learner_id", "seq"),
@@ -194,10 +196,12 @@ class Push:
     """An arrived gradient; its slice is `body`.
 
     From a team: the sum of `gradients` gradients, all samples, mean loss. `runs`: `skipped` runs of elements without a gradient,
-    received before the slice.
+    received before the slice. `backward_ns`: computing after the header, of a streamed gradient.
     """
 
-    __slots__ = (*_PUSH, "arrival_ns", "body", "runs")
+    __slots__ = (*_PUSH, "arrival_ns", "backward_ns", "body", "runs")
+
+    backward_ns: int
 
     def __init__(self, fields: PushFields, arrival_ns: int) -> None:
         (

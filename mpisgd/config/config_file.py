@@ -85,7 +85,6 @@ def from_objects(given: Any) -> Config:
 
 
 def _of_toml(value: Any) -> Any:
-    """Return TOML's equivalent of a path, namespace, dataclass, array or foreign number."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Namespace | SimpleNamespace) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):

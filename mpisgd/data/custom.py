@@ -99,7 +99,6 @@ def _of_loader(loader: DataLoader[Any], dataset: Any, where: str, nested: bool) 
 
 
 def _pairs(dataset: Any, where: str) -> LazySplit:
-    """Return a split of tensor pairs; torch collates other pairs."""
     if not len(dataset):
         return LazySplit(dataset, where, None)
     sample = dataset[0]

@@ -46,7 +46,6 @@ def _find() -> Path:
 
 
 def _read(path: Path) -> npt.NDArray[np.int64]:
-    """Return the table (1797, 65): 64 pixels of 0 to 16, and the class."""
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
     except FileNotFoundError as error:

@@ -287,5 +287,4 @@ def _copied(weights: Any) -> Any:
 
 
 def _words(vector: Any) -> Any:
-    """Return a vector as int16 host words."""
     return host_view(vector.view(torch.int16)) if isinstance(vector, Tensor) else vector

@@ -234,7 +234,6 @@ class LearnerChannel(Exchanges):
         self._wait_ns = self._pull_ns = 0
 
     def _send(self, report: Report) -> list[Any]:
-        """Begin to send what has not left; return the transfers."""
         self._pushes += 1
         if self._departures is not None:
             return self._departures.take_sent()
@@ -269,7 +268,6 @@ class LearnerChannel(Exchanges):
         return [self._wire.start(rank, _PUSH, told, *bodies_of(runs), *bodies) for rank, (told, runs), bodies in sent]
 
     def _see_out(self, transfers: list[Any], start_ns: int) -> int:
-        """Wait for transfers; return nanoseconds of pushing."""
         for transfer in transfers:
             self._wire.finish(transfer)
         ns = self.now_ns() - start_ns
@@ -404,7 +402,6 @@ class LearnerChannel(Exchanges):
         return answers
 
     def _begin_within(self, min_clock: int, meanwhile: Callable[[], None] | None) -> Answers:
-        """Begin a mini-batch without weights."""
         self._min_clock = min_clock
         if meanwhile is not None:
             meanwhile()
@@ -441,7 +438,6 @@ class LearnerChannel(Exchanges):
             wire.finish(wire.start(rank, Tag.INTERRUPT, (wire.signal,)))
 
     def _ask(self, shards: list[int], min_clock: int) -> list[Any]:
-        """Post receives, then ask; return the pending answers."""
         wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
         if self._notices.expected:

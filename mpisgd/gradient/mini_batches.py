@@ -128,7 +128,6 @@ class LocalSteps(Several):
         return loss
 
     def _take(self, place: int) -> None:
-        """Sum, and store the step: at the end the sum overwrites the gradient."""
         if self._sum is None:
             return
         self._make_step()

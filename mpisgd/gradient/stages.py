@@ -140,6 +140,13 @@ def moves_weights(config: Config) -> bool:
     return steps_by_itself(config) or config.local_steps > 0
 
 
+def leaves_early(config: Config) -> bool:
+    """Tell whether streamed chunks leave during the backward pass, and weights come."""
+    alone = pushes_what_it_computes(config) and not (held(config) or config.micro_batches > 1)
+    on_host = config.device == "cpu" and config.pull_format == "float32"
+    return config.way == "streamed" and alone and on_host and not config.straggler.active
+
+
 def held(config: Config) -> bool:
     """Tell whether slices wait for the whole gradient: clipped or dropped as a whole, or made of several backward passes."""
     return config.clip_norm > 0 or config.nonfinite == "drop" or config.accumulation > 1 or config.autocast == "float16"

@@ -37,7 +37,6 @@ class Delays:
         return delay_s
 
     def _rest(self, number: int) -> float:
-        """Draw the rest of a cycle, unscaled by a slowdown."""
         mean_s, deviation_s = self._options.rest_mean_s, self._options.rest_deviation_s
         if deviation_s == 0:
             return mean_s

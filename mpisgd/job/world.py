@@ -161,7 +161,6 @@ class World(ABC):
         return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
 
     def _staged(self, rank: int, passes: Any, team: Group) -> Stage:
-        """Return the gradient of a rank's stage, by its `passes`."""
         config, group = self.config, self.roles.groups[self.roles.index(rank)]
         clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
         return Stage(self.wire(rank), group, passes, config.micro_batches, alternating=alternating, clips=clips)

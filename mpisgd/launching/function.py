@@ -79,7 +79,6 @@ def _run(place: Path, ranks: int) -> tuple[int, str]:
 
 
 def _print(stream: IO[str], lines: deque[str]) -> None:
-    """Print by `sys.stdout`, shown by a notebook."""
     for line in stream:
         lines.append(line)
         print(line, end="", flush=True)
@@ -91,7 +90,6 @@ def _environment() -> Mapping[str, str]:
 
 
 def _packed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Return the call as bytes. Raises ConfigError."""
     if not callable(function):
         raise ConfigError(f"launch: expected a function, found {type(function).__name__}")
     name = getattr(function, "__qualname__", repr(function))

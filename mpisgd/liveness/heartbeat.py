@@ -161,7 +161,6 @@ class Heartbeat(Look):
                     self._send(rank, _ASKS)
 
     def _turn_to(self, watched: frozenset[int]) -> None:
-        """Ask these ranks; silence counts from the first question."""
         self._heard_s |= dict.fromkeys(watched.difference(self._asks), self._lived_s)
         self._asks = self._heeds = sorted(watched)
 

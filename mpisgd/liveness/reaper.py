@@ -142,7 +142,6 @@ class Process:
         self._began = self._look()
 
     def _look(self) -> str:
-        """Return its start; "" = gone."""
         try:
             state, *rest = self._stat.read_text().rpartition(")")[2].split()
         except OSError:

@@ -65,7 +65,6 @@ def _least_longest(layers: list[Layer], count: int) -> float:
 def _seconds(
     config: Config, names: list[str], child: Callable[[int], nn.Module], inputs: Any, loss: Callable[[Any], Tensor]
 ) -> list[float]:
-    """Return each child's median."""
     four = config.memory_format == "channels_last"
     passed, found = nest.mapped(inputs, in_channels_last) if four else inputs, list[float]()
     for at, name in enumerate(names):

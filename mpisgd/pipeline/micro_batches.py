@@ -42,7 +42,6 @@ class InMicroBatches(Gradient):
         self._micro_batches = micro_batches
 
     def _part(self, batch: Any, micro: int) -> Any:
-        """Return a micro-batch. Raises ConfigError: impossible to cut."""
         parts, samples = self._micro_batches, self.samples
         if parts == 1:
             return batch
@@ -210,7 +209,6 @@ class StagePasses(InMicroBatches):
 
 
 def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:
-    """Return a stage's output. Raises ConfigError: a misfit."""
     try:
         return module(passed)
     except _MISFIT as error:

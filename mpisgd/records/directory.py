@@ -51,7 +51,6 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
 
 
 def _empty(path: Path) -> None:
-    """Remove all but the lock; config.toml, the mark of a run, goes last."""
     for each in sorted(path.iterdir(), key=lambda each: each.name == schema.CONFIG):
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)

@@ -61,8 +61,8 @@ def _why_not(record: Record) -> str:
         return "a signal interrupted the run, and the configuration holds no signals"
     if (record.rules < 3 and config.per_layer) or (record.rules < 4 and config.in_buckets):
         return "an earlier mpisgd cut layers or buckets, and asked for their weights, otherwise"
-    if record.rules < 8 and config.way == STREAMED:
-        return "an earlier mpisgd cut streamed slices into larger chunks"
+    if record.rules < 9 and config.way == STREAMED:
+        return "an earlier mpisgd streamed other chunks, from the first on"
     if record.rules < 5 and config.network.core_bandwidth:
         return "an earlier mpisgd's cores copied nothing within their nodes (network.core_bandwidth)"
     compute = config.compute

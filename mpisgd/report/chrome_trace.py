@@ -175,7 +175,6 @@ def _blocks(indices: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _number(value: float) -> float | None:
-    """Replace NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 

@@ -210,7 +210,6 @@ class Evaluations:
         return True
 
     def _take(self, learner_id: int, seq: int) -> None:
-        """Commit a push on all shards, in its turn."""
         pushed = self._leaving.pop(learner_id, [])
         if not pushed:
             return

@@ -212,7 +212,6 @@ class BatchShard:
     # ------------------------------------------------------------------------------------------------------- commands
 
     def _obey(self, command: Command) -> None:
-        """Obey. Raises ProtocolError where impossible."""
         op, value, slots = command.op, 0.0, self.slots
         if op == Op.COMMIT:
             self._commit(command)
@@ -272,7 +271,6 @@ class BatchShard:
         self._mark()
 
     def _mark(self) -> None:
-        """Note this state for a checkpoint, whenever written."""
         if self.records.checkpoints is not None:
             received = sum(self.received) - len(self._parked)
             self.records.mark(self.rules, self.channel.now_s(), received, diverged=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
 from mpisgd.exchange.deltas import Deltas
@@ -130,8 +131,11 @@ class Answering:
     def end(self) -> None:
         self._channel.finish_answers(last=True)
 
-    def make(self) -> tuple[float, float]:
-        """Make the new weights in chunks, sent at once to waiting learners; return the last second, and the seconds of making."""
+    def make(self, made: Callable[[], None]) -> tuple[float, float]:
+        """Make the new weights in chunks, sent at once to waiting learners; return the last second, and the seconds of making.
+
+        `made` is called before answers are logged.
+        """
         channel, update, rules, deltas = self._channel, self._update, self._rules, self._in_chunks
         start_s = made_s = channel.now_s()
         making_s = 0.0
@@ -150,6 +154,7 @@ class Answering:
             channel.add_chunk(chunk)
             start_s = channel.now_s()
         channel.close_answers()
+        made()
         if answered:
             self._finish(answered, made_s)
         return made_s, making_s

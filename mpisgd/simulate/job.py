@@ -128,7 +128,6 @@ class Job:
         cluster.run(self.world.wires, mains)
 
     def _wire(self, cluster: Cluster, rank: int) -> None:
-        """Make a rank's wire; ranks come in turn."""
         VirtualWire(cluster, self.world.network, self.world.wires)
 
     def _main_of(self, role: RankRole, accounts: dict[int, np.ndarray]) -> Callable[[], None]:

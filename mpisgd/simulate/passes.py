@@ -93,11 +93,12 @@ class Passes(Computes):
                 self._rank.work(self._next_ns())
         for shard in range(last, -1, -1):
             if not self._held:
-                done = self._work(ns, done, self._left[firsts[shard]])
+                done = self._work(ns, done, self._left[firsts[shard]] if exchange.early else self._left[0])
             if shard == last:
                 loss, self.samples, self.rounded = gradient.compute(seq), gradient.samples, gradient.rounded
                 self.skipped = gradient.skipped
-            exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by, self.skipped)
+            if exchange.early:
+                exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard), gradient.scaled.by, self.skipped)
         return loss
 
     def _work(self, ns: int, start: int, end: int) -> int:

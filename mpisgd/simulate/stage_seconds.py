@@ -89,7 +89,6 @@ class StageSeconds:
         """Do nothing: in virtual time, the rank interrupts."""
 
     def _work(self, start: int, end: int) -> None:
-        """Pass parts of a mini-batch, three per micro-batch."""
         parts = 3 * self._micro_batches
         self._rank.work(self._ns * end // parts - self._ns * start // parts)
 

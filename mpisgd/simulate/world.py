@@ -38,6 +38,7 @@ from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate, Weighting
 from mpisgd.vectors import buckets
 from mpisgd.vectors.buckets import Bucket
+from mpisgd.vectors.chunks import parts_of
 from mpisgd.vectors.computing import Charges, Travels
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, Layer, cut_by_layers, first_layers, slice_bounds
@@ -104,7 +105,6 @@ class VirtualWorld(World):
         return dataclasses.replace(SharedMemory.of(self.wires[rank], ranks, words, 0), slots=self._slots)
 
     def _memory(self, rank: int) -> Memory:
-        """Return memory for the vectors of a rank."""
         vector = SizedVector(self.parameters)
         return Memory(vector, vector)
 
@@ -113,7 +113,8 @@ class VirtualWorld(World):
         return stages.buckets_of(self.config, self.layers, self.bounds, nbytes)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
-        firsts = [bucket.first for bucket in self.buckets()] or first_layers(self.layers, self.bounds)
+        bounds = parts_of(self.bounds) if stages.leaves_early(self.config) else self.bounds
+        firsts = [bucket.first for bucket in self.buckets()] or first_layers(self.layers, bounds)
         return Passes(
             pushed,
             self.wires[rank],
@@ -143,7 +144,8 @@ class VirtualWorld(World):
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """Return `_next_ns`, or None where time passes by layers."""
-        return None if self.config.per_layer or self.config.in_buckets else self._next_ns(rank)
+        by_layers = self.config.per_layer or self.config.in_buckets or stages.leaves_early(self.config)
+        return None if by_layers else self._next_ns(rank)
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Return a function of the next mini-batch's cost, which raises LearnerFailed."""
@@ -288,8 +290,9 @@ class SizedWorld(VirtualWorld):
         if config.in_groups and model is not None:
             self.stages = parts.stages_of(config, model)
             self.crossing, self.dealt = _crossing(config, user_objects, roles, data, model)
-        # where only the model's size is known, each slice is one layer
-        self.layers = measured or [Layer(f"layer {shard}", end - start) for shard, (start, end) in enumerate(self.bounds)]
+        # where only the model's size is known, each slice, or streamed chunk, is one layer
+        chunks = parts_of(self.bounds) if stages.leaves_early(self.config) else self.bounds
+        self.layers = measured or [Layer(f"layer {number}", end - start) for number, (start, end) in enumerate(chunks)]
         if model is not None:
             self.layers = model.layers
             parts.segments_of(config, model)  # refuse patterns without a match, as a real run does
@@ -335,7 +338,6 @@ def _crossing(
 
 
 def _model(config: Config, user_objects: UserObjects) -> tuple[DataSet, FlatModel]:
-    """Load the data and build the model, to count its parameters."""
     try:
         config = replace(config, init_from="")
         data = parts.load_data(config, user_objects)

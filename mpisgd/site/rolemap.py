@@ -58,7 +58,6 @@ def _failures(config: Config) -> tuple[bool, str, str]:
 
 
 def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequence[str]) -> int | None:
-    """Return a rank's GPU, dealt as by `train`."""
     learners, shards = config.device == "cuda", config.shard_device == "cuda" and not config.stays_on_host
     computes = rank in roles.computing_ranks or roles.may_evaluate(rank)
     if not ((learners and computes) or (shards and rank in roles.shard_ranks)) or not survey.ranks[rank].gpus:

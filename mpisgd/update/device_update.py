@@ -59,7 +59,7 @@ class DeviceUpdate(SliceUpdate):
 
     def begin_step(self) -> None:
         super().begin_step()
-        self._make(self._size)
+        self._make(0, self._size)
 
     def chunks(self) -> Iterator[Any]:
         wait_for(self.weights)

@@ -76,7 +76,6 @@ class Norms:
         return _finite(gradient_sq), _finite(sum_sq)
 
     def _owe(self) -> None:
-        """Note a pass, if this update is measured."""
         if self.due:
             self._owed += PASS_GRADIENTS
 

@@ -143,7 +143,7 @@ def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Ma
 
 
 class Stepper:
-    """A step of `optimizer` by torch's functional form, from the first element to the last, chunk by chunk.
+    """A step of `optimizer` by torch's functional form, chunk by chunk, from either end.
 
     Fused kernels also divide, which saves a pass; plain kernels make their passes within the cache. Skipped elements
     (`vectors/skipped.py`) have `missed` steps.
@@ -168,6 +168,8 @@ class Stepper:
             self._kernel = self._kernel._replace(step=_sgd)
         self._settings = self._kernel.settings_of(self._group)
         self._scale = torch.ones((), device=self._weights.device)
+        self._stepped = 0
+        """Elements past this step."""
         self._by_norms = self._kernel.step in (lars, lamb)
         if self._by_norms:  # a segment is a parameter
             self._pieces = list(segments) or [Segment(0, self._size)]
@@ -215,30 +217,35 @@ class Stepper:
         edges = [0, *(1 + torch.nonzero(steps.diff()).flatten()).tolist(), self._size]
         self._missed = [(start, stop, int(steps[start])) for start, stop in itertools.pairwise(edges) if steps[start]]
 
-    def reach(self, stop: int) -> int:
-        """Return where a step to `stop` ends: pieces are whole, SGD's first step makes all momentum."""
+    def reach(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the elements that a step makes with these: pieces are whole, SGD's first step makes all momentum."""
         if self._pieces:
-            return self._ends[bisect_left(self._ends, stop)]
-        return self._size if self._makes_momentum else stop
+            return self._pieces[bisect_right(self._ends, start)].start, self._ends[bisect_left(self._ends, stop)]
+        return (0, self._size) if self._makes_momentum else (start, stop)
 
     @property
     def _makes_momentum(self) -> bool:
         return self._kernel.step in (sgd, _sgd) and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
-        """Step these elements by the sum of `divisor` gradients, (slice,) float32, used up."""
+        """Step these elements by the sum of `divisor` gradients, (slice,) float32, used up; the last count the step."""
+        self._stepped += stop - start
+        ends = self._stepped == self._size
+        if ends:
+            self._stepped = 0
         if not (len(self._skipped) or self._missed):
             if stop - start <= self._at_once:
-                self._make(gradient, divisor, start, stop)
+                self._make(gradient, divisor, start, stop, counts=ends)
                 return
             for begin in range(start, stop, self._at_once):
-                self._make(gradient, divisor, begin, min(begin + self._at_once, stop))
+                end = min(begin + self._at_once, stop)
+                self._make(gradient, divisor, begin, end, counts=ends and end == stop)
             return
         for first, last in between(self._skipped, start, stop):
             for alike, end, missed in self._alike(first, last):
                 for begin in range(alike, end, self._at_once):
                     self._make(gradient, divisor, begin, min(begin + self._at_once, end), missed)
-        if stop == self._size and "step" in self._state:
+        if ends and "step" in self._state:
             self._state["step"] += 1
             skipped = ((first, last, 1) for first, last in self._skipped.tolist())
             self._missed = _added([*self._missed, *skipped])
@@ -254,12 +261,13 @@ class Stepper:
         if start < stop:
             yield start, stop, 0
 
-    def _make(self, gradient: Tensor, divisor: int, start: int, stop: int, missed: int | None = None) -> None:
-        """Step these elements; the last count the step, unless `missed` is given."""
+    def _make(self, gradient: Tensor, divisor: int, start: int, stop: int, missed: int = 0, *, counts: bool = False) -> None:
+        """Step these elements, with `missed` steps; `counts`: the count of steps grows."""
         weights, slots = self._weights, self._state
         if stop - start < self._size:
-            weights, gradient, slots = weights[start:stop], gradient[start:stop], self._slots(start, stop)
-        if missed is not None and "step" in slots:
+            weights, gradient = weights[start:stop], gradient[start:stop]
+            slots = {name: tensor[start:stop] if tensor.dim() else tensor for name, tensor in slots.items()}
+        if not counts and "step" in slots:
             slots = {**slots, "step": self._state["step"] - missed}
         if self._fused:
             self._scale.fill_(divisor)
@@ -268,7 +276,7 @@ class Stepper:
             gradient.div_(divisor)
         if self._pieces:
             self._step_by_groups(weights, gradient, slots, start, stop)
-            if missed is None and stop == self._size and "step" in slots:
+            if counts and "step" in slots:
                 self._state["step"] += 1
             return
         kernel, settings = self._kernel, self._settings
@@ -305,13 +313,6 @@ class Stepper:
                 tensors = [[None] * len(those)]
             of_them = [weights_of[at] for at in those], [gradient_of[at] for at in those]
             self._kernel.step(*of_them, *tensors, **settings)
-
-    def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
-        """Return the state of these elements; the last elements advance the step count."""
-        slots = {name: tensor[start:stop] if tensor.dim() else tensor for name, tensor in self._state.items()}
-        if stop < self._size and "step" in slots:
-            slots["step"] = slots["step"].clone()
-        return slots
 
 
 def _added(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -23,12 +23,12 @@ from mpisgd.update.norms import Norms
 from mpisgd.update.optimizer import CACHED_NBYTES, MISSED, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.schedule import Schedule
 from mpisgd.vectors.body import Body, ChunkPool, Pool, Sum, WholePool
-from mpisgd.vectors.chunks import cuts, squared_norm_of_chunks
+from mpisgd.vectors.chunks import Rest, cuts, squared_norm_of_chunks
 from mpisgd.vectors.computing import FREE, Charges, Updates
 from mpisgd.vectors.flat import clip, clip_part, is_finite, norm_of, norm_of_parts
 from mpisgd.vectors.memory import as_tensor, vector_like, view_of
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
-from mpisgd.vectors.skipped import NOTHING, Runs, common
+from mpisgd.vectors.skipped import NOTHING, Runs, common, joined
 
 
 class Step(NamedTuple):
@@ -126,7 +126,8 @@ class SliceUpdate(Updates):
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes, streamed))
         self.chunks_count = len(self._cuts)
-        self._made = self._size
+        self._unmade = Rest(0, 0)
+        """Weights that the update has yet to make."""
         self._divisor = 0
         self._looks, self._sum_sq = False, 0.0
         self.made: Step = Step(0, learning_rate)
@@ -136,8 +137,9 @@ class SliceUpdate(Updates):
         """Gradients not in the sum yet, with their weights; None: the sum is made in it."""
         self._begins = self._in_chunks = False
         """The first of these begins the sum; any comes in chunks."""
-        self._added = self._size
-        """Elements of these in the sum."""
+        self._unsummed = Rest(0, 0)
+        """Elements of these not in the sum yet."""
+        self._to_sum = iter(self._cuts)
         self._sum, self._summed = weights[:0], view_of(weights[:0])
         self._home: list[Sum] | None = None
         """Free memory, to which the sum's returns; None: the sum lies in another's."""
@@ -213,12 +215,12 @@ class SliceUpdate(Updates):
         else:
             self._norms.add_later()
             self._in_chunks = True
-        self._added = 0
+        self._unsummed, self._to_sum = Rest(0, self._size), iter(self._cuts)
         if first:
             self._begin_sum(body)
         self._adding.append((None if first and body.owned else body, weight))
         if not (self._in_chunks or (last and self.chunks_count > 1)):
-            self._add(self._size)
+            self._add(0, self._size)
         self.gradients += gradients
         self._pending_samples += samples
 
@@ -232,25 +234,25 @@ class SliceUpdate(Updates):
             self._summed = view_of(self._sum)
 
     def _give_back(self) -> None:
-        """Let the sum's memory receive a gradient."""
         if self._home is not None:
             self._home.append((self._sum, self._summed))
             self._home = None
 
     def norm_of_average(self) -> float:
-        if self._added < self._size:
-            self._add(self._size)
+        self._add(0, self._size)
         return norm_of(self._sum) / self.gradients if self.gradients else 0.0
 
     def agree(self, norm: float) -> None:
         self._agreed = norm
 
-    def _add(self, stop: int) -> None:
-        """Complete the sum at least up to this element."""
-        while self._added < stop:
-            cut = self._cuts[self._added // self._cuts[0].stop] if self._in_chunks else slice(self._added, stop)
+    def _add(self, start: int, stop: int) -> None:
+        """Complete the sum at least in these elements."""
+        left = self._unsummed
+        while left.meets(start, stop):
+            cut = next(self._to_sum) if self._in_chunks else slice(max(start, left.start), min(stop, left.stop))
             summed = self._sum if cut.stop - cut.start == self._size else self._sum[cut]
             copies = self._begins
+            skipped: Runs | None = None
             for body, weight in self._adding:
                 if body is None:
                     if weight != 1.0:
@@ -259,6 +261,7 @@ class SliceUpdate(Updates):
                 gradient = body.chunk(cut)
                 if not body.owned:
                     self._norms.add_chunk(view_of(gradient), weight)
+                    skipped = body.skipped if skipped is None else common(skipped, body.skipped)
                 if copies:
                     copies = False
                     summed.copy_(gradient)
@@ -266,16 +269,19 @@ class SliceUpdate(Updates):
                         summed.mul_(weight)
                 else:
                     summed.add_(gradient, alpha=weight)
-                body.release(cut.stop)
-            self._added = cut.stop
-        if self._added == self._size:
+                body.release(self._size - (left.stop - left.start) + cut.stop - cut.start)
+            left.take(cut.start, cut.stop)
+            if skipped is not None and len(skipped):
+                self._skipped = joined(self._skipped, skipped)
+                self._step.skip(self._skipped)
+        if left.start == left.stop:
             self._adding.clear()
             self._begins = self._in_chunks = False
 
     def step(self) -> Step:
         """Make the update; if all was dropped, the weights stay."""
         self.begin_step()
-        self._make(self._cuts[-1].stop)
+        self._make(0, self._size)
         return self.made
 
     def begin_step(self) -> None:
@@ -285,11 +291,10 @@ class SliceUpdate(Updates):
         self.made = Step(self.gradients, rate)
         self._optimizer.param_groups[0]["lr"] = rate
         self._step.skip(self._skipped)
-        self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
+        self._divisor, self._unmade, self._sum_sq = self.gradients, Rest(0, self._size), 0.0
         self._looks = self.checks_sums or self._norms.of_sum
         if self._clip_average > 0 and self.gradients > 0:
-            if self._added < self._size:
-                self._add(self._size)
+            self._add(0, self._size)
             if self._looks:
                 self._look_at_sum(0, self._size)
                 self._looks = False
@@ -309,25 +314,24 @@ class SliceUpdate(Updates):
     def chunks(self) -> Iterator[Any]:
         """Yield the weights chunk by chunk, making each on demand."""
         for cut in self._cuts:
-            if self._made < cut.stop:
-                self._make(cut.stop)
+            if self._unmade.meets(cut.start, cut.stop):
+                self._make(cut.start, cut.stop)
             yield self._served[cut]
 
-    def _make(self, stop: int) -> None:
-        """Make weights up to this element, at least; the last end the update."""
+    def _make(self, start: int, stop: int) -> None:
+        """Make these weights, at least; the last end the update."""
+        left = self._unmade
         if self._divisor > 0:
-            stop = self._step.reach(stop)
-            if self._added < stop:
-                self._add(stop)
+            start, stop = left.take(*self._step.reach(start, stop))
+            self._add(start, stop)
             if self._looks:
-                self._look_at_sum(self._made, stop)
-            self._step(self._sum, self._divisor, self._made, stop)
+                self._look_at_sum(start, stop)
+            self._step(self._sum, self._divisor, start, stop)
             if self._average is not None:
-                self._average.follow(self.weights, self._made, stop)
-            self._made = stop
+                self._average.follow(self.weights, start, stop)
         else:
-            self._made = self._size
-        if self._made == self._size:
+            left.take(0, self._size)
+        if left.start == left.stop:
             self._note_norms()
             if self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
                 self._give_back()  # receive into the buffer that may still be in the cache

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.base.errors import PeerError
 from mpisgd.vectors.chunks import cuts, squared_norm_of_chunks
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import as_tensor, host_vector, view_of, wait_for
 from mpisgd.vectors.push_format import FLOAT32, PushFormat
-from mpisgd.vectors.skipped import Runs, why_not
+from mpisgd.vectors.skipped import NOTHING, Runs, why_not
 
 PARKED_NBYTES = 2**30
 """Limit for gradients before their turn."""
@@ -46,12 +47,14 @@ class Body:
         memory: to receive into, as it travels.
         vector, view: (slice,) float32, from `arrive` on.
         squared: |vector|^2, if known.
+        skipped: elements of the last chunk without a gradient.
     """
 
     __slots__ = ("memory", "squared", "vector", "view")
 
     owned = True
     """The body is whole, and may hold the sum; otherwise chunks come."""
+    skipped: Runs = NOTHING
 
     vector: Any
     view: Any
@@ -75,8 +78,8 @@ class Body:
         """Return the elements of a chunk, once there; in order."""
         return self.memory
 
-    def release(self, stop: int | None = None) -> None:
-        """Give memory back: used up to element `stop`, or unwanted."""
+    def release(self, used: int | None = None) -> None:
+        """Give memory back: so many elements are used, or it is unwanted."""
 
     def lose(self) -> None:
         """Never use the memory again: MPI may yet write into it."""
@@ -155,8 +158,8 @@ class Whole(Body):
     def chunk(self, cut: slice) -> Any:
         return self.vector if cut.stop - cut.start == self._pool.size else self.vector[cut]
 
-    def release(self, stop: int | None = None) -> None:
-        if stop is not None and stop < self._pool.size:
+    def release(self, used: int | None = None) -> None:
+        if used is not None and used < self._pool.size:
             return
         self._discount()
         if self.vector is None:
@@ -259,18 +262,22 @@ class Stream(ABC):
         """Set the next chunk's destination."""
 
     @abstractmethod
-    def wait(self) -> None:
-        """Wait for the oldest chunk posted and not waited for."""
+    def wait(self) -> Runs:
+        """Wait for the oldest chunk posted and not waited for; return its elements without a gradient."""
+
+    def end(self) -> None:  # noqa: B027 - only messages have anything behind the last chunk
+        """Wait for what follows the last chunk."""
 
 
 class Incoming(Body):
     """A gradient that comes in chunks."""
 
-    __slots__ = ("_apart", "_landed", "_pool", "_posted", "_stream", "_taken", "_waited", "_window")
+    __slots__ = ("_apart", "_landed", "_pool", "_posted", "_stream", "_taken", "_waited", "_window", "skipped")
 
     owned = False
 
     def __init__(self, pool: ChunkPool, stream: Stream) -> None:
+        self.skipped = NOTHING
         self._pool = pool
         self._stream = stream
         self._window = pool.window()
@@ -296,7 +303,7 @@ class Incoming(Body):
         return self._taken == len(self._pool.pieces)
 
     def arrive(self, runs: Runs) -> str:
-        return why_not(runs, self._pool.pieces[-1].stop)
+        return why_not(runs, self._pool.size)
 
     def chunk(self, cut: slice) -> Any:
         self._wait(self._taken + 1)
@@ -304,11 +311,15 @@ class Incoming(Body):
 
     def _wait(self, count: int) -> None:
         while self._waited < count:
-            self._stream.wait()
+            self.skipped = self._stream.wait()
+            if why := why_not(self.skipped, self._pool.size):
+                raise PeerError(why)
             self._waited += 1
+            if self._waited == len(self._pool.pieces):
+                self._stream.end()
 
-    def release(self, stop: int | None = None) -> None:
-        if stop is None:
+    def release(self, used: int | None = None) -> None:
+        if used is None:
             self.land()
             return
         self._taken += 1
@@ -320,7 +331,7 @@ class Incoming(Body):
         """Post all receives, into new memory, and wait for none."""
         if self._posted == len(self._pool.pieces):
             return
-        self._landed, self._apart = self._pool.room(self._pool.pieces[-1].stop), self._posted
+        self._landed, self._apart = self._pool.room(self._pool.size), self._posted
         while self._posted < len(self._pool.pieces):
             self._post()
 
@@ -341,9 +352,11 @@ class ChunkPool(Pool):
     """
 
     def __init__(self, size: int, count: int, room: Callable[[int], Any], push_format: PushFormat = FLOAT32) -> None:
+        self.size = size
         self.nbytes = size * room(1).nbytes
         self.pieces = list(cuts(4 * size, count))
-        self._rooms = min(len(self.pieces), max(WINDOW, _WINDOW_NBYTES // (4 * self.pieces[0].stop)))
+        self._largest = self.pieces[-1].stop
+        self._rooms = min(len(self.pieces), max(WINDOW, _WINDOW_NBYTES // max(1, 4 * self._largest)))
         self.room = room
         self.free: list[list[Any]] = []
         self._format = push_format
@@ -359,7 +372,7 @@ class ChunkPool(Pool):
         return Incoming(self, stream)
 
     def window(self) -> list[Any]:
-        return self.free.pop() if self.free else [self.room(self.pieces[0].stop) for _ in range(self._rooms)]
+        return self.free.pop() if self.free else [self.room(self._largest) for _ in range(self._rooms)]
 
     def widened(self, came: Any) -> Any:
         """Return float32 elements, intact until the next; a size as it is."""

@@ -1,6 +1,6 @@
 """Chunks of a large slice: the first travel while the last are made.
 
-A fresh chunk is still in a core's cache. Both ends cut alike.
+A fresh chunk is still in a core's cache. Both ends cut alike. Streamed chunks go from the last element on, as a backward pass does.
 """
 
 from __future__ import annotations
@@ -30,10 +30,40 @@ def count_of(bounds: Sequence[tuple[int, int]]) -> int:
 
 
 def cuts(nbytes: int, count: int = 0) -> Iterator[slice]:
-    """Yield the chunks of a float32 vector, in elements; at least one, at most `count` (0 = any)."""
+    """Yield the chunks of a float32 vector, in elements; at least one. Streamed: at most `count`, the last elements first."""
     chunk = -(-nbytes // (count * _REGISTER_NBYTES)) * _REGISTER_NBYTES if count else CHUNK_NBYTES
-    for start in range(0, max(1, nbytes // 4), chunk // 4):
+    starts = range(0, max(1, nbytes // 4), chunk // 4)
+    for start in reversed(starts) if count else starts:
         yield slice(start, min(start + chunk // 4, nbytes // 4))
+
+
+def parts_of(bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the bounds of all chunks of streamed slices, ascending."""
+    count = count_of(bounds)
+    chunks = [(start, cut) for start, end in bounds for cut in reversed(list(cuts(4 * (end - start), count)))]
+    return [(start + cut.start, start + cut.stop) for start, cut in chunks]
+
+
+class Rest:
+    """Elements `start` to `stop` of a vector, not done yet; done from either end."""
+
+    __slots__ = ("start", "stop")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+
+    def meets(self, start: int, stop: int) -> bool:
+        return max(start, self.start) < min(stop, self.stop)
+
+    def take(self, start: int, stop: int) -> tuple[int, int]:
+        """Return what is left of elements at an end, which are done now."""
+        start, stop = max(start, self.start), min(stop, self.stop)
+        if start == self.start:
+            self.start = stop
+        else:
+            self.stop = start
+        return start, stop
 
 
 def chunks_of(vector: Any) -> list[Any]:

@@ -76,6 +76,11 @@ class Keeps:
 class Exchanges(Protocol):
     """Listener to a gradient exchanged by layers while computed."""
 
+    @property
+    def early(self) -> bool:
+        """Parts may leave during this mini-batch's backward pass."""
+        return True
+
     def need(self, shard: int) -> None:
         """Have a slice's weights in place before their first use."""
 

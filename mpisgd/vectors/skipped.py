@@ -36,6 +36,11 @@ def within(runs: Runs, start: int, end: int) -> Runs:
     return runs_of((max(first, start) - start, min(last, end) - start) for first, last in runs.tolist())
 
 
+def joined(one: Runs, other: Runs) -> Runs:
+    """Return the elements of either; the runs are apart."""
+    return runs_of(sorted([*one.tolist(), *other.tolist()]))
+
+
 def common(one: Runs, other: Runs) -> Runs:
     if not (len(one) and len(other)):
         return NOTHING

@@ -81,3 +81,6 @@ def test_a_head_that_no_batch_uses_stays_and_replay_agrees(tmp_path: Path) -> No
         assert proof.holds, (name, proof.finding)
         assert proof.evaluations == len(Run(tmp_path / name).evaluations)
     assert all(torch.equal(each, never[0]) for each in never), "the factory's, by every way"
+    whole, streamed = (torch.load(tmp_path / name / schema.WEIGHTS, weights_only=True)["theta"] for name in ("whole", "streamed"))
+    assert all(torch.equal(streamed[name], whole[name]) for name in whole if name != "mean.steps")
+    assert (Run(tmp_path / "streamed").pushes["backward_s"] > 0).any(), "chunks left during backward passes"

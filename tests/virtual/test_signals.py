@@ -182,11 +182,13 @@ def test_a_signal_at_any_time_to_any_ranks(name: str) -> None:
     assert any(ends), "some were interrupted"
 
 
+@pytest.mark.parametrize("rank", [0, 2], ids=["shard", "learner"])
 @pytest.mark.parametrize("at_s", [0.03, 0.08, 0.15, 0.23, 0.34, 0.41])
-def test_a_shard_that_stops_learners_waits_for_none_of_their_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_s: float
+def test_neither_a_shard_that_stops_learners_nor_a_signalled_learner_holds_up_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_s: float, rank: int
 ) -> None:
-    """Learners send a few chunks of all slices at a time: they wait for the other shard, which waits for learners not yet heard."""
+    """Learners send a few chunks of all slices at a time: they wait for the other shard, which waits for learners not yet heard. A
+    shard that waits for the chunks of a begun push hears nothing else."""
     monkeypatch.setattr(body, "_WINDOW_NBYTES", 0)
     changes = {
         "protocol": "hardsync",
@@ -196,4 +198,4 @@ def test_a_shard_that_stops_learners_waits_for_none_of_their_chunks(
         "network": {"bandwidth": 1e6, "node_bandwidth": 1e6},
         "compute": {"name": "lognormal", "mean_s": 0.02},
     }
-    hold(signalled(tmp_path / "run", small.SIZES, changes, 0.0, {0: at_s}))
+    hold(signalled(tmp_path / "run", small.SIZES, changes, 0.0, {rank: at_s}))

@@ -25,6 +25,7 @@ from mpisgd.config import SgdOptions
 from mpisgd.exchange import ways
 from mpisgd.exchange.exchange import Report
 from mpisgd.exchange.travel.streamed import StreamedChannel
+from mpisgd.gradient import stages
 from mpisgd.job.parts import UserObjects
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
@@ -34,6 +35,7 @@ from mpisgd.vectors import body as body_module
 from mpisgd.vectors import chunks
 from mpisgd.vectors.body import WINDOW, ChunkPool, Incoming, Stream
 from mpisgd.vectors.push_format import FLOAT32
+from mpisgd.vectors.skipped import NOTHING, Runs
 from tests.effort import spread
 from tests.unit.update.give import give
 from tests.virtual.jobs import SIZES, TENSORS, simulated
@@ -77,8 +79,8 @@ def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks:
     assert not any(each.elements for each in proof.differences)
 
 
-def seconds_of_a_round(path: Path, way: str, *, shards: int, ranks_per_node: int, **formats: str) -> float:
-    """Two learners, 44 MB, 1 Gbit/s, nothing to compute."""
+def seconds_of_a_round(path: Path, way: str, *, shards: int, ranks_per_node: int, mean_s: float = 1e-3, **changes: Any) -> float:
+    """Two learners, 44 MB, 1 Gbit/s."""
     run = simulated(
         path,
         SIZES,
@@ -86,9 +88,8 @@ def seconds_of_a_round(path: Path, way: str, *, shards: int, ranks_per_node: int
         way=way,
         shards=shards,
         virtual={"learners": 2, "ranks_per_node": ranks_per_node, "parameters": 11_000_000},
-        compute={"name": "constant", "mean_s": 1e-3},
-        network={"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10},
-        **formats,
+        compute={"name": "constant", "mean_s": mean_s},
+        **{"network": {"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10}} | changes,
     )
     return float(np.diff(run.updates["time_s"][run.updates["shard"] == 0])[10:].mean())
 
@@ -111,11 +112,27 @@ def test_both_rounded_take_as_long_as_pushes_and_pulls_one_after_the_other(tmp_p
     assert 2 * 44e6 / 125e6 <= took_s < 1.25 * 2 * 44e6 / 125e6
 
 
+def test_chunks_leave_behind_the_backward_pass(tmp_path: Path) -> None:
+    """Computing takes as long as the link; the forward pass is a third of it, and before its end nothing can leave."""
+    link_s = 44e6 / 125e6
+    network = {"node_bandwidth": 125e6, "bandwidth": 1e10, "local_bandwidth": 1e10}
+    job: dict[str, Any] = {"shards": 2, "ranks_per_node": 2, "mean_s": link_s, "network": network}
+    early = seconds_of_a_round(tmp_path / "early", "streamed", **job)
+    with mock.patch.object(stages, "leaves_early", lambda _: False):
+        late = seconds_of_a_round(tmp_path / "late", "streamed", **job)
+    assert 1.95 * link_s < late
+    assert 4 / 3 * link_s < early < 1.5 * link_s
+    pushes = Run(tmp_path / "early").pushes[-4:]  # after the trial
+    np.testing.assert_allclose(pushes["backward_s"], 2 / 3 * link_s, rtol=0.01)
+    np.testing.assert_allclose(pushes["compute_s"], link_s, rtol=0.01)
+    assert replay.replay(tmp_path / "early").reason == ""
+
+
 class Given(Stream):
     """A gradient that is all there; notes how much of it was asked for."""
 
     def __init__(self, gradient: np.ndarray) -> None:
-        self._pieces = deque(chunks.chunks_of(gradient))
+        self._pieces = deque(chunks.chunks_of(gradient)[::-1])
         self._posted = deque[Any]()
         self.asked = 0
 
@@ -123,8 +140,9 @@ class Given(Stream):
         self._posted.append(room)
         self.asked += 1
 
-    def wait(self) -> None:
+    def wait(self) -> Runs:
         self._posted.popleft()[:] = self._pieces.popleft()
+        return NOTHING
 
     @property
     def left(self) -> int:
@@ -142,7 +160,7 @@ def whole(pool: ChunkPool, body: Incoming) -> np.ndarray:
     for piece in pool.pieces:
         found.append(body.chunk(piece).numpy().copy())
         body.release(piece.stop)
-    return np.concatenate(found)
+    return np.concatenate(found[::-1])
 
 
 def test_a_shard_has_a_few_chunks_of_each_gradient(small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +323,7 @@ def test_a_run_that_measured_no_norms_is_replayed(tmp_path: Path, monkeypatch: p
     assert np.isnan(run.updates["gradient_sq"]).all()
     proof = replay.replay(run.path)
     assert proof.reason == ""
-    assert "larger chunks" in proof.not_simulated
+    assert "from the first on" in proof.not_simulated
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ class Clock(communicator.Clock):
         self._comm = comm
         self._check: Callable[[], None] | None = None
         self._mover: Mover | None = None
+        self.calls = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
         self._zero_ns = time.perf_counter_ns()
 
     def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
@@ -43,10 +44,10 @@ class Clock(communicator.Clock):
         """Call `check` at least every millisecond of a sleep."""
         self._check = check
 
-    def let_move(self) -> None:
+    def let_move(self, send: Callable[[], None] | None = None) -> None:
         if self._mover is None:
             self._mover = Mover(self._comm)
-        self._mover.let_move()
+        self._mover.let_move(send)
 
     def hold(self) -> None:
         if self._mover is not None:
@@ -65,12 +66,13 @@ class Mover:
         self._turn = threading.Lock()
         self._turn.acquire()
         self._moves = False
+        self._send: Callable[[], None] | None = None
         if MPI.Query_thread() >= MPI.THREAD_SERIALIZED:
             threading.Thread(target=self._run, name="mover", daemon=True).start()
 
-    def let_move(self) -> None:
+    def let_move(self, send: Callable[[], None] | None) -> None:
         if not self._moves:
-            self._moves = True
+            self._moves, self._send = True, send
             self._turn.release()
 
     def hold(self) -> None:
@@ -83,4 +85,6 @@ class Mover:
             while True:
                 with self._turn:
                     self._look(self._rank, 0)  # for a message that nobody sends
+                    if self._send is not None:
+                        self._send()
                 time.sleep(_EVERY_S)

@@ -89,7 +89,6 @@ class Arrivals:
             return probed
 
     def _begin_awaited(self, coming: Sequence[IncomingBodies]) -> None:
-        """Begin to receive arrived bodies, whatever `take` looks for."""
         status = self._status
         looked: set[int] = set()
         for each in coming:

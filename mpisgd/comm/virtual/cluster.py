@@ -43,12 +43,16 @@ class Waitable(ABC):
 class VirtualRank(Event, Clock):
     """A virtual rank; as an event, it goes on. `order`: of the event caused last."""
 
-    __slots__ = ("check", "dead", "now", "order", "rank", "switch", "waiting")
+    __slots__ = ("check", "dead", "now", "order", "rank", "send", "switch", "waiting")
+
+    calls = True
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.check: Callable[[], None] | None = None
         """Check that may raise to end the rank's work."""
+        self.send: Callable[[], None] | None = None
+        """Called during work."""
         self.order = rank << _ORDER_BITS
         self.now = 0
         self.switch: Callable[[], object]
@@ -67,24 +71,26 @@ class VirtualRank(Event, Clock):
     def sleep(self, seconds: float) -> None:
         self.work(round(seconds * 1e9))
 
-    def let_move(self) -> None:
-        """Do nothing: messages move by themselves."""
+    def let_move(self, send: Callable[[], None] | None = None) -> None:
+        """Call `send` during work; messages move by themselves."""
+        self.send = send
 
     def hold(self) -> None:
-        """Do nothing."""
+        self.send = None
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         self.check = check
 
     def work(self, ns: int) -> None:
-        """Let nanoseconds pass, unless `check` raises, called as between layers or micro-batches."""
-        if self.check is None:
+        """Let nanoseconds pass; call `check`, which may raise, or `send`, as between layers or micro-batches."""
+        check = self.check or self.send
+        if check is None:
             self.now += ns
             return
         end_ns = self.now + ns
         for part in range(_CHECKS):
             self.now += (end_ns - self.now) // (_CHECKS - part)
-            self.check()
+            check()
 
 
 class Cluster:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,6 +21,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.kept_state import state_kept
+
+
+class InPlace:
+    """Stand-in for `Entrances`: all weights are there before a pass."""
+
+    unseen: Collection[int] = ()
+
+    def __init__(self, count: int) -> None:
+        self.needed = [True for _ in range(count)]
+
+    def begin(self) -> None:
+        """Ask for nothing, here and below."""
+
+    def end(self) -> None: ...
+
+    def need_the_others(self) -> None: ...
 
 
 class Entrances:
@@ -38,7 +54,7 @@ class Entrances:
         self, model: FlatModel, bounds: Sequence[tuple[int, int]], forward: Callable[[], object], need: Callable[[int], None]
     ) -> None:
         self.needed = [False for _ in bounds]
-        self.unseen = set[int]()
+        self.unseen: Collection[int] = set[int]()
         self._need = need
         self._passing = False
         slices_of = {parameter: numbers for _, parameter, numbers in within(model.module, bounds)}
@@ -88,7 +104,7 @@ def within(model: nn.Module, bounds: Sequence[tuple[int, int]]) -> Iterator[tupl
 def refused(name: str, *, unseen: bool) -> ConfigError:
     why = "the weights were used before the call of the module" if unseen else "the gradient came in parts"
     return ConfigError(
-        f"per_layer, or an allreduce in buckets: expected whole vectors for this model: {why}: parameter {name}; leave per_layer"
+        f"per_layer, buckets or streamed chunks: expected whole vectors for this model: {why}: parameter {name}; leave per_layer"
         " out, or set MPISGD_TRAVEL=whole"
     )
 

@@ -1,4 +1,4 @@
-"""A gradient exchanged part by part: a part is a shard's slice, or an allreduce's bucket (`vectors/buckets.py`).
+"""A gradient exchanged part by part: a part is a shard's slice, an allreduce's bucket (`vectors/buckets.py`), or a streamed chunk.
 
 A part's weights are requested at the first module to use them (`entrances.py`); the part leaves after its last parameter's
 gradient. Layers may be tied, entered often, out of order, or never.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from mpisgd.gradient.by_layers.entrances import Entrances, refused, within
+from mpisgd.gradient.by_layers.entrances import Entrances, InPlace, refused, within
 from mpisgd.gradient.objective import function_of
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel, pass_back
 from mpisgd.vectors.kept_state import state_kept
+from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class GradientInParts(Computes):
@@ -22,6 +23,7 @@ class GradientInParts(Computes):
         pushed: `gradient`, or the stage after.
         held: parts wait for the whole gradient (`stages.held`).
         own: numbers of parts that stay here; they leave last.
+        streamed: weights are in place before a pass. Parts wait in the first mini-batch, and in all, if a gradient comes in pieces.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class GradientInParts(Computes):
         *,
         held: bool,
         own: Collection[int] = (),
+        streamed: bool = False,
     ) -> None:
         self.samples = 0
         self.waited, self.scaled = pushed.waited, pushed.scaled
@@ -42,7 +45,9 @@ class GradientInParts(Computes):
         self._pushed = pushed
         self._exchange = exchange
         self._held = held
-        self._passing = False
+        self._tried: set[str] | None = set() if streamed else None
+        """Parameters with a gradient, while parts wait to see whether each comes once."""
+        self._in_pieces = self._passing = False
         self._seq, self._loss = 0, 0.0
         self._stays = [number in own for number in range(len(bounds))]
         self._left = [False for _ in bounds]
@@ -58,7 +63,7 @@ class GradientInParts(Computes):
             with state_kept(model.module, function_of(gradient.single.objective)):
                 gradient.single.forward(0)
 
-        self._entrances = Entrances(model, bounds, forward, exchange.need)
+        self._entrances = InPlace(len(bounds)) if streamed else Entrances(model, bounds, forward, exchange.need)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
@@ -83,9 +88,14 @@ class GradientInParts(Computes):
         finally:
             self._passing = False
             self._entrances.end()
-        for number in sorted(reversed(range(len(self._left))), key=self._stays.__getitem__):
+        if not self._held:
+            self._model.take_gradients_back()
+            self._gradient.single.note_skipped()
+        for number in sorted(reversed(range(len(self._left))), key=self._stays.__getitem__) if self._exchange.early else ():
             if not self._left[number]:
-                self._leave(number)
+                self._leave(number, self._gradient.skipped)
+        if not self._in_pieces:
+            self._tried = None
         self.rounded, self.skipped = self._pushed.rounded, self._gradient.skipped
         return self._loss
 
@@ -101,21 +111,29 @@ class GradientInParts(Computes):
         def hook(_: object) -> None:
             if not self._passing:
                 return
+            if self._tried is not None:
+                self._in_pieces |= name in self._tried
+                self._tried.add(name)
+            if self._tried is not None or not self._exchange.early:
+                return
+            complete = []
             for number in reversed(numbers):
                 unseen = number in self._entrances.unseen or not self._entrances.needed[number]
                 if unseen or self._left[number]:
                     raise refused(name, unseen=unseen)
                 self._missing[number].discard(name)
                 if not (self._held or self._missing[number] or self._stays[number]):
-                    self._leave(number)
+                    complete.append(number)
+            if complete:
+                self._model.take_gradients_back()
+            for number in complete:
+                self._leave(number, NOTHING)
 
         return hook
 
-    def _leave(self, number: int) -> None:
+    def _leave(self, number: int, skipped: Runs) -> None:
         self._left[number] = True
         if not self._held:
-            self._model.take_gradients_back()
             self._pushed.finish_slice(number)
-            self._gradient.single.note_skipped()
-        told = self._loss, self._pushed.rounded_of(number), self._pushed.scaled.by, self._gradient.skipped
+        told = self._loss, self._pushed.rounded_of(number), self._pushed.scaled.by, skipped
         self._exchange.leave(number, self._seq, self.samples, *told)

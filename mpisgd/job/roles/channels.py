@@ -69,9 +69,10 @@ def learner_channel(
     # Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
     early = config.per_layer and config.protocol.alike and not (config.agrees or tolerant)
     cut = config.ahead > 0 and in_pieces(roles)
-    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, early=early)
+    apart = early or stages.leaves_early(config)
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, early=apart)
     if config.way == STREAMED:
-        return StreamedChannel(*ends, consistent=protocol.consistent)
+        return StreamedChannel(*ends, consistent=protocol.consistent, next_clock=protocol.next_clock)
     if early:
         when = EARLY._replace(next_clock=protocol.next_clock)
     elif config.per_layer:

@@ -161,7 +161,9 @@ class RankRole:
         log, resumption = self.setup.config.log, self.setup.resumption
         attributes = {} if resumption is None else resumption.attributes(before)
         config = self.setup.config
-        tables = schema.tables_of_shard(config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16")
+        tables = schema.tables_of_shard(
+            config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16", early=stages.leaves_early(config)
+        )
         return TableFile(
             self.setup.path / name if log.enabled and name else None,
             shard=shard,

@@ -153,7 +153,7 @@ class LearnerRole(RankRole):
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._move_out = None if shared is None else computed.move_out
         self._gradient: Computes = pushed
-        if config.per_layer:
+        if config.per_layer or stages.leaves_early(config):
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
 
     def train(self) -> None:

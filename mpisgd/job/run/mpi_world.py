@@ -31,6 +31,7 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.buckets import Bucket
+from mpisgd.vectors.chunks import parts_of
 from mpisgd.vectors.computing import Computes, Travels
 from mpisgd.vectors.memory import Memory, pin, unpin
 
@@ -122,12 +123,14 @@ class MpiWorld(World):
         return stages.buckets_of(self.config, self.tensors.model.layers, self._setup.bounds)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
-        bounds, own = self._setup.bounds, list[int]()
+        streamed = stages.leaves_early(self.config)
+        bounds, own = parts_of(self._setup.bounds) if streamed else self._setup.bounds, list[int]()
         if buckets := self.buckets():
             place = self.roles.learner_ranks.index(rank)
             bounds = [(bucket.start, bucket.end) for bucket in buckets]
             own = [number for number, bucket in enumerate(buckets) if bucket.owner == place]
-        return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, held=stages.held(self.config), own=own)
+        how: dict[str, Any] = {"held": stages.held(self.config), "own": own, "streamed": streamed}
+        return GradientInParts(computed, pushed, self.tensors.model, bounds, channel, **how)
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         """Make the update; a mere shard may drop the model."""

@@ -87,7 +87,6 @@ class Start:
         self._check_schedule()
 
     def _take_callbacks(self) -> None:
-        """Refuse callbacks given twice, or under an unknown name."""
         self.callbacks = self._agree(lambda: given(self.config.callbacks, self.user_objects.callbacks))
 
     def _find_ranks(self) -> None:
@@ -120,12 +119,10 @@ class Start:
             terminal.warn(f"{text}; raise the hard limit, `ulimit -Hn`, on all nodes, before the ranks are started")
 
     def _find_loggers(self) -> None:
-        """Refuse loggers that are not installed."""
         told = self._rank in (self.roles.shard_ranks[0], self.roles.evaluator_rank)
         self._agree(lambda: loggers.check(self.config.loggers, used=told))
 
     def _load_data(self) -> None:
-        """Refuse other data than learner 0's."""
         config, comm = self.config, self.comm
         self._heartbeat.know(self.ranks, partial(name, self.roles, self.ranks))
         torch.set_num_threads(config.threads or self.ranks.threads)
@@ -138,11 +135,9 @@ class Start:
         require_alike(comm, "data", self._agree(lambda: None if data is None else of_data(data, config.seed)), root=self._first)
 
     def _load_loss(self) -> None:
-        """Refuse an unknown loss, or step."""
         self.loss = self._agree(lambda: parts.load_loss(self.config, self.user_objects))
 
     def _measure_stages(self) -> None:
-        """Measure stages on learner 0, for all."""
         if not balance.measures_stages(self.config):
             return
 
@@ -154,21 +149,18 @@ class Start:
         self.config = balance.with_stages_at(self.config, self.comm.bcast(self._agree(measure), root=self._first))
 
     def _choose_devices(self) -> None:
-        """Refuse a rank without GPU."""
         computes, serves = self.data is not None, self._rank in self.roles.shard_ranks
         self.device, self.shard_device = self._agree(
             lambda: (self._device("device", used=computes), self._device("shard_device", used=serves))
         )
 
     def _build_model(self) -> None:
-        """Refuse a misfit of model and options."""
         own = self.config, self.meta, self.user_objects, self.device
         needed = pieces_needed_by(self.config, self.roles, self._rank)
         self.model = self._agree(lambda: parts.build_model(*own, resumed=self.resumed, needed=needed))
         self._agree(lambda: check_pieces(self.config, self.model.module))
 
     def _cut_slices(self) -> None:
-        """Refuse too many shards, or too few samples."""
         self.asked = config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         asked = self.roles, self.ranks.hosts, self.bounds
@@ -193,7 +185,6 @@ class Start:
             require_alike(comm, "model", facts if stage == own else None, root=self.roles.shard_ranks[shards.start])
 
     def _group_parameters(self) -> None:
-        """Refuse a parameter group that matches nothing."""
         self._agree(lambda: self.tensors.segments)  # before a shard gives up its model
 
     def _try_first_batch(self) -> None:
@@ -207,7 +198,6 @@ class Start:
         tensors.metrics = comm.bcast(tensors.metrics, root=self._first)  # a dedicated evaluator has not checked
 
     def _check_schedule(self) -> None:
-        """Refuse an impossible schedule."""
         config, roles = self.config, self.roles
         # A rank that may evaluate alone, or keeps the best weights, needs all.
         jointly = config.partitioned and not (roles.dedicated_evaluator or roles.tolerant or config.evaluation.best)
@@ -243,7 +233,6 @@ class Start:
         return self.config.partitioned and not self.config.init_from
 
     def _device(self, field: str, *, used: bool) -> str:
-        """Return this rank's GPU, made current, or "cpu"."""
         config, ranks = self.config, self.ranks
         if not used or getattr(config, field) == "cpu":
             return "cpu"
@@ -273,7 +262,6 @@ class Start:
         return cast("MPI.Intracomm", self.comm.Split(self.roles.index(self._rank), self.roles.stage(self._rank)))
 
     def _check(self, group: MPI.Intracomm | None) -> Facts | None:
-        """Check the first mini-batch; `group` has the model together."""
         tensors = self.tensors
         if not self._learns or tensors.data is None:
             return None

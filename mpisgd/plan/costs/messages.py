@@ -23,6 +23,7 @@ from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
 from mpisgd.exchange.ways import IN_PLACE, STREAMED, WHOLE
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Verdict
 from mpisgd.report import link_speed
@@ -92,7 +93,7 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
         return _bandwidth_between_nodes(run, rows, default)
     local, low, of_learners = ~_apart(run)[0][rows["learner_id"]], _low_share(run), _hosts_of_learners(run)
     streamed = _way(run) == STREAMED  # pushes and pulls go on together
-    pull_s, name = (rows["wait_s"] + rows["pull_s"], "wait_s + pull_s") if streamed else (rows["pull_s"], "pull_s")
+    pull_s, name = (_streamed_s(rows), "backward_s + push_s + wait_s + pull_s") if streamed else (rows["pull_s"], "pull_s")
     here, there = (_rate(nbytes, pull_s[which], low) for which in (local, ~local))
     source = f"{100 * low:.2g} % quantile of {name}"
     seen = [
@@ -139,7 +140,7 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
         if streamed or parted:  # push_s is of the beginning; a pull ends with both, or hides behind computing
             pushes, pulls = 0.0, 0.0 if run.config.get("ahead") == 2 else max(mine.sent, mine.received)
             if streamed:
-                pull_s = float(np.median(own["wait_s"] + own["pull_s"])) if len(own) else None
+                pull_s = float(np.median(_streamed_s(own))) if len(own) else None
         elif push_s:
             push_s = float(np.quantile(own["push_s"], LOW))
         found = [nbytes / took_s for nbytes, took_s in ((pushes, push_s), (pulls, pull_s)) if nbytes and took_s]
@@ -153,6 +154,11 @@ def _bandwidth_between_nodes(run: Run, rows: LogRows, default: NetworkOptions) -
     seen += [Cost(f"bandwidth, link of {host}", rates[host], "bytes/s", _BESIDE) for host in slow if host in rates]
     slow_links = {node: there / rates[host] for host, node in slow.items() if host in rates}
     return NetworkOptions(bandwidth=max(there, default.local_bandwidth), node_bandwidth=there, slow_links=slow_links), seen
+
+
+def _streamed_s(rows: LogRows) -> np.ndarray:
+    """Return the seconds from a streamed push's header to the weights."""
+    return np.asarray(schema.backward_s(rows) + rows["push_s"] + rows["wait_s"] + rows["pull_s"])
 
 
 def _way(run: Run) -> str:

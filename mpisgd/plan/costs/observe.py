@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import about, arrivals, books
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 
 _WARM_PUSHES = 2
@@ -119,7 +120,7 @@ def lag(run: Run, start_s: float = 0.0) -> Lag:
     before, after = rows[:-1], rows[1:]
     waits = arrivals.synchronous(run) or about.protocol_name(run) == "ssp"
     since_s = before["answer_s"] if waits else before["arrival_s"]
-    lags_s = after["arrival_s"] - since_s - after["compute_s"] - after["delay_s"]
+    lags_s = after["arrival_s"] - since_s - after["compute_s"] - after["delay_s"] + schema.backward_s(after)
     usable = (after["learner_id"] == before["learner_id"]) & (before["arrival_s"] >= start_s) & np.isfinite(lags_s)
     return Lag(float(lags_s[usable].mean()), float(lags_s[usable].std())) if usable.any() else Lag(0.0, 0.0)
 

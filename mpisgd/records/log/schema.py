@@ -54,7 +54,7 @@ LogRows: TypeAlias = Any
 
 SCHEMA_VERSION = 4
 
-RULES = 8
+RULES = 9
 """Version of the rules of a run that neither configuration nor log names; `rules` in config.toml's [environment], 1 where missing.
 Earlier rules: `docs/explanation/log-is-a-proof.md`."""
 
@@ -162,8 +162,9 @@ COLUMNS["pushes"] += (
     Column("portion", np.int64, "", "only where data are dealt: the gradient's portion"),
     Column("neighbour_s", np.float64, "s", _NEIGHBOUR),
     Column("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of the learner"),
+    Column("backward_s", np.float64, "s", "only where streamed chunks leave during it: the part of compute_s after the header"),
 )
-_EXTRAS = ((), ("portion",), ("neighbour_s",), ("scale",), ("portion", "scale"))
+_EXTRAS = ((), ("portion",), ("neighbour_s",), ("scale",), ("portion", "scale"), ("backward_s",))
 
 
 UPDATES = _table(
@@ -283,9 +284,15 @@ def tables_of(path: Path) -> dict[str, np.dtype]:
     return COORDINATOR if path.name.startswith("coordinator.") else TABLES
 
 
-def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
-    there = {"portion": sampling == "dealt", "neighbour_s": in_groups, "scale": scaled}
+def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False, early: bool = False) -> dict[str, np.dtype]:
+    there = {"portion": sampling == "dealt", "neighbour_s": in_groups, "scale": scaled, "backward_s": early}
     return {**TABLES, "pushes": wider("pushes", [name for name in there if there[name]])}
+
+
+def backward_s(pushes: LogRows) -> np.ndarray:
+    """Return seconds of computing behind each push's header; mostly 0."""
+    there = "backward_s" in (pushes.dtype.names or ())
+    return np.nan_to_num(pushes["backward_s"]) if there else np.zeros(len(pushes))
 
 
 def place(table: str) -> int:

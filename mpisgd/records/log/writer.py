@@ -96,7 +96,6 @@ class _Table:
             self.filled = 0
 
     def _write_amendments(self, data: Rows) -> None:
-        """Amend flushed rows chunk by chunk."""
         chunks: dict[int, list[tuple[int, str, float]]] = {}
         for number, field, value in self._amendments:
             chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
@@ -249,6 +248,7 @@ _EXTRA: Mapping[str, Callable[[Push], float]] = {
     "portion": lambda push: push.portion,
     "neighbour_s": lambda push: push.neighbour_ns * 1e-9,
     "scale": lambda push: push.scale,
+    "backward_s": lambda push: push.backward_ns * 1e-9,
 }  # columns that only some runs have
 
 

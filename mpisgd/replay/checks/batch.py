@@ -134,7 +134,6 @@ class Batch:
                 refuse(why, log.shard, "updates", row=at, clock=self.clock + 1)
 
     def _go_on(self) -> None:
-        """Cut slices anew at the next attempt; all else continues."""
         while self.clock == self._stretch.end and (following := next(self._stretches, None)) is not None:
             self._stretch = following
             self.bounds = parts.bounds(following.record.config, self.tensors.model)

@@ -25,7 +25,6 @@ def check_numbers(record: Record) -> None:
 
 
 def _impossible(record: Record, log: ShardRecord) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield table, column, and impossible rows."""
     pushes, events = log.pushes, log.events
     for table, rows, least in (("pushes", pushes, 0), ("events", events, -1)):
         yield table, "learner_id", (rows["learner_id"] < least) | (rows["learner_id"] >= record.lambda_)

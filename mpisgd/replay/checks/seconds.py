@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from mpisgd.gradient.straggler import Delays
+from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event, LogRows, Reason
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
@@ -150,9 +151,12 @@ def _most(elapsed: np.ndarray) -> np.ndarray:
 def _check_floats(record: Record, shard: ShardRecord) -> None:
     if record.config.push_format == "float32" and (wrong := np.flatnonzero(shard.pushes["rounded"] != 0)).size:
         _refuse(shard, int(wrong[0]), f"rounded {shard.pushes['rounded'][wrong[0]]}: gradients were pushed as float32")
+    behind = schema.backward_s(shard.pushes)
     for name in _spent(shard.pushes):
         if (wrong := np.flatnonzero(~(shard.pushes[name] >= 0))).size:
             _refuse(shard, int(wrong[0]), f"{name} {shard.pushes[name][wrong[0]]}")
+    if (wrong := np.flatnonzero(~((behind >= 0) & (behind <= shard.pushes["compute_s"])))).size:
+        _refuse(shard, int(wrong[0]), f"backward_s {behind[wrong[0]]}, compute_s {shard.pushes['compute_s'][wrong[0]]}")
 
 
 def _spent(pushes: LogRows) -> tuple[str, ...]:
@@ -165,12 +169,13 @@ def _check_spent(shard: ShardRecord, rows: LogRows, *, ahead: bool) -> None:
     `ahead`: a bucketed allreduce may compute before this shard made the weights.
     """
     pushes = shard.pushes[rows]
-    computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
+    behind = schema.backward_s(pushes)
+    computed = pushes["compute_s"] - behind + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
     since_answer = pushes["arrival_s"][1:] - pushes["answer_s"][:-1]
     for at in np.flatnonzero((computed[1:] > _most(since_answer)) & (not ahead))[:1] + 1:
         why = f"{computed[at]} s of computing and delay, but the push came {since_answer[at - 1]} s after the weights were given"
         _refuse(shard, int(rows[at]), why)
-    spent = np.cumsum(sum(pushes[name] for name in _spent(pushes)))
+    spent = np.cumsum(sum(pushes[name] for name in _spent(pushes))) - behind
     spent -= spent[0] if ahead else pushes["wait_s"][0] + pushes["pull_s"][0]
     elapsed = pushes["arrival_s"] - shard.start.since_s
     for at in np.flatnonzero(~(spent <= _most(elapsed)))[:1]:

@@ -88,8 +88,10 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-SOME = {name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _T), ("scale", _P))}
-"""Columns of some runs: with dealt data, groups of ranks, or scaled losses."""
+SOME = {
+    name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _T), ("scale", _P), ("backward_s", _T))
+}
+"""Columns of some runs: with dealt data, groups of ranks, scaled losses, or chunks that leave early."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),

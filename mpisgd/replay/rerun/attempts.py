@@ -94,7 +94,6 @@ def run_again(record: Record, user_objects: UserObjects, proof: Proof, reach: Re
 
 @contextmanager
 def _noting(proof: Proof) -> Iterator[None]:
-    """Note a finding, and go on."""
     try:
         yield
     except Untrue as untrue:
@@ -102,7 +101,6 @@ def _noting(proof: Proof) -> Iterator[None]:
 
 
 def _look_at(record: Record, attempt: Record, job: Again, proof: Proof) -> None:
-    """Compare [environment], and look at the model. Raises Untrue."""
     tensors = job.world.tensors
     if attempt.attempt == 0 and tensors is not None and (why := why_not(record, tensors.model.module)):
         proof.which = "none"
@@ -178,7 +176,6 @@ def _compare_evaluations(record: Record, path: Path, unmade: set[int], told_anew
 
 
 def _compare_results(record: Record, path: Path, job: Again, proof: Proof) -> None:
-    """Compare weights and divergence of a finished run. Raises Untrue, DataError."""
     world = job.world
     if record.done is None or not isinstance(world, TensorLogWorld):
         return
@@ -189,7 +186,6 @@ def _compare_results(record: Record, path: Path, job: Again, proof: Proof) -> No
 
 
 def _waypoints(stretch: Stretch, path: Path, world: VirtualWorld, clocks: Sequence[int]) -> list[Waypoint]:
-    """Describe shards that came so far."""
     record, clock, found = stretch.record, stretch.seam, []
     for log in record.shards if isinstance(world, TensorLogWorld) else ():
         assert isinstance(world, TensorLogWorld)

@@ -236,7 +236,6 @@ class LearnerPulls:
 
     @property
     def _final(self) -> int:
-        """Return the place of the pull after the last push."""
         if self._given >= 0:
             return max(0 if self._both_ways else int(self._at[-1]) + 1, self._turns.after(self._given - self._start))
         back = max(self._returns(), default=-1)

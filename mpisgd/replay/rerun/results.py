@@ -54,7 +54,6 @@ def _near(said: Tensor | None, made: Tensor | None, tolerance: float) -> bool:
 
 
 def _comparable(tensor: Tensor) -> Tensor:
-    """Return the tensor dense, 8-bit floats as float32."""
     dense = tensor.to_dense() if tensor.layout != torch.strided else tensor
     return dense.float() if dense.is_floating_point() and dense.element_size() == 1 else dense
 

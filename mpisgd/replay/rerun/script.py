@@ -339,7 +339,6 @@ def _unlogged(log: ShardRecord) -> dict[int, int]:
 
 
 def _parted(log: ShardRecord) -> set[int]:
-    """Return learners that said goodbye."""
     return set(log.events["learner_id"][log.events["kind"] == Event.GOODBYE].tolist())
 
 
@@ -355,7 +354,6 @@ def _leaves_first(log: ShardRecord, learner_id: int) -> bool:
 
 
 def _pushing(arrived: Arrived) -> set[int]:
-    """Return ranks with an untaken push."""
     return {message.source.rank for message in arrived[Tag.PUSH]}
 
 

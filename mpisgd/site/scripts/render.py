@@ -218,7 +218,6 @@ class Script:
         return launchers.words(self.launcher, asked.system, self._bound, ranks=ranks, threads=threads, **counts)
 
     def _bind(self, name: LauncherName) -> str:
-        """Return a launcher's binding words after a blank."""
         words = launchers.bound(name, self._bound).format(threads='"$OMP_NUM_THREADS"')
         return f" {words}" if words else ""
 

@@ -112,7 +112,7 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
             1,
             Tag.GRADIENT,
             b"\0" * 24,
-            "rank 1 sent GRADIENT, 24 bytes: expected one of PUSH, PULL, ANSWER, PART, GOODBYE, NOTICE, GAVE_UP, INTERRUPT, ROUND",
+            "rank 1 sent GRADIENT, 24 bytes: expected one of PUSH, PULL, ANSWER, PART, COMPUTED, GOODBYE, NOTICE, GAVE_UP",
         ),
         (1, Tag.WEIGHTS, b"\0" * 24, "rank 1 sent WEIGHTS, 24 bytes: expected one of"),
         (1, 77, b"\0" * 24, "rank 1 sent tag 77, 24 bytes: expected one of"),

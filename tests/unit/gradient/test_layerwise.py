@@ -17,11 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import replace
 from mpisgd.gradient import stages
+from mpisgd.gradient.by_layers.entrances import InPlace
 from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.job import parts
 from mpisgd.job.tensors import Tensors
-from mpisgd.protocols import AllreduceOptions
+from mpisgd.protocols import AllreduceOptions, HardsyncOptions
 from mpisgd.records.log.schema import RULES
 from mpisgd.vectors.buckets import buckets
 from mpisgd.vectors.computing import Travels
@@ -135,6 +136,8 @@ class Batch(Travels):
 class Shards:
     """Gives weights when they are needed, and not before; keeps each gradient as it was when it was left."""
 
+    early = True
+
     def __init__(self, model: FlatModel, bounds: list[tuple[int, int]]) -> None:
         self.model = model
         self.bounds = bounds
@@ -173,12 +176,22 @@ def followed(module: nn.Module, shards: int | None = None, held: bool = False) -
     return GradientInParts(batch, batch, model, bounds, exchange, held=held), exchange, batch  # type: ignore[arg-type]
 
 
+def streamed(module: nn.Module, elements: int = 5) -> tuple[GradientInParts, Shards, Batch]:
+    """In chunks, which know nothing of layers."""
+    model = FlatModel(module)
+    bounds = [(start, min(start + elements, model.size)) for start in range(0, model.size, elements)]
+    exchange, batch = Shards(model, bounds), Batch(model)
+    return GradientInParts(batch, batch, model, bounds, exchange, held=False, streamed=True), exchange, batch  # type: ignore[arg-type]
+
+
 def computed_by_both(seq: int, whole: Batch, gradient: GradientInParts, exchange: Shards) -> float:
     """The loss of a mini-batch, which must be the same; so must be the bits of the gradient."""
     whole.prepare(seq)
     expected = whole.forward(seq)
     expected.backward()  # type: ignore[no-untyped-call]
     exchange.take_back()
+    if isinstance(gradient._entrances, InPlace):
+        exchange.model.weights.copy_(exchange.weights)
     gradient.prepare(seq)
     assert gradient.compute(seq) == expected.item()
     assert torch.equal(exchange.gradients, whole.model.gradients)
@@ -206,6 +219,46 @@ def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_who
         assert exchange.seen == {(seq, 5, expected)}
     buffers = dict(exchange.model.module.named_buffers())
     assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.model.module.named_buffers())
+
+
+@pytest.mark.parametrize("kind", spread(KINDS, 3))
+def test_chunks_leave_once_each_with_the_bits_of_the_whole(kind: str) -> None:
+    """Whatever the order of the passes; weights are there before."""
+    whole = Batch(FlatModel(seeded(kind)))
+    gradient, exchange, _ = streamed(seeded(kind))
+    for seq in range(3):
+        expected = computed_by_both(seq, whole, gradient, exchange)
+        assert sorted(exchange.told) == [("leave", chunk) for chunk in range(len(exchange.bounds))]
+        assert exchange.seen == {(seq, 5, expected)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "early"),
+    [("in order", True), ("tied", True), ("checkpointed", True), ("one unused", True), ("twice in reentrant checkpoints", False)],
+)
+def test_chunks_leave_early_unless_the_first_mini_batch_has_a_gradient_in_pieces(kind: str, early: bool) -> None:
+    """Of the first nobody knows yet."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        if kind in KINDS:
+            return KINDS[kind]()
+        return Net(lambda net, x: two(net, x.requires_grad_(), use_reentrant=True), a=(a := linear()), b=a)
+
+    whole = Batch(FlatModel(make()))
+    gradient, exchange, _ = streamed(make())
+    there: list[bool] = []
+    leave = exchange.leave
+
+    def looking(chunk: int, *told: Any) -> None:
+        there.append(bool(exchange.model.gradients[: exchange.bounds[0][1]].any()))
+        leave(chunk, *told)
+
+    exchange.leave = looking  # type: ignore[method-assign]
+    for seq in range(3):
+        there.clear()
+        computed_by_both(seq, whole, gradient, exchange)
+        assert all(there) == (seq == 0 or not early), "the first layer's gradient is the last to come"
 
 
 def in_function() -> nn.Module:
@@ -332,7 +385,10 @@ def test_gradients_that_come_in_parts_are_refused() -> None:
         gradient.compute(0)
 
 
-BUCKETED: dict[str, Any] = {"protocol": AllreduceOptions(), "way": "buckets"}
+PARTED: dict[str, dict[str, Any]] = {
+    "buckets": {"protocol": AllreduceOptions(), "way": "buckets"},
+    "streamed": {"protocol": HardsyncOptions(), "way": "streamed"},
+}
 """The program's own choice over slow links: nothing that goes in whole may be refused."""
 
 
@@ -341,11 +397,12 @@ SEEN = ("torch.jit.script", "adversarial samples")
 TAKEN = [name for name, idiom in ZOO.items() if not idiom.refused]
 
 
+@pytest.mark.parametrize("way", PARTED)
 @pytest.mark.parametrize("name", [name if name in SEEN else pytest.param(name, marks=pytest.mark.slow) for name in TAKEN])
-def test_what_torchs_loop_takes_goes_in_buckets(name: str, tmp_path: Path) -> None:
-    """Of three owners; weights are NaN until they are needed."""
-    idiom = ZOO[name]
-    config = replace(idiom.made(tmp_path), **BUCKETED)
+def test_what_torchs_loop_takes_goes_in_parts(name: str, way: str, tmp_path: Path) -> None:
+    """Of three owners; in buckets weights are NaN until they are needed."""
+    idiom, early = ZOO[name], way == "streamed"
+    config = replace(idiom.made(tmp_path), **PARTED[way])
     whole, parted = (
         Tensors.load(config, idiom.user_objects, parts.load_data(config, idiom.user_objects), 1, RULES, "cpu") for _ in range(2)
     )
@@ -354,11 +411,14 @@ def test_what_torchs_loop_takes_goes_in_buckets(name: str, tmp_path: Path) -> No
     one, other, model = whole.gradient(0), parted.gradient(0), parted.model
     bounds = [(each.start, each.end) for each in buckets(model.layers, slice_bounds(model.size, min(3, model.size)), 64)]
     exchange = Shards(model, bounds)
-    gradient = GradientInParts(other, other, model, bounds, exchange, held=stages.held(config))  # type: ignore[arg-type]
+    how: dict[str, Any] = {"held": stages.held(config), "streamed": early}
+    gradient = GradientInParts(other, other, model, bounds, exchange, **how)  # type: ignore[arg-type]
     for seq in range(3):
         one.prepare(seq)
         loss = one.compute(seq)
         exchange.take_back()
+        if early:
+            model.weights.copy_(exchange.weights)
         gradient.prepare(seq)
         assert gradient.compute(seq) == loss
         assert torch.equal(exchange.gradients, whole.model.gradients)

@@ -19,7 +19,7 @@ from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slot
 from mpisgd.update.schedule import make as make_schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.body import Body
-from mpisgd.vectors.chunks import CHUNK_NBYTES, cuts
+from mpisgd.vectors.chunks import CHUNK_NBYTES, Rest, cuts
 from mpisgd.vectors.memory import host_view
 from tests.effort import examples
 from tests.unit.fakes import tensor
@@ -333,9 +333,10 @@ TORCHS: dict[OptimizerOptions, Callable[[list[torch.nn.Parameter]], torch.optim.
 }
 
 
+@pytest.mark.parametrize("count", [0, 5], ids=["from the first", "from the last"])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("options", TORCHS, ids=lambda options: f"{type(options).__name__}-{getattr(options, 'momentum', '')}")
-def test_chunk_by_chunk_every_optimiser_has_the_bits_of_torchs_own(options: OptimizerOptions, fused: bool) -> None:
+def test_chunk_by_chunk_every_optimiser_has_the_bits_of_torchs_own(options: OptimizerOptions, fused: bool, count: int) -> None:
     """`fused`: of runs of rules before 6."""
     size = 2 * CHUNK_NBYTES // 4 + 77
     ours, theirs = torch.linspace(-1, 1, size), torch.nn.Parameter(torch.linspace(-1, 1, size))
@@ -346,11 +347,10 @@ def test_chunk_by_chunk_every_optimiser_has_the_bits_of_torchs_own(options: Opti
     for divisor in (3, 1, 2):
         gradient = torch.randn(size) * divisor
         theirs.grad = gradient / divisor
-        made = 0
-        for cut in cuts(4 * size):
-            if made < cut.stop:
-                start, made = made, step.reach(cut.stop)
-                step(gradient, divisor, start, made)
+        left = Rest(0, size)
+        for cut in cuts(4 * size, count):
+            if left.meets(cut.start, cut.stop):
+                step(gradient, divisor, *left.take(*step.reach(cut.start, cut.stop)))
         torchs.step()
         if fused:  # whose last bits depend on where chunks end
             torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-6)

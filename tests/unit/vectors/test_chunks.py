@@ -65,9 +65,9 @@ def test_streamed_slices_have_64_chunks_but_none_tiny_or_huge(mib: float, count:
     assert chunks.count_of([(0, size), (size, size + largest)]) == count
     parts = list(chunks.cuts(4 * size, count))
     assert len(parts) in ({count} if size == largest else range(1, count + 1))
-    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
-    assert parts[-1].stop == size
-    assert all((part.stop - part.start) % 16 == 0 for part in parts[:-1]), "registers are filled"
+    assert [part.stop for part in parts] == [size, *(part.start for part in parts[:-1])], "the last elements first"
+    assert parts[-1].start == 0
+    assert all((part.stop - part.start) % 16 == 0 for part in parts[1:]), "registers are filled"
 
 
 def test_sizes_and_nothing_are_one_chunk(small_chunks: None) -> None:

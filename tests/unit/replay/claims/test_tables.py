@@ -48,20 +48,20 @@ def test_what_is_checked(table: str, column: str, run_of: Callable[..., Path]) -
         assert refused(path)
 
 
-def test_for_waiting_for_neighbours_there_was_room(run_of: Callable[..., Path]) -> None:
-    """A column that only runs of groups have."""
-    column = "neighbour_s"
+@pytest.mark.parametrize(("column", "name"), [("neighbour_s", "groups"), ("backward_s", "slices")])
+def test_for_seconds_that_only_some_runs_have_there_was_room(column: str, name: str, run_of: Callable[..., Path]) -> None:
+    """Of groups that wait for neighbours, and of chunks that leave during the backward pass."""
     assert trust_table.SOME[column].standing is Standing.TRUST
     assert column in trust_table.table(columns=(column,))[0][3] and column not in trust_table.table()[0][3]
     for which in range(2):
-        path = run_of("groups", real=True)
+        path = run_of(name, real=True)
 
         def much_more(rows: np.ndarray, which: int = which) -> None:
             rows[column][a_row(rows, column)] = much(rows[column][0])[which]
 
         change(path, "pushes", much_more)
         assert refused(path)
-    path = run_of("groups", real=False)
+    path = run_of(name, real=False)
 
     def a_little(rows: np.ndarray) -> None:
         rows[column][a_row(rows, column)] = little(column, rows[column][a_row(rows, column)])
