@@ -83,7 +83,7 @@ class Shard:
         self._resumed = False
         self._parked: dict[int, Push] = {}
         self._coming: list[tuple[Push, int, Verdict, float]] = []
-        """Rows of pushes that come in chunks."""
+        """Rows of pushes that come in chunks, and of pushes behind them."""
         self._left: list[Push] = []
         """Pushes that arrived after their sum was abandoned; headers only."""
         self._losses = 0.0
@@ -146,6 +146,7 @@ class Shard:
                 evaluate()
             else:
                 self.serve_one()
+        self._tell_of_pushes()
         self.answering.end()
         self._presence.end()
         cut_short = rules.interrupted and not rules.finished
@@ -264,11 +265,11 @@ class Shard:
         learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
         usable = finiteness.of(push) or not rules.is_wanted(learner_id, seq, push.portion) or finiteness.uses(push, self._tell)
         verdict = rules.judge(learner_id, timestamp, seq, usable, push.portion)
-        applies = verdict.kind is _APPLY
-        if applies and not push.body.owned:
-            self._coming.append((push, rules.clock, verdict, update.learning_rate))
+        applies, row = verdict.kind is _APPLY, (push, rules.clock, verdict, update.learning_rate)
+        if self._coming or (applies and not push.body.owned):
+            self._coming.append(row)
         else:
-            self.log.push(push, rules.clock, verdict, update.learning_rate)
+            self.log.push(*row)
         if applies:
             if finiteness.later:
                 finiteness.before_sum(learner_id)
@@ -428,6 +429,7 @@ class Shard:
     def _drop_what_is_left(self) -> None:
         """Drop remaining pushes as late: their sum will not be finished."""
         self.finiteness.check()
+        self._tell_of_pushes()
         left, self._left = [*self._left, *self._parked.values()], []
         self._parked.clear()
         for push in sorted(left, key=lambda each: each.arrival_ns):
