@@ -33,8 +33,9 @@ class Buffer(Protocol):
 
 
 class Clock(Protocol):
-    calls: bool
-    """`let_move` calls `send`."""
+    @property
+    def calls(self) -> bool:
+        """`let_move` calls `send`."""
 
     def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
         """Meet all ranks; count seconds from `already_s`."""

@@ -143,8 +143,7 @@ def moves_weights(config: Config) -> bool:
 def leaves_early(config: Config) -> bool:
     """Tell whether streamed chunks leave during the backward pass, and weights come."""
     alone = pushes_what_it_computes(config) and not (held(config) or config.micro_batches > 1)
-    on_host = config.device == "cpu" and config.pull_format == "float32"
-    return config.way == "streamed" and alone and on_host and not config.straggler.active
+    return config.way == "streamed" and alone and config.pull_format == "float32" and not config.straggler.active
 
 
 def held(config: Config) -> bool:

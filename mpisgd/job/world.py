@@ -133,6 +133,8 @@ class World(ABC):
     roles: Roles
     tensors: Tensors | None
     may_leave = False
+    early = True
+    """Gradients may leave during a backward pass."""
     saves = False
     progress: Any = "off"
     callbacks: Callbacks = NO_CALLBACKS

@@ -21,8 +21,11 @@ class Clock(communicator.Clock):
         self._comm = comm
         self._check: Callable[[], None] | None = None
         self._mover: Mover | None = None
-        self.calls = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
         self._zero_ns = time.perf_counter_ns()
+
+    @property
+    def calls(self) -> bool:
+        return bool(MPI.Query_thread() >= MPI.THREAD_SERIALIZED)
 
     def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
         meet()

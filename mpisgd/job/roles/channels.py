@@ -63,14 +63,16 @@ def learner_channel(
     memory: Memory,
     bounds: list[tuple[int, int]],
     *,
-    tolerant: bool,
+    apart: bool,
 ) -> LearnerChannel:
-    """Return a learner's end; layers are pulled whole if shards promise a common clock, or reject."""
+    """Return a learner's end; layers are pulled whole if shards promise a common clock, or reject.
+
+    `apart`: weights may arrive before the gradient's last use of older weights.
+    """
     # Fault-tolerant runs ask nothing ahead: a missed learner's pull says that it is back, and must follow its push.
-    early = config.per_layer and config.protocol.alike and not (config.agrees or tolerant)
+    early = config.per_layer and config.protocol.alike and not (config.agrees or roles.tolerant)
     cut = config.ahead > 0 and in_pieces(roles)
-    apart = early or stages.leaves_early(config)
-    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, early=apart)
+    ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, early=early or apart)
     if config.way == STREAMED:
         return StreamedChannel(*ends, consistent=protocol.consistent, next_clock=protocol.next_clock)
     if early:

@@ -162,7 +162,10 @@ class RankRole:
         attributes = {} if resumption is None else resumption.attributes(before)
         config = self.setup.config
         tables = schema.tables_of_shard(
-            config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16", early=stages.leaves_early(config)
+            config.sampling,
+            in_groups=config.in_groups,
+            scaled=config.autocast == "float16",
+            early=self.world.early and stages.leaves_early(config),
         )
         return TableFile(
             self.setup.path / name if log.enabled and name else None,

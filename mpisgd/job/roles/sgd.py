@@ -136,6 +136,7 @@ class LearnerRole(RankRole):
         fused = tensors is not None and tensors.rules < 6
         pushed = stages.chain(config, computed, seen.bounds, samples, setup.gradients_per_update, segments, fused=fused)
         memory, protocol = pushed.memory, setup.protocol
+        early = world.early and stages.leaves_early(config)
         self._channel: LearnerChannel
         if group is not None:
             self._channel = GroupChannel(
@@ -147,13 +148,13 @@ class LearnerRole(RankRole):
             )
         else:
             ends = self.wire, seen.roles, self.index
-            self._channel = learner_channel(config, protocol, *ends, memory, seen.bounds, tolerant=setup.roles.tolerant)
+            self._channel = learner_channel(config, protocol, *ends, memory, seen.bounds, apart=early)
         self.leaves_by = self._channel.goodbye
         if world.tensors is not None:
             self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._move_out = None if shared is None else computed.move_out
         self._gradient: Computes = pushed
-        if config.per_layer or stages.leaves_early(config):
+        if config.per_layer or early:
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
 
     def train(self) -> None:

@@ -50,6 +50,7 @@ class MpiWorld(World):
         self._partners = partners
         self._gradient: Gradient | None = None
         self.progress = config.log.progress
+        self.early = config.device == "cpu"  # a GPU computes behind the host, which would wait for each part
         on_gpu = "cuda" in (config.device, config.shard_device)
         self._direct = on_gpu and takes_gpu_memory() and not roles.tolerant
         """MPI gets GPU memory; not if ranks may be lost: a transfer given up keeps its memory."""
@@ -123,7 +124,7 @@ class MpiWorld(World):
         return stages.buckets_of(self.config, self.tensors.model.layers, self._setup.bounds)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
-        streamed = stages.leaves_early(self.config)
+        streamed = self.early and stages.leaves_early(self.config)
         bounds, own = parts_of(self._setup.bounds) if streamed else self._setup.bounds, list[int]()
         if buckets := self.buckets():
             place = self.roles.learner_ranks.index(rank)
