@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +72,19 @@ def test_the_choice_is_said_changes_no_bit_and_goes_on(open_mpi: None, tmp_path:
     assert same(auto, halves)
     for path in (auto, halves):
         assert replay.replay(path).reason == ""
+
+
+@pytest.mark.long
+def test_chunks_that_leave_during_the_backward_pass_change_no_bit(open_mpi: None, tmp_path: Path) -> None:
+    """Without stragglers, whose delays follow computing; half of the first rounds are tried so."""
+    prompt = {"straggler__delay": "none", "data__samples": "1600"}
+    early, whole = tmp_path / "early", tmp_path / "whole"
+    with Cluster(2) as cluster:
+        trained(cluster, (2, 1), *anew(early, **prompt))
+        trained(cluster, (2, 1), *anew(whole, **prompt), MPISGD_TRAVEL="whole")
+    assert same(early, whole)
+    assert np.count_nonzero(Run(early).pushes["backward_s"] > 0) >= 8
+    assert replay.replay(early).reason == ""
 
 
 @pytest.mark.long
