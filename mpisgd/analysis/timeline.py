@@ -179,6 +179,8 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
         shown *= group
     if len(pushes) == 0:
         raise DataError(f"{run.path}: no timeline: no gradient was pushed by learners 0 to {shown - 1:,}")
+    if schema.backward_s(pushes).any():
+        notes.append("computing while chunks of a gradient leave (backward_s) is drawn as a part of the push")
     pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: keeps the order in time
     cycle = number_cycles(pushes, run.path)
     chains = chains_of(pushes, cycle)

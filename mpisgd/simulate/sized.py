@@ -112,7 +112,7 @@ class SizedUpdate(Updates):
                 for body in self._coming:
                     body.chunk(piece)
                     self._rank.now += round(share * self._gradient_ns)
-                    body.release(piece.stop)
+                    body.release(self.weights.size - piece.start)
                 self._rank.now += round(share * self._update_ns)
                 self._made = number + 1
                 if self._made == self.chunks_count:

@@ -91,7 +91,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "softsync-5-duplex": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "ahead": 1}),
     "softsync-5-prefetch": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "ahead": 2}),
-    "large-hardsync-5-streamed": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "way": "streamed"}),
+    "large-hardsync-5-streamed": (5, {**LARGE, "epochs": 0.3, "protocol": "hardsync", "shards": 2, "way": "streamed"}),
     "large-hardsync-5-agreed": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "clip_average": 0.5}),
     "large-softsync-5-gathered": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "way": "gathered"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
@@ -227,6 +227,18 @@ def test_learners_that_are_told_give_up(runs: Path, switch: str, name: str) -> N
     gave_up = run.events[run.events["kind"] == Event.GAVE_UP]
     assert len(gave_up)
     assert len(set(np.bincount(gave_up["shard"], minlength=run.shards))) == 1, "each shard is told"
+
+
+@pytest.mark.deeper
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "large-hardsync-5-streamed"))
+def test_chunks_leave_during_backward_passes(runs: Path, switch: str, name: str) -> None:
+    """By the thread that moves transfers, in at least four of the 17 rounds or so; rounded gradients after them."""
+    run = Run(runs / switch / name)
+    if "bfloat16" in name:
+        assert "backward_s" not in run.pushes.dtype.names
+        return
+    early = run.pushes[run.pushes["backward_s"] > 0]
+    assert all(len(set(early["seq"][early["shard"] == shard])) >= 4 for shard in range(run.shards))
 
 
 def test_evaluations_and_weights(runs: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd import replay
+from mpisgd.analysis import timeline
 from mpisgd.base.errors import ConfigError, DataError, DivergenceError, PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange import ways
@@ -122,6 +123,7 @@ def test_chunks_leave_behind_the_backward_pass(tmp_path: Path) -> None:
         late = seconds_of_a_round(tmp_path / "late", "streamed", **job)
     assert 1.95 * link_s < late
     assert 4 / 3 * link_s < early < 1.5 * link_s
+    assert any("drawn as a part of the push" in note for note in timeline.look(Run(tmp_path / "early")).notes)
     pushes = Run(tmp_path / "early").pushes[-4:]  # after the trial
     np.testing.assert_allclose(pushes["backward_s"], 2 / 3 * link_s, rtol=0.01)
     np.testing.assert_allclose(pushes["compute_s"], link_s, rtol=0.01)

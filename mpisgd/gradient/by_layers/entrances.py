@@ -23,7 +23,7 @@ from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.kept_state import state_kept
 
 
-class InPlace:
+class AllThere:
     """Stand-in for `Entrances`: all weights are there before a pass."""
 
     unseen: Collection[int] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from mpisgd.gradient.by_layers.entrances import Entrances, InPlace, refused, within
+from mpisgd.gradient.by_layers.entrances import AllThere, Entrances, refused, within
 from mpisgd.gradient.objective import function_of
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel, pass_back
@@ -63,7 +63,7 @@ class GradientInParts(Computes):
             with state_kept(model.module, function_of(gradient.single.objective)):
                 gradient.single.forward(0)
 
-        self._entrances = InPlace(len(bounds)) if streamed else Entrances(model, bounds, forward, exchange.need)
+        self._entrances = AllThere(len(bounds)) if streamed else Entrances(model, bounds, forward, exchange.need)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)

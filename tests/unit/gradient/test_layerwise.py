@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import replace
 from mpisgd.gradient import stages
-from mpisgd.gradient.by_layers.entrances import InPlace
+from mpisgd.gradient.by_layers.entrances import AllThere
 from mpisgd.gradient.by_layers.parts import GradientInParts
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.job import parts
@@ -190,7 +190,7 @@ def computed_by_both(seq: int, whole: Batch, gradient: GradientInParts, exchange
     expected = whole.forward(seq)
     expected.backward()  # type: ignore[no-untyped-call]
     exchange.take_back()
-    if isinstance(gradient._entrances, InPlace):
+    if isinstance(gradient._entrances, AllThere):
         exchange.model.weights.copy_(exchange.weights)
     gradient.prepare(seq)
     assert gradient.compute(seq) == expected.item()
