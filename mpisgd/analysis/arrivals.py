@@ -1,7 +1,7 @@
 """Arrival times of gradients, and the time to collect k of λ [Chen16 Fig. 3, 4].
 
 Synchronous protocols: from the update that made the weights (clock 0: the start barrier) to arrival on shard 0, dropped gradients
-included; in allreduce all arrive with the last.
+included; in allreduce all arrive with the last. A header that left during the backward pass counts as of its end (`backward_s`).
 
 Other protocols: a learner's turnaround, from a pull's answer to the next push's arrival on shard 0; first pushes have none.
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 from mpisgd.analysis import about
 from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 
 SYNCHRONOUS = ("hardsync", "backup", "timeout", "allreduce")
@@ -77,6 +78,8 @@ def arrival_table(run: Run) -> Table:
     within = " | ".join(f"{'median' if percent == 50 else f'{percent} % within'} [s]" for percent in PERCENTILES)
     columns = columns_of(f"gradients | mean [s] | {within} | longest [s]")
     note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
+    if schema.backward_s(run.pushes).any():
+        note += " Chunks left during the backward pass: arrival is that of the header, and what was left of the pass."
     if not synchronous(run):
         note = "Turnaround: from the answer to a pull to the arrival of the learner's gradient on shard 0; no first pushes."
     return Table("arrivals", "Arrival of gradients [Chen16 Fig. 3]", columns, tuple(rows), note)
@@ -98,7 +101,7 @@ def _groups(run: Run) -> list[np.ndarray]:
     start = np.full(int(max(rows["timestamp"].max(initial=0), updates["clock"].max(initial=0))) + 1, np.nan)
     start[0] = 0.0
     start[updates["clock"]] = updates["time_s"]
-    since = rows["arrival_s"] - start[rows["timestamp"]]
+    since = rows["arrival_s"] + schema.backward_s(rows) - start[rows["timestamp"]]
     known = ~np.isnan(since)
     order = np.lexsort((since[known], rows["timestamp"][known]))
     ordered = since[known][order]
@@ -108,7 +111,7 @@ def _groups(run: Run) -> list[np.ndarray]:
 
 def _turnarounds(run: Run) -> np.ndarray:
     rows = run.pushes[run.pushes["shard"] == 0]
-    order = np.lexsort((rows["arrival_s"], rows["learner_id"]))
-    learner_id, arrival_s, answer_s = (rows[name][order] for name in ("learner_id", "arrival_s", "answer_s"))
-    turnaround = (arrival_s[1:] - answer_s[:-1])[learner_id[1:] == learner_id[:-1]]
+    rows = rows[np.lexsort((rows["arrival_s"], rows["learner_id"]))]
+    learner_id, arrival_s = rows["learner_id"], rows["arrival_s"] + schema.backward_s(rows)
+    turnaround = (arrival_s[1:] - rows["answer_s"][:-1])[learner_id[1:] == learner_id[:-1]]
     return np.asarray(turnaround[~np.isnan(turnaround)])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd import replay
-from mpisgd.analysis import timeline
+from mpisgd.analysis import arrivals, timeline
 from mpisgd.base.errors import ConfigError, DataError, DivergenceError, PeerError
 from mpisgd.config import SgdOptions
 from mpisgd.exchange import ways
@@ -127,6 +127,11 @@ def test_chunks_leave_behind_the_backward_pass(tmp_path: Path) -> None:
     pushes = Run(tmp_path / "early").pushes[-4:]  # after the trial
     np.testing.assert_allclose(pushes["backward_s"], 2 / 3 * link_s, rtol=0.01)
     np.testing.assert_allclose(pushes["compute_s"], link_s, rtol=0.01)
+    first, second = (arrivals.times_to(Run(tmp_path / way), 2) for way in ("early", "late"))
+    assert np.median(second) >= link_s  # no gradient is there before it is computed
+    np.testing.assert_allclose(np.median(first), np.median(second), rtol=0.05)
+    assert "left during the backward pass" in arrivals.arrival_table(Run(tmp_path / "early")).note
+    assert "left during" not in arrivals.arrival_table(Run(tmp_path / "late")).note
     assert replay.replay(tmp_path / "early").reason == ""
 
 
