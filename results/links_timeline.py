@@ -23,8 +23,8 @@ from tests.bench.sites import Boxes
 from tests.nodes.cluster import Cluster
 
 NODES, GBIT, ROUNDS = 2, 1.0, 3
-ROUNDED = "allreduce, layerwise, bfloat16 both ways"
-SHOWN = {"allreduce": "allreduce, layerwise", "allreduce-bfloat16": ROUNDED, "hardsync": "hardsync, streamed"}
+ROUNDED = "allreduce, in buckets, bfloat16 both ways"
+SHOWN = {"allreduce": "allreduce, in buckets", "allreduce-bfloat16": ROUNDED, "hardsync": "hardsync"}
 FIGURES = Path(__file__).parent / "figures"
 
 
