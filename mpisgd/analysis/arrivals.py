@@ -1,7 +1,7 @@
 """Arrival times of gradients, and the time to collect k of λ [Chen16 Fig. 3, 4].
 
 Synchronous protocols: from the update that made the weights (clock 0: the start barrier) to arrival on shard 0, dropped gradients
-included; in allreduce all arrive with the last. A header that left during the backward pass counts as of its end (`backward_s`).
+included; in allreduce all arrive with the last. Where chunks left during the backward pass, the pass's end counts (`backward_s`).
 
 Other protocols: a learner's turnaround, from a pull's answer to the next push's arrival on shard 0; first pushes have none.
 """
@@ -79,7 +79,7 @@ def arrival_table(run: Run) -> Table:
     columns = columns_of(f"gradients | mean [s] | {within} | longest [s]")
     note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
     if schema.backward_s(run.pushes).any():
-        note += " Chunks left during the backward pass: arrival is that of the header, and what was left of the pass."
+        note += " Chunks left during the backward pass: a gradient counts from the pass's end."
     if not synchronous(run):
         note = "Turnaround: from the answer to a pull to the arrival of the learner's gradient on shard 0; no first pushes."
     return Table("arrivals", "Arrival of gradients [Chen16 Fig. 3]", columns, tuple(rows), note)

@@ -130,7 +130,7 @@ def test_chunks_leave_behind_the_backward_pass(tmp_path: Path) -> None:
     first, second = (arrivals.times_to(Run(tmp_path / way), 2) for way in ("early", "late"))
     assert np.median(second) >= link_s  # no gradient is there before it is computed
     np.testing.assert_allclose(np.median(first), np.median(second), rtol=0.05)
-    assert "left during the backward pass" in arrivals.arrival_table(Run(tmp_path / "early")).note
+    assert "Chunks left during the backward pass" in arrivals.arrival_table(Run(tmp_path / "early")).note
     assert "left during" not in arrivals.arrival_table(Run(tmp_path / "late")).note
     assert replay.replay(tmp_path / "early").reason == ""
 
