@@ -36,7 +36,7 @@ TOGETHER_S = 20.0
 """Seconds that a refusing rank waits for the others' refusal."""
 
 END_S = 60
-"""Seconds for a failed script, and MPI, to end."""
+"""Seconds for a failed script, and MPI, to end; the first rank's."""
 
 
 def leave() -> None:
@@ -100,7 +100,7 @@ def _uncaught(
     status = leave_together(refused.exit_status, f"{kind.__name__}: {error}", comm)
     ulfm.leave(status)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # Python's own watch over hangs is gone when MPI finalizes
-    signal.alarm(END_S)
+    signal.alarm(END_S if _is_first(comm) else 2 * END_S)
     raise SystemExit(status)
 
 
