@@ -224,6 +224,8 @@ class Config:
     """The program's choice (`exchange/ways.py`)."""
     slices: tuple[int, ...] = field(default=(), metadata={CHOSEN: True})
     """Uneven sizes; () = even."""
+    chunks: int = field(default=64, metadata={CHOSEN: True})
+    """Wanted chunks of a streamed slice."""
 
     def __post_init__(self) -> None:
         for name in ("out", "data_dir", "init_from"):

@@ -22,7 +22,7 @@ from mpisgd.exchange.travel import in_place
 from mpisgd.gradient import stages
 from mpisgd.vectors.body import PARKED_NBYTES
 from mpisgd.vectors.buckets import BUCKET_NBYTES
-from mpisgd.vectors.chunks import count_of
+from mpisgd.vectors.chunks import COARSE, FINE, count_of
 
 AUTO, WHOLE, IN_PLACE, STREAMED, GATHERED, BUCKETS = "auto", "whole", "in-place", "streamed", "gathered", "buckets"
 MESSAGES = "messages"
@@ -34,7 +34,7 @@ LEAST_NBYTES = 2**22
 # In buckets an MLP of 44 MB on 2, 4 nodes is 1.09, 1.10 times as fast as whole at 1 Gbit/s; 1.02, 0.97 at 2.5; 0.95 at 5 (2 nodes).
 # Slices of 2.7, 2, 1 MB at 1 Gbit/s: 1.19, 1.03, 1.00.
 SLOW = 2e8
-"""Most bytes per second of links where an allreduce's buckets gain."""
+"""Most bytes per second of links where an allreduce's buckets, and finer chunks, gain."""
 SMALL_NBYTES = 2**16
 """Least slice to gather."""
 UNEVEN = 0.5
@@ -103,7 +103,7 @@ def said(config: Config) -> str:
 
 def chunks_of_slices(config: Config, bounds: Sequence[tuple[int, int]]) -> int:
     """Return the number of chunks of each slice; 0 = not streamed."""
-    return count_of(bounds) if config.way == STREAMED else 0
+    return count_of(bounds, config.chunks) if config.way == STREAMED else 0
 
 
 def travel_asked() -> str:
@@ -122,7 +122,7 @@ def choose(
     *,
     cuts: bool = True,
 ) -> Config:
-    """Choose the way, and sizes of streamed slices, on all ranks, unless chosen.
+    """Choose the way, and chunks and sizes of streamed slices, on all ranks, unless chosen.
 
     Args:
         rates: of the slowest and the fastest link, in bytes per second.
@@ -135,7 +135,11 @@ def choose(
     if config.way != AUTO:
         return config
     config = replace(config, way=_way(config, roles, hosts, bounds, rates, shares, travel))
-    if not cuts or travel == STREAMED or config.way != STREAMED or config.norms_of_slices:
+    if config.way != STREAMED:
+        return config
+    slow = load_of(config, roles, hosts, bounds)[1] and rates()[0] <= SLOW
+    config = replace(config, chunks=FINE if slow else COARSE)
+    if not cuts or travel == STREAMED or config.norms_of_slices:
         return config
     return replace(config, slices=sizes_of(config, roles, hosts, bounds[-1][1]))
 

@@ -16,6 +16,7 @@ import torch
 from mpisgd.base.git import Commit, commit_of, commit_of_package
 from mpisgd.base.version import __version__
 from mpisgd.config.config_file import is_of_a_run
+from mpisgd.exchange.ways import STREAMED
 from mpisgd.job import user_code
 from mpisgd.job.parts import UserObjects
 from mpisgd.job.world import Setup
@@ -28,7 +29,9 @@ def environment(setup: Setup, user_objects: UserObjects, *, mpi: str, commits: b
     config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
     named = user_code.described(config, user_objects)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
-    slices = {"slices": list(config.slices)} if config.slices else {}
+    slices: dict[str, Any] = {"slices": list(config.slices)} if config.slices else {}
+    if config.way == STREAMED:
+        slices["chunks"] = config.chunks
     groups: dict[str, Any] = {}
     if setup.stages is not None:
         groups = {"groups": [list(group) for group in roles.groups], "stages": setup.stages.listed}

@@ -35,7 +35,7 @@ CHANGEABLE = (
 )
 _TOLD = (
     *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),
-    *("way", "slices", "brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+    *("way", "slices", "chunks", "brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
 )
 
 

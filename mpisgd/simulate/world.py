@@ -113,7 +113,7 @@ class VirtualWorld(World):
         return stages.buckets_of(self.config, self.layers, self.bounds, nbytes)
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
-        bounds = parts_of(self.bounds) if stages.leaves_early(self.config) else self.bounds
+        bounds = parts_of(self.bounds, self.config.chunks) if stages.leaves_early(self.config) else self.bounds
         firsts = [bucket.first for bucket in self.buckets()] or first_layers(self.layers, bounds)
         return Passes(
             pushed,
@@ -291,7 +291,7 @@ class SizedWorld(VirtualWorld):
             self.stages = parts.stages_of(config, model)
             self.crossing, self.dealt = _crossing(config, user_objects, roles, data, model)
         # where only the model's size is known, each slice, or streamed chunk, is one layer
-        chunks = parts_of(self.bounds) if stages.leaves_early(self.config) else self.bounds
+        chunks = parts_of(self.bounds, self.config.chunks) if stages.leaves_early(self.config) else self.bounds
         self.layers = measured or [Layer(f"layer {number}", end - start) for number, (start, end) in enumerate(chunks)]
         if model is not None:
             self.layers = model.layers

@@ -15,18 +15,19 @@ from mpisgd.vectors.flat import squared_norm
 
 CHUNK_NBYTES = 2**21
 """Half of a 4 MB slice; large against a chunk's fixed cost, about 20 microseconds."""
-# Both directions of a link are busy but while the first chunks come and the last leave.
-# Four nodes and two spare ones, 44 MB at 0.5 Gbit/s: 1.18 s with 26 chunks, 1.10 s with 64; two nodes at 10 Gbit/s: alike.
-_CHUNKS = 64
-"""Chunks of the largest streamed slice, unless huge or tiny."""
+# Both directions of a link are busy but while the first chunks come and the last leave; each chunk takes cores a while. Seconds of
+# 44 MB: 4 nodes, 10 Gbit/s: 64 chunks 0.25, 24 0.22, 12 and 6 0.19; 2.5 Gbit/s: 64 0.34, 24 0.32, 12 0.30; 1 Gbit/s: alike; 4 nodes
+# and 2 spare ones, 0.5 Gbit/s: 26 1.18, 64 1.10.
+FINE, COARSE = 64, 12
+"""Chunks of the largest streamed slice, unless huge or tiny, over slow and over fast links."""
 _LEAST_NBYTES = 2**17
 _REGISTER_NBYTES = 64
 
 
-def count_of(bounds: Sequence[tuple[int, int]]) -> int:
-    """Return the number of chunks of each streamed slice, large or small."""
+def count_of(bounds: Sequence[tuple[int, int]], wanted: int) -> int:
+    """Return the number of chunks of each streamed slice; `wanted`, unless huge or tiny."""
     largest = 4 * max(end - start for start, end in bounds)
-    return -(-largest // min(CHUNK_NBYTES, max(_LEAST_NBYTES, -(-largest // _CHUNKS))))
+    return -(-largest // min(CHUNK_NBYTES, max(_LEAST_NBYTES, -(-largest // wanted))))
 
 
 def cuts(nbytes: int, count: int = 0) -> Iterator[slice]:
@@ -37,9 +38,9 @@ def cuts(nbytes: int, count: int = 0) -> Iterator[slice]:
         yield slice(start, min(start + chunk // 4, nbytes // 4))
 
 
-def parts_of(bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def parts_of(bounds: Sequence[tuple[int, int]], wanted: int) -> list[tuple[int, int]]:
     """Return the bounds of all chunks of streamed slices, ascending."""
-    count = count_of(bounds)
+    count = count_of(bounds, wanted)
     chunks = [(start, cut) for start, end in bounds for cut in reversed(list(cuts(4 * (end - start), count)))]
     return [(start + cut.start, start + cut.stop) for start, cut in chunks]
 

@@ -57,7 +57,8 @@ def virtual(log: Run, costs: Run) -> Config:
     """
     told = log.environment
     config, hosts = config_file.from_mapping(log.config), told["hosts"]
-    config, most = replace(config, way=told["way"], slices=log.slices_of(log.attempt)), max(map(hosts.count, hosts))
+    cut = {"slices": log.slices_of(log.attempt), "chunks": log.chunks_of(log.attempt)}
+    config, most = replace(config, way=told["way"], **cut), max(map(hosts.count, hosts))
     nodes = dataclasses.replace(
         config.virtual,
         learners=log.lambda_,

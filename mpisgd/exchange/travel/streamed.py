@@ -121,9 +121,10 @@ class StreamedChannel(LearnerChannel):
         *,
         consistent: bool,
         next_clock: Callable[[int], int],
+        chunks: int,
     ) -> None:
         super().__init__(wire, roles, learner_id, slices, consistent=consistent, when=DUPLEX)
-        count = count_of(slices.bounds)
+        count = count_of(slices.bounds, chunks)
         pieces = [list(cuts(nbytes, count)) for nbytes in self._weights_nbytes]
         self._outgoing = [_Outgoing(wire, *each) for each in zip(self._ranks, self._gradients, pieces, strict=True)]
         self._places = [(shard, number) for shard, own in enumerate(pieces) for number in reversed(range(len(own)))]

@@ -74,7 +74,7 @@ def learner_channel(
     cut = config.ahead > 0 and in_pieces(roles)
     ends = wire, roles, learner_id, slices_of(config, memory, bounds, in_pieces=cut, early=early or apart)
     if config.way == STREAMED:
-        return StreamedChannel(*ends, consistent=protocol.consistent, next_clock=protocol.next_clock)
+        return StreamedChannel(*ends, consistent=protocol.consistent, next_clock=protocol.next_clock, chunks=config.chunks)
     if early:
         when = EARLY._replace(next_clock=protocol.next_clock)
     elif config.per_layer:

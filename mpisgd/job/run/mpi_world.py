@@ -125,7 +125,7 @@ class MpiWorld(World):
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
         streamed = self.early and stages.leaves_early(self.config)
-        bounds, own = parts_of(self._setup.bounds) if streamed else self._setup.bounds, list[int]()
+        bounds, own = parts_of(self._setup.bounds, self.config.chunks) if streamed else self._setup.bounds, list[int]()
         if buckets := self.buckets():
             place = self.roles.learner_ranks.index(rank)
             bounds = [(bucket.start, bucket.end) for bucket in buckets]

@@ -164,7 +164,8 @@ class Start:
         self.asked = config = self.config
         self.bounds = self._agree(lambda: parts.bounds(config, self.model))
         asked = self.roles, self.ranks.hosts, self.bounds
-        rates = partial(rates_of, self.comm, self.roles.learner_ranks, self.ranks.hosts)
+        ends = *self.roles.learner_ranks, *self.roles.shard_ranks
+        rates = partial(rates_of, self.comm, ends, self.ranks.hosts)
         kept = self._agree(lambda: resume.slices_of(config) if self._rank == 0 else None) if self.resumed else None
         travel, kept = self.comm.bcast((travel_asked(), kept), root=0)
         config = replace(config, slices=kept or ())

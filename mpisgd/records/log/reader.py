@@ -15,7 +15,7 @@ import numpy as np
 from mpisgd.base import safe_read
 from mpisgd.base.errors import DataError
 from mpisgd.base.terminal import check_visible
-from mpisgd.config import older
+from mpisgd.config import Config, older
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.continuing import Begins, Layout, begins, continued
 from mpisgd.records.log.counts import Counts
@@ -105,6 +105,14 @@ class Directory:
             where = self.path / schema.CONFIG
             raise DataError(f"{where}: [environment] slices = {sizes!r}, expected {shards} sizes with the sum of all parameters")
         return tuple(sizes)
+
+    def chunks_of(self, attempt: int) -> int:
+        """Return an attempt's chunks of streamed slices. Raises DataError."""
+        chunks = (self.entries_of(attempt) or self.environment).get("chunks", Config.chunks)
+        if type(chunks) is not int or chunks < 1:
+            where = self.path / schema.CONFIG
+            raise DataError(f"{where}: [environment] chunks = {chunks!r}, expected an integer above 0")
+        return chunks
 
     def entries_of(self, attempt: int) -> dict[str, Any]:
         """Return config.toml's entries on an attempt, if any."""

@@ -236,8 +236,9 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
     size, begin = told.get("group_size", config.group_size), tuple(told.get("stages_at", config.stages.at))
     epochs, way = told.get("epochs", config.epochs), told.get("way", run.environment.get("way", "whole"))
-    slices, cut = run.slices_of(attempt), dataclasses.replace(config.stages, at=begin)
-    config = dataclasses.replace(config, epochs=epochs, way=way, slices=slices, shards=shards_of, group_size=size, stages=cut)
+    cuts: dict[str, Any] = {"slices": run.slices_of(attempt), "chunks": run.chunks_of(attempt)}
+    cuts["stages"] = dataclasses.replace(config.stages, at=begin)
+    config = dataclasses.replace(config, epochs=epochs, way=way, shards=shards_of, group_size=size, **cuts)
     expected = [each for each, why in why_not(config).items() if not why]
     if way not in expected:
         raise DataError(f"{run.path / schema.CONFIG}: [environment] way = {way!r}, expected {' or '.join(expected)}")

@@ -81,7 +81,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("[environment]", "hosts way", _T),
     _claim(
         "[environment]",
-        "virtual threads cores cores_per_node rules versions brought git_commit git_dirty mpisgd_git_commit mpisgd_git_dirty"
+        "chunks virtual threads cores cores_per_node rules versions brought git_commit git_dirty mpisgd_git_commit mpisgd_git_dirty"
         " command_line directory started",
         _T,
         simulated=False,

@@ -12,6 +12,7 @@ from mpisgd.exchange.roles import of_job
 from mpisgd.exchange.ways import BUCKETS, GATHERED, IN_PLACE, MESSAGES, SLOW, STREAMED, WHOLE, choose, why_not
 from mpisgd.protocols import AllreduceOptions, BackupOptions, HardsyncOptions, SoftsyncOptions, TimeoutOptions
 from mpisgd.vectors.buckets import BUCKET_NBYTES
+from mpisgd.vectors.chunks import COARSE, FINE
 
 SIZE = 11_000_000
 """Slices of 22 MB."""
@@ -59,7 +60,7 @@ def choice(
     ids=str,
 )
 def test_large_slices_of_hardsync_are_streamed_between_nodes(changes: dict[str, Any]) -> None:
-    assert chosen(**changes) == "streamed"
+    assert chosen(**changes, rates=(1e8, 1e8)) == "streamed"
 
 
 @pytest.mark.parametrize(
@@ -82,15 +83,28 @@ def test_else_vectors_are_whole(changes: dict[str, Any]) -> None:
 
 def test_slices_are_uneven_where_links_are_streamed_both_ways() -> None:
     spare: dict[str, Any] = {"hosts": "aabbccddef", "shards": 6}
+    spare["rates"] = 1e8, 1e8
     slices = choice(**spare).slices
     assert sum(slices) == SIZE
     assert slices[-1] == slices[-2] == pytest.approx(0.3 * SIZE, abs=1)
     assert choice(**spare, clip_average=1.0, clip_average_of="slice").slices == ()
     assert choice(**spare, optimizer=LarsOptions()).slices == (), "norms are of slices"
-    assert choice(**spare, protocol=SoftsyncOptions(), rates=(1e8, 1e8)).slices == (), "whole vectors travel one way at a time"
+    assert choice(**spare, protocol=SoftsyncOptions()).slices == (), "whole vectors travel one way at a time"
     assert choice(**spare, cuts=False).slices == ()
     assert choice(**spare, travel=STREAMED).slices == ()
-    assert choice(hosts="aabbccdd", shards=4).slices == ()
+    assert choice(hosts="aabbccdd", shards=4, rates=(1e8, 1e8)).slices == ()
+
+
+def test_slices_have_fewer_chunks_over_fast_links_or_none() -> None:
+    def chunks(**changes: Any) -> tuple[str, int]:
+        found = choice(**changes)
+        return found.way, found.chunks
+
+    assert chunks(rates=(SLOW, 9 * SLOW)) == (STREAMED, FINE)
+    assert chunks(rates=(1.01 * SLOW, 9 * SLOW)) == (STREAMED, COARSE)
+    assert chunks(rates=(SLOW, 9 * SLOW), travel=STREAMED) == (STREAMED, FINE)
+    assert chunks(hosts="aaaa", travel=STREAMED) == (STREAMED, COARSE)
+    assert chunks(way=STREAMED, chunks=7) == (STREAMED, 7), "an attempt's, replayed"
 
 
 UNEVEN: dict[str, Any] = {"protocol": SoftsyncOptions(n=1), "rates": (1e8, 2e8)}
@@ -113,6 +127,7 @@ UNEVEN: dict[str, Any] = {"protocol": SoftsyncOptions(n=1), "rates": (1e8, 2e8)}
 def test_gradients_are_gathered_behind_a_slow_link_that_nobody_need_wait_for(changes: dict[str, Any]) -> None:
     assert chosen(**UNEVEN | changes) == GATHERED
     assert chosen(**UNEVEN | changes | {"rates": (1.01e8, 2e8)}) == WHOLE
+    assert chosen(**UNEVEN | changes | {"protocol": HardsyncOptions()}) != GATHERED, "all wait for the link"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +135,7 @@ def test_gradients_are_gathered_behind_a_slow_link_that_nobody_need_wait_for(cha
     [
         {"hosts": "aaaa"},
         {"hosts": "abb"},  # a single learner
-        {"protocol": HardsyncOptions()},  # all wait for it, and vectors travel in chunks
-        {"protocol": HardsyncOptions(), "size": 1000},
+        {"protocol": HardsyncOptions(), "size": 1000},  # all wait for it
         {"tolerant": True},
         {"shard_device": "cuda"},
         {"size": 2**15 - 2},
@@ -163,7 +177,7 @@ def test_synchronous_learners_of_one_node_stay_in_place(changes: dict[str, Any])
     ids=str,
 )
 def test_else_being_in_place_is_refused(changes: dict[str, Any]) -> None:
-    assert chosen(**{"hosts": "aaaa", **changes}) != IN_PLACE
+    assert chosen(**{"hosts": "aaaa", "rates": (1e8, 1e8), **changes}) != IN_PLACE
     with pytest.raises(ConfigError, match="MPISGD_TRAVEL = 'in-place': expected another way, or none: "):
         chosen(**{"hosts": "aaaa", **changes}, travel=IN_PLACE)
 
@@ -218,7 +232,7 @@ def test_else_an_allreduce_is_whole_and_no_link_is_timed(changes: dict[str, Any]
     ids=str,
 )
 def test_the_variable_names_a_possible_way(way: str, changes: dict[str, Any]) -> None:
-    assert chosen(**changes, travel=way) == way
+    assert chosen(**changes, rates=(1e8, 1e8), travel=way) == way
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,18 @@ def test_chunks_follow_each_other_from_the_first_element_to_the_last(elements: i
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.01])
 @pytest.mark.parametrize(
-    ("mib", "count"), [(0.01, 1), (0.2, 2), (1, 8), (7, 56), (8, 64), (20, 64), (128, 64), (130, 65), (200, 100)]
+    ("mib", "wanted", "count"),
+    [
+        *((mib, 64, count) for mib, count in ((0.01, 1), (0.2, 2), (1, 8), (7, 56), (8, 64), (20, 64), (128, 64), (130, 65))),
+        *((mib, 12, count) for mib, count in ((0.01, 1), (0.2, 2), (1, 8), (1.5, 12), (7, 12), (24, 12), (26, 13), (200, 100))),
+    ],
 )
-def test_streamed_slices_have_64_chunks_but_none_tiny_or_huge(mib: float, count: int, share: float) -> None:
+def test_streamed_slices_have_as_many_chunks_as_wanted_but_none_tiny_or_huge(
+    mib: float, wanted: int, count: int, share: float
+) -> None:
     largest = int(mib * 2**18)
     size = int(share * largest)
-    assert chunks.count_of([(0, size), (size, size + largest)]) == count
+    assert chunks.count_of([(0, size), (size, size + largest)], wanted) == count
     parts = list(chunks.cuts(4 * size, count))
     assert len(parts) in ({count} if size == largest else range(1, count + 1))
     assert [part.stop for part in parts] == [size, *(part.start for part in parts[:-1])], "the last elements first"

@@ -67,7 +67,7 @@ def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ON_TRUST - {"hosts", "threads", "virtual", "way"},
+        ON_TRUST - {"hosts", "threads", "virtual", "way", "chunks"},
         *(pytest.param({name}, marks=pytest.mark.slow) for name in ("threads", "virtual")),
     ],
 )
@@ -84,6 +84,18 @@ def test_the_way(run_of: Callable[..., Path]) -> None:
     for way in ("auto", "buckets", "in-place", "streamed", "whole ", 7):
         environment(path, way=way)
         assert "way = " in refused(path, evaluations="none"), way
+
+
+@pytest.mark.parametrize("name", ["all", "slices"])
+def test_the_chunks(name: str, run_of: Callable[..., Path]) -> None:
+    """On trust, and looked at even where nothing is streamed."""
+    path = run_of(name, real=True)
+    assert ("chunks" in Run(path).environment) == (name == "slices")
+    for chunks in (0, 64.0, "64", True, [64]):
+        environment(path, chunks=chunks)
+        assert f"[environment] chunks = {chunks!r}, expected an integer above 0" in refused(path, evaluations="none")
+    environment(path, chunks=5)
+    assert refused(path, evaluations="none") == ""
 
 
 @pytest.mark.parametrize("real", [True, False])
