@@ -16,9 +16,9 @@ from mpisgd.vectors.flat import squared_norm
 CHUNK_NBYTES = 2**21
 """Half of a 4 MB slice; large against a chunk's fixed cost, about 20 microseconds."""
 # Both directions of a link are busy but while the first chunks come and the last leave; each chunk takes cores a while. Seconds of
-# 44 MB: 4 nodes, 10 Gbit/s: 64 chunks 0.25, 24 0.22, 12 and 6 0.19; 2.5 Gbit/s: 64 0.34, 24 0.32, 12 0.30; 1 Gbit/s: alike; 4 nodes
-# and 2 spare ones, 0.5 Gbit/s: 26 1.18, 64 1.10.
-FINE, COARSE = 64, 12
+# 44 MB: 4 nodes, 10 Gbit/s: 64 chunks 0.25, 24 0.22, 12 0.20, 8 and 5 0.19; 2.5 Gbit/s: 64 0.34, 24 0.32, 12 and 6 0.30; 1 Gbit/s:
+# alike; 4 nodes and 2 spare ones, 0.5 Gbit/s: 26 1.18, 64 1.10.
+FINE, COARSE = 64, 8
 """Chunks of the largest streamed slice, unless huge or tiny, over slow and over fast links."""
 _LEAST_NBYTES = 2**17
 _REGISTER_NBYTES = 64

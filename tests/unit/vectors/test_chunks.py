@@ -60,7 +60,7 @@ def test_chunks_follow_each_other_from_the_first_element_to_the_last(elements: i
     ("mib", "wanted", "count"),
     [
         *((mib, 64, count) for mib, count in ((0.01, 1), (0.2, 2), (1, 8), (7, 56), (8, 64), (20, 64), (128, 64), (130, 65))),
-        *((mib, 12, count) for mib, count in ((0.01, 1), (0.2, 2), (1, 8), (1.5, 12), (7, 12), (24, 12), (26, 13), (200, 100))),
+        *((mib, 8, count) for mib, count in ((0.01, 1), (0.2, 2), (0.5, 4), (1, 8), (7, 8), (16, 8), (17, 9), (200, 100))),
     ],
 )
 def test_streamed_slices_have_as_many_chunks_as_wanted_but_none_tiny_or_huge(
