@@ -40,8 +40,8 @@ def train(  # noqa: PLR0913 - a user's objects, by name
         model: factory of a `torch.nn.Module`, called with `input_shape` and `classes` where its signature has them.
         loss: callable of (output, target) -> scalar tensor.
         step: instead of a loss: callable of (model, batch) -> scalar tensor, or mapping of `loss` and metrics, each a mean over
-            the batch. A batch is any nest of tensors, on the model's device. In evaluations the model is in `eval` mode, and
-            metrics are averaged over samples; `error` is shown as a share of wrong classes.
+            the batch, a nest of tensors on the model's device. Evaluations use `eval` mode, and average metrics over samples;
+            `error` is shown as a share of wrong classes.
         data: pair (train, test), or its factory; each a pair of tensors (inputs, targets) or a map-style data set. For a step,
             samples may be any nest of tensors, batched by torch's `default_collate`. A `DataLoader` in place of a data set lends
             its collate function and workers; an `IterableDataset` is for `sampling = "stream"`. A factory is called with
@@ -52,12 +52,12 @@ def train(  # noqa: PLR0913 - a user's objects, by name
             the run's; only `resume.CHANGEABLE` may differ. A finished run returns its outcome. Code named by the run is imported
             only if brought here, or named in `config`.
         trust: import code named by the run all the same (`mpisgd.config.trust`).
-        on_update: called with an `Update`, of all since its last call, by a thread of shard 0's rank, mostly rank 0. Training
-            does not wait, but shares its core.
+        on_update: called with an `Update`, of all since its last call, by a thread of shard 0's rank. Training does not wait, but
+            shares its core.
         on_evaluation: called with an `Evaluation` for each row of `evaluations`, by the evaluator, or without one by learner 0
             after training. It delays the next evaluation.
-        on_end: called with an `End` by rank 0, once the run is DONE; not after an interruption, nor if DONE before. The
-            configuration's `callbacks` may name a class with these three instead.
+        on_end: called with an `End` by rank 0, once the run is DONE, unless DONE before. The configuration's `callbacks` may
+            name a class with these three instead.
         comm: mpi4py communicator; default: all ranks.
 
     Returns:
@@ -67,8 +67,8 @@ def train(  # noqa: PLR0913 - a user's objects, by name
         AgreedError (an MpisgdError): on every rank, where the job cannot start.
         RunInterrupted (a SystemExit; code 85 on the first rank, 0 on others): on every rank, after a signal; `resume` goes on.
 
-    Where nobody catches these, the first rank reports error and status for all. A callback that raises ends the job, with its
-    name. Any later failure on a rank ends the whole job, loudly (law 9); in a process by itself it is raised.
+    Uncaught, these are reported by the first rank for all. A callback that raises ends the job, with its name, as does any later
+    failure on a rank (law 9); in a process by itself it is raised.
 
     Draws of factories, samples, model and loss from the global generators of torch, numpy and `random` are seeded by names (law 5).
     """

@@ -6,17 +6,22 @@ does it when it is waited for, and no further than that: who sends host memory b
 there before, and who overwrites host memory before the copy out of it was waited for gives the GPU what came later. One that is not
 late does all at once: who lets it write to memory that is still being sent is found so. Waits are counted.
 
-It knows what the flat vectors need; no autograd.
+Its memory can be shared by processes, as CUDA's can. It knows what the flat vectors need; no autograd.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -152,6 +157,30 @@ class Gpu:
         return made
 
 
+def _mapped(file: int, size: int) -> Tensor:
+    return torch.from_numpy(np.frombuffer(mmap.mmap(file, 4 * size), np.float32))
+
+
+def _shared(tensor: OnGpu) -> tuple[Callable[..., OnGpu], tuple[str, int]]:
+    """How another process comes to the memory of a new float32 vector: what was cut from it before does not follow."""
+    Gpu.present.synchronize()
+    file = os.memfd_create("gpu")
+    os.truncate(file, 4 * len(tensor))
+    tensor.held = _mapped(file, len(tensor)).copy_(tensor.held)
+    return _opened, (f"/proc/{os.getpid()}/fd/{file}", len(tensor))
+
+
+def _opened(path: str, size: int) -> OnGpu:
+    file = os.open(path, os.O_RDWR)
+    try:
+        return OnGpu(_mapped(file, size))
+    finally:
+        os.close(file)
+
+
+ForkingPickler.register(OnGpu, _shared)
+
+
 def held(value: Any) -> Any:
     return value.held if isinstance(value, OnGpu) else value
 
@@ -170,13 +199,16 @@ class _Factories(TorchFunctionMode):
             return Gpu.present.call(_COPY, arguments, named)
         if function is Tensor.__getitem__ and isinstance(arguments[0], OnGpu):  # and here
             return OnGpu(arguments[0].held[arguments[1]])
+        if function is torch.linalg.vector_norm and isinstance(arguments[0], OnGpu):  # and here
+            Gpu.present.synchronize()
+            return function(arguments[0].held, *arguments[1:], **named)
         if function == Tensor.data.__set__ and isinstance(arguments[0], OnGpu):  # type: ignore[attr-defined]
             arguments[0].held = arguments[1].held
         return function(*arguments, **named)
 
 
 @contextmanager
-def pretend_gpu(late: bool = True) -> Iterator[Gpu]:
+def pretend_gpu(late: bool = True, name: str = "GPU-0") -> Iterator[Gpu]:
     """There is one."""
     Gpu.present = gpu = Gpu(late)
     instead: dict[str, Any] = {
@@ -186,6 +218,8 @@ def pretend_gpu(late: bool = True) -> Iterator[Gpu]:
         "Event": Event,
         "cudart": lambda: gpu,
         "current_stream": lambda device=None: gpu,
+        "get_device_properties": lambda device: SimpleNamespace(uuid=name),
+        "can_device_access_peer": lambda device, peer: True,
     }
     with mock.patch.multiple(torch.cuda, **instead), _Factories():
         yield gpu

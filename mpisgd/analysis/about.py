@@ -215,8 +215,8 @@ def _groups(run: Run) -> list[tuple[str, str]]:
 
 
 def _exchange(run: Run) -> list[tuple[str, str]]:
-    shared = run.environment.get("way") == "in-place"
-    return [("exchange", "gradients and weights lie in memory that all ranks share")] if shared else []
+    memory = {"in-place": "memory", "on-gpu": "a GPU's memory"}.get(str(run.environment.get("way")))
+    return [("exchange", f"gradients and weights lie in {memory} that all ranks share")] if memory else []
 
 
 def _teams(run: Run) -> list[tuple[str, str]]:

@@ -1,10 +1,10 @@
 """Signals that tell a run to end: a batch system's warning, a preemption, a person at a terminal.
 
 A Python handler waits until a blocking MPI call returns, but the interpreter writes a signal's number to a pipe at once
-(`signal.set_wakeup_fd`). A thread reads the pipe, as MPI calls let other threads run. It calls no MPI, and sets a flag for loops.
+(`signal.set_wakeup_fd`). A thread reads the pipe, calls no MPI, and sets a flag for loops.
 
-The first signal asks for a checkpoint and an orderly end; a second ends the process. Batch systems may warn twice, script and
-children: signals within `AGAIN_S` are the same.
+The first signal asks for a checkpoint and an orderly end; a second ends the process. Batch systems may warn script and children:
+signals within `AGAIN_S` are the same.
 """
 
 from __future__ import annotations

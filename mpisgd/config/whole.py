@@ -218,7 +218,7 @@ class Config:
     shard_device: Literal["cpu", "cuda"] = "cpu"
     """Sum and update on the CPU or on a GPU, except topk, rounded pulls and sandblaster. Learners may share the GPU."""
     threads: int = 0
-    """torch threads per rank; 0 = cores / ranks of the node. At least 1."""
+    """torch threads per rank; 0 = cores / ranks of the node; for host shards beside GPUs, the free cores."""
 
     way: str = field(default="auto", metadata={CHOSEN: True})
     """The program's choice (`exchange/ways.py`)."""

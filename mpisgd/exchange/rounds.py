@@ -6,16 +6,15 @@
     prefetch     PULL   BEFORE  ahead = 2: both go on during the next computation; staleness + 2
     pipelined    LEAVE  PULL    per_layer: weights are pulled whole, at the same clock; a slice is pushed when the backward pass
                                 leaves it [Chen16 A.3]
-    early        LEAVE  LEAVE   the same; a slice's next weights are also requested when its gradient begins to leave: for hardsync,
-                                whose pulls wait for the learner's own push
+    early        LEAVE  LEAVE   the same; a slice's next weights are also requested then: for hardsync, whose pulls wait for the
+                                learner's own push
     layerwise    LEAVE  NEED    a slice is also pulled when the forward pass reaches it: shards have separate timestamps, and the
                                 top layers are the least stale [Chen16 2, Table 1]
 
 If gradients may be rejected, weights are pulled whole. Weights requested ahead, and prefetch's gradients, have separate memory: a
 backward pass may still read older weights.
 
-No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none. No deadlock:
-`no-deadlock.md`.
+No pull is waited for between a mini-batch's first and last push by layers: all shards get it, or none (`no-deadlock.md`).
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     whole      a vector in a message
     in-place   in memory of a node, with headers alone sent (`travel/in_place.py`, `collectives/shared.py`)
+    on-gpu     the same in memory of a GPU (`travel/on_gpu.py`)
     streamed   in chunks, both ways at once (`travel/streamed.py`)
     gathered   whole, from all learners at once (`travel/gathering.py`)
     buckets    an allreduce's, in parts, behind both passes (`collectives/bucket_channel.py`)
 
-For measuring, rank 0's variable MPISGD_TRAVEL names another; `messages`: any but in place.
+For measuring, rank 0's variable MPISGD_TRAVEL names another; `messages`: any but in shared memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from mpisgd.vectors.body import PARKED_NBYTES
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 from mpisgd.vectors.chunks import COARSE, FINE, count_of
 
-AUTO, WHOLE, IN_PLACE, STREAMED, GATHERED, BUCKETS = "auto", "whole", "in-place", "streamed", "gathered", "buckets"
+AUTO, WHOLE, STREAMED, GATHERED, BUCKETS = "auto", "whole", "streamed", "gathered", "buckets"
+ON_GPU, IN_PLACE = IN_MEMORY = "on-gpu", "in-place"
+"""Ways in shared memory, the faster first."""
 MESSAGES = "messages"
 VARIABLE = "MPISGD_TRAVEL"
 LEAST_NBYTES = 2**22
@@ -48,16 +51,19 @@ def why_not(config: Config) -> Mapping[str, str]:
     protocol, collective = config.protocol, config.protocol.collective
     parted, several = not config.plain, config.accumulation > 1 or not stages.pushes_what_it_computes(config)
     no_messages, host = (collective, "learners exchange slices all at once"), (config.shard_device == "cuda", _HOST)
+    in_place = [
+        (not (collective or (protocol.alike and protocol.streams)), "a learner may compute while its weights change"),
+        (parted, _ROUNDS),
+        (config.in_groups, "the ranks of a group have different weights"),
+        (config.push_format != "float32", "gradients are rounded"),
+        (not collective and several, "a gradient is made from several vectors"),
+        (config.pull_format != "float32", "learners compute from rounded weights"),
+    ]
+    computed_on = {config.device, config.shard_device}
     reasons = {
         WHOLE: [],
-        IN_PLACE: [
-            (not (collective or (protocol.alike and protocol.streams)), "a learner may compute while its weights change"),
-            (parted, _ROUNDS),
-            (config.in_groups, "the ranks of a group have different weights"),
-            (config.push_format != "float32", "gradients are rounded"),
-            (not collective and several, "a gradient is made from several vectors"),
-            (config.pull_format != "float32", "learners compute from rounded weights"),
-        ],
+        ON_GPU: [*in_place, (computed_on != {"cuda"}, "learners or shards compute on the host")],
+        IN_PLACE: in_place,
         STREAMED: [
             no_messages,
             (not protocol.streams, "updates do not wait for all begun pushes"),
@@ -85,13 +91,13 @@ def possible(config: Config, roles: Roles, hosts: Sequence[str]) -> Mapping[str,
     reasons = dict(why_not(config))
     if roles.tolerant:
         tolerant = {
-            IN_PLACE: "a learner back late would overwrite what shards sum",
+            **dict.fromkeys(IN_MEMORY, "a learner back late would overwrite what shards sum"),
             STREAMED: "a dying learner would leave a part of a gradient in the weights",
             GATHERED: "a shard does not wait until answers have left, so a hanging learner stays unseen",
         }
         reasons |= {way: reasons[way] or why for way, why in tolerant.items()}
     if len({hosts[rank] for rank in in_place.ranks_of(roles)}) > 1:
-        reasons[IN_PLACE] = reasons[IN_PLACE] or "ranks are on several nodes"
+        reasons |= {way: reasons[way] or "ranks are on several nodes" for way in IN_MEMORY}
     return reasons
 
 
@@ -117,7 +123,7 @@ def choose(
     hosts: Sequence[str],
     bounds: Sequence[tuple[int, int]],
     rates: Callable[[], tuple[float, float]],
-    shares: Callable[[], bool] = lambda: True,
+    shares: Callable[[str], bool] = lambda way: True,
     travel: str = "",
     *,
     cuts: bool = True,
@@ -126,7 +132,7 @@ def choose(
 
     Args:
         rates: of the slowest and the fastest link, in bytes per second.
-        shares: whether ranks of a node can share memory.
+        shares: whether ranks can share memory, by way.
         travel: MPISGD_TRAVEL.
         cuts: sizes may be chosen.
 
@@ -150,19 +156,20 @@ def _way(
     hosts: Sequence[str],
     bounds: Sequence[tuple[int, int]],
     rates: Callable[[], tuple[float, float]],
-    shares: Callable[[], bool],
+    shares: Callable[[str], bool],
     travel: str,
 ) -> str:
     reasons = possible(config, roles, hosts)
     if travel not in ("", MESSAGES):
         why = reasons.get(travel, f"the ways are {', '.join((MESSAGES, *reasons))}")
-        if travel == IN_PLACE and not why and not shares():
+        if travel in IN_MEMORY and not why and not shares(travel):
             why = "ranks cannot share memory here"
         if why:
             raise ConfigError(f"{VARIABLE} = {travel!r}: expected another way, or none: {why}")
         return travel
-    if travel != MESSAGES and not reasons[IN_PLACE] and shares():
-        return IN_PLACE
+    shared = (way for way in IN_MEMORY if travel != MESSAGES and not reasons[way] and shares(way))
+    if way := next(shared, ""):
+        return way
     if not load_of(config, roles, hosts, bounds)[1]:
         return WHOLE
     nbytes = 4 * max(end - start for start, end in bounds)

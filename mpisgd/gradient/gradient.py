@@ -20,7 +20,7 @@ from mpisgd.gradient.scaling import LossScale
 from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, clip, is_finite, pass_back, skipped_runs
-from mpisgd.vectors.memory import Memory, staging, wait_for
+from mpisgd.vectors.memory import Memory, as_tensor, outbox_of, staging, wait_for
 
 
 class Gradient(Travels):
@@ -65,6 +65,7 @@ class Gradient(Travels):
         self._tell_skipped = tell_skipped
         self._take_turn = take_turn
         self._apart = None if memory is model.memory else memory.tensors
+        self._outboxes = [as_tensor(each) for each in memory.outboxes]
         self._checked = False
         self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
         self.samples = 0
@@ -87,7 +88,7 @@ class Gradient(Travels):
 
     def move_out(self, into: Memory | None = None) -> None:
         if self._model.memory is self.memory:
-            self._model.move_to(into or Memory.zeros(self._model.size))
+            self._model.move_to(into or Memory.zeros(self._model.size, str(self._model.weights.device)))
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call `check` between layers, in both passes."""
@@ -109,6 +110,8 @@ class Gradient(Travels):
 
     def _have(self, seq: int) -> None:
         self._take_turn()
+        if self._apart is not None and self._outboxes:
+            self._apart = self._apart[0], outbox_of(self._outboxes, seq)
         if not self._sampling.ahead:  # the prepared mini-batch may be of another portion
             self._prepared = None
         if self._prepared is None or self._prepared[0] != seq:
@@ -204,7 +207,7 @@ class Gradient(Travels):
         self._clip()
         self.note_skipped()
         value = self._out(loss.detach())
-        gradients = self._model.gradients if self._apart is None else self.memory.gradients
+        gradients = self._model.gradients if self._apart is None else self._apart[1]
         return math.nan if self._tell_nonfinite and not is_finite(gradients) else value
 
     def note_skipped(self) -> None:
@@ -222,6 +225,7 @@ class Gradient(Travels):
         """Return the loss. Only here is a GPU waited for; the gradient is then ready for MPI."""
         if self._apart is not None:
             self._apart[1].copy_(self._model.gradients, non_blocking=True)
+            wait_for(self._apart[1])
         if self._told_loss is None:
             return loss.item()
         self._told_loss.copy_(loss, non_blocking=True)

@@ -25,21 +25,22 @@ from mpisgd.update.groups import Segment, in_pieces
 from mpisgd.vectors.buckets import Bucket, buckets
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer
-from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.memory import Memory, as_tensor, wait_for
 from mpisgd.vectors.push_format import PushFormat
 
 
 def place(config: Config, model: FlatModel, shared: Memory | None = None, *, direct: bool = False) -> Memory:
-    """Return the memory of a real rank's gradient: the model's, moved to `shared` if given; beside a GPU, `shared` or pinned.
+    """Return a real rank's memory: `shared`, to which a model on its device moves; else the model's, or pinned beside a GPU.
 
     `direct`: MPI takes GPU memory; a gradient pushed as computed stays there.
     """
-    if model.weights.device.type != "cpu":
-        direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
-        return shared or (model.memory if direct else model.memory.pinned())
     if shared is not None:
-        model.move_to(shared)
-    return model.memory
+        if as_tensor(shared.weights).device == model.weights.device:
+            model.move_to(shared)
+            wait_for(model.weights)  # before shards move in
+        return shared
+    direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
+    return model.memory if direct or model.weights.device.type == "cpu" else model.memory.pinned()
 
 
 def make_gradient(
@@ -126,7 +127,7 @@ def stays_on_gpu(config: Config) -> bool:
 
     Team sums, rounded or sparse vectors, and several vectors at a time lie on the host.
     """
-    one_by_one = config.way in ("whole", "in-place") and config.plain
+    one_by_one = config.way in ("whole", "in-place", "on-gpu") and config.plain
     return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"
 
 

@@ -27,8 +27,8 @@ _DRAIN_S = 5.0
 def launch(function: Callable[..., Any], *args: Any, ranks: int = 4, **kwargs: Any) -> Any:
     """Call `function(*args, **kwargs)` on so many ranks of this machine, and print their output here.
 
-    The function may call `mpisgd.train`. Function and arguments are sent by pickle: the function must be importable from a module.
-    With `cloudpickle` installed, functions of a notebook, lambdas and closures can be sent, too.
+    The function may call `mpisgd.train`. Function and arguments are sent by pickle: the function must be importable from a module,
+    unless `cloudpickle` is installed.
 
     Returns:
         The result of rank 0.

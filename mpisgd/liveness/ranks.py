@@ -69,6 +69,12 @@ class Ranks:
             return self.shares[rank]
         return max(1, min(self.own_cores, self.cores // self.ranks_on_node))
 
+    def threads_beside_gpus(self, servers: Collection[int]) -> int:
+        """Return the number for this rank, of `servers`, if others of the node have GPUs, and need a core each."""
+        on_node = [rank in servers for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
+        free = (self.cores - on_node.count(False)) // on_node.count(True)
+        return max(self.threads, min(self.own_cores, free))
+
     def end(self, ranks: Iterable[int]) -> None:
         """Kill those on this host: the launcher would wait for hanging ranks."""
         for rank in ranks:

@@ -1,14 +1,14 @@
 """A reaper, a process of each node outside MPI, ends a fault-tolerant or multi-node job there: hanging ranks cannot leave.
 
-Each reaper gives ranks `GRACE_S` once the job is over. Ranks that leave in order tell the reaper, by a socket in a directory of
-this user with a secret name, drawn by rank 0.
+Once the job is over, ranks have `GRACE_S`. Ranks that leave in order tell the reaper, by a socket in a directory of this user with
+a secret name, drawn by rank 0.
 
 The job is over when RUNNING is gone from the run's directory, removed by rank 0 or its node's reaper. Behind a dead link mpirun and
 its daemon wait as long as TCP: after a rank given up, lost or killed, the reaper ends the launcher's connections to other nodes,
 `LAUNCHER_S` after the last rank; the launcher leaves with its ranks' status. In vain, the reaper kills the launcher; at once if
 rank 0 left without order. In an orderly end, rank 0 has its launcher seen out, `LEAVE_S` after itself.
 
-Limits: a node's ranks see the same /tmp, all nodes the run's directory. If rank 0's node loses power, RUNNING stays.
+A node's ranks must see the same /tmp, all nodes the run's directory. If rank 0's node loses power, RUNNING stays.
 """
 
 from __future__ import annotations

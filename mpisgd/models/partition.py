@@ -9,8 +9,8 @@ All pieces of a group work on the same layer; each has some units, columns or ro
 Each call is the adjoint of its backward pass, as if all pieces were one function with piece 0's loss. Sums run in the order of
 pieces: equal bits anywhere. A parameter belongs to one piece, without copies; one piece adds a shared bias before `sum`.
 
-All pieces make the same calls in the same order. Autograd takes the functions made last first (on a CPU, in one thread): the order
-is common backward, too, and no piece waits in a circle.
+All pieces make the same calls in the same order. Autograd takes the functions made last first: the order is common backward, too,
+and no piece waits in a circle.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ micro-batches. Gradients are summed in the order of micro-batches (law 5).
     forward     ACTIVATION header, tensors          ->      takes them before its forward pass
     backward    takes them before its own           <-      DELTA header, their gradients, and the loss
 
-No deadlock, and nothing rests on buffers: a pass needs only passes of smaller micro-batches, or earlier passes of its own.
+No deadlock: a pass needs only passes of smaller micro-batches, or earlier passes of its own.
 
-A given-up mini-batch (`Protocol.aborts`, or a failed stage in virtual time) goes on in headers alone, for each micro-batch: the
-number of messages stays the same. The group agrees before the push (`group_channel.py`).
+A given-up mini-batch (`Protocol.aborts`, or a failed stage in virtual time) goes on in as many headers alone. The group agrees
+before the push (`group_channel.py`).
 """
 
 from __future__ import annotations

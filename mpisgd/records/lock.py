@@ -1,13 +1,13 @@
 """Lock of a run's directory, for one writing job at a time.
 
-A killed job leaves the lock behind. Another job takes over only if the holder is known to be gone:
+Another job takes over only if the holder is known to be gone:
 
     the process is gone     seen from the same kernel (boot id) and process namespace: a container may share host name and numbers
     the job began anew      a requeue: same batch job and array element, another start; in the same start, a job step may be alive
 
 To follow the lock L is to make the file `.LOCK.after.ID`, ID being the checksum of L's unique text: a single job can. Later jobs
-follow this chain from LOCK. If its end is the maker's file, the maker renames it to LOCK; else another job was faster: the maker
-removes the file, and looks again. Link and rename are atomic on NFS too.
+follow this chain. A maker whose file is its end renames the file to LOCK; others remove theirs, and look again. Link and rename
+are atomic on NFS too.
 """
 
 from __future__ import annotations

@@ -59,14 +59,14 @@ def replay(  # noqa: PLR0913 - each an option by name
         path: the run's directory; an unfinished run is replayed to its log's end.
         brought: Python objects given to the run (`mpisgd.train`).
         until: stop when all shards reach this clock.
-        tolerance: allowed difference of weights, as a share of their way; default: 0 (bit for bit), or `FOREIGN_TOLERANCE` for runs
-            not computed on a CPU, one mini-batch at a time.
+        tolerance: allowed difference of weights, as a share of their way; default: 0 (bit for bit), or `FOREIGN_TOLERANCE`
+            unless computed on a CPU, one mini-batch at a time.
         data_dir: place of the data, if moved.
         init_from: place of the initial weights, if moved.
         named: replacements for the user's model, data, loss, step, protocol or schedule, as package.module:attribute.
         trust: import code named by the run, if neither brought nor `named` (`mpisgd.config.trust`).
         evaluations: snapshots to evaluate again.
-        on_row: called with each gradient's row number, row, and loss made again, shard by shard.
+        on_row: called with a gradient's row number, row, and new loss, shard by shard.
         on_push: called in the order of the rerun, with shard and row number.
 
     Raises:

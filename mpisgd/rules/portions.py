@@ -23,8 +23,8 @@ class Dealing:
         claimed     the first result, on its way into the sum
         committed   in the sum
 
-    Portions are far smaller than 1/N of the batch: fast learners compute more, the last portions are computed twice, and an
-    evaluation waits for no straggler.
+    Portions are far smaller than 1/N of the batch: fast learners compute more, the last portions are computed twice, so no
+    straggler is waited for.
 
     Args:
         duplicates: deal a portion a second time, once nothing else is left.
@@ -176,8 +176,8 @@ class Portions:
 
     The lease is counted in later portions, not in seconds. At the end learners are dealt copies: the run waits for no straggler.
 
-    Every shard drops repeated portions by itself (law 2). A portion dropped by another shard alone (torn, or too stale there) is
-    missing from that slice: the verdict of shard 0 counts.
+    Every shard drops repeated portions by itself (law 2). A portion dropped by another shard alone is missing from that slice: the
+    verdict of shard 0 counts.
 
     Args:
         deals: this shard deals; the others only see results.

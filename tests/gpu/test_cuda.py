@@ -125,14 +125,35 @@ def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once() -> Non
     assert len(waits) == 1 and "streams.py" in waits[0], "it waits for the stream, and no copy waits besides"
 
 
+HARDSYNC, ALLREDUCE = ["--protocol", "hardsync"], ["--protocol", "allreduce"]
+IN_PLACE = [HARDSYNC, [*HARDSYNC, *CONVOLUTIONS], ALLREDUCE]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_round_on_one_gpu_has_the_bits_of_messages(shards: int, tmp_path: Path) -> None:
+    """Copies through the host, sums in memory that all share: the weights are the same."""
+    ends = []
+    for travel in ("messages", "in-place", ""):
+        out = tmp_path / f"run-{travel}"
+        command = [*mpirun(shards + 2), sys.executable, "-m", "mpisgd", "train", "--out", str(out), "--epochs", "1", *HARDSYNC]
+        command += ["--device", "cuda", "--shard-device", "cuda", "--shards", str(shards), "--averaging", "0.9"]
+        env = environment() | {"MPISGD_GPU_MEMORY": "staged"} | ({"MPISGD_TRAVEL": travel} if travel else {})
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert Run(out).environment["way"] == {"messages": "whole", "in-place": "in-place", "": "on-gpu"}[travel]
+        ends.append(torch.load(out / "weights.pt", weights_only=True)["theta"])
+    for other in ends[1:]:
+        assert all(torch.equal(other[name], tensor) for name, tensor in ends[0].items())
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (3, ["--protocol", "hardsync"]),
+        (3, HARDSYNC),
         (4, ["--protocol", "softsync", "--protocol.n", "2", "--evaluator"]),
-        (3, ["--protocol", "hardsync", *CONVOLUTIONS]),
+        (3, [*HARDSYNC, *CONVOLUTIONS]),
         (3, ["--protocol", "hardsync", "--aggregation", "node"]),
-        (2, ["--protocol", "allreduce", "--aggregation", "node"]),
+        (2, ALLREDUCE),
         (3, ["--protocol", "hardsync", "--push-format", "bfloat16", "--optimizer", "adam"]),
         (3, ["--protocol", "hardsync", "--autocast", "bfloat16"]),
         (3, ["--protocol", "hardsync", "--autocast", "float16"]),
@@ -140,8 +161,9 @@ def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once() -> Non
     ],
 )
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cuda")])
-@pytest.mark.parametrize("memory", ["staged", "direct"])
+@pytest.mark.parametrize("memory", ["staged", "direct", "messages"])
 def test_a_run(ranks: int, words: list[str], devices: tuple[str, str], memory: str, tmp_path: Path) -> None:
+    """`memory`: as MPISGD_GPU_MEMORY; messages: staged, where vectors would stay in place."""
     from mpisgd.comm.mpi.library import cuda_aware  # begins MPI
 
     if memory == "direct" and not cuda_aware():
@@ -150,9 +172,16 @@ def test_a_run(ranks: int, words: list[str], devices: tuple[str, str], memory: s
     command = [*mpirun(ranks), sys.executable, "-m", "mpisgd", "train", "--out", str(out), "--epochs", "1"]
     command += ["--device", devices[0], "--shard-device", devices[1], *words]
     env = environment() | {"MPISGD_GPU_MEMORY": memory, "NVIDIA_TF32_OVERRIDE": "0"}
+    if memory == "messages":
+        if words not in IN_PLACE:
+            pytest.skip("sent in messages anyway")
+        env |= {"MPISGD_GPU_MEMORY": "staged", "MPISGD_TRAVEL": "messages"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(books.balanced for books in Run(out).books())
+    if words in IN_PLACE and memory != "direct":
+        on_gpu = "on-gpu" if devices == ("cuda", "cuda") else "in-place"
+        assert Run(out).environment["way"] == ("whole" if memory == "messages" else on_gpu)
     proof = replay.replay(out)
     assert not proof.reason and "cuda" in proof.why_tolerant
 

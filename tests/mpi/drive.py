@@ -4,7 +4,9 @@
 ranks than there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches,
 parameters). `env`: environment variables during that job; the `way` of a configuration (`tests/travel.py`) is one.
 "gpu": "staged" or "direct": there is a GPU, a pretended one (`tests/pretend_gpu.py`), whose memory MPI is not given, or is; then
-learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
+learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels. Where
+"device" says "cuda", learners are on the CPU as well, and see the GPU's memory as that of a peer's: for them it is never late.
+"several": as "staged", but each rank has a GPU of its own, and sees no other.
 "apart": path: each rank takes itself to be on a node of its own, and what it says goes into path-RANK.
 {"ranks": n, "resume": directory} goes on with a run, with "shards", "group_size", "pipeline" or "stages" in place of its own.
 `drive.py jobs.json together` runs all at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The
@@ -44,6 +46,7 @@ from mpisgd.config import Config, config_file, replace
 from mpisgd.config.config_file import from_mapping
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
+from mpisgd.job.run.start import Start
 from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.update import optimizer
 from mpisgd.update.slice_update import SliceUpdate
@@ -193,17 +196,24 @@ def interrupted(jobs: list[dict[str, Any]]) -> None:
 
 
 def of_torch(
-    config: Config, model: Any, shared: Any = None, *, direct: bool = False, place: Callable[..., Memory] = stages.place
+    config: Config, model: Any, shared: Memory | None = None, *, direct: bool = False, place: Callable[..., Memory] = stages.place
 ) -> Memory:
-    """Give MPI tensors where a GPU's would be given."""
+    """Give MPI tensors where a GPU's would be given; a model of another device computes apart from memory in common."""
+    if shared is not None and config.device == "cuda":
+        return shared
     memory = place(config, model, shared)
-    if direct and stages.pushes_what_it_computes(config):
+    if direct and shared is None and stages.pushes_what_it_computes(config):
         model.memory = memory = Memory(*memory.tensors)
     return memory
 
 
+def computes_on_cpu(start: Start, field: str, *, used: bool, choose: Callable[..., str] = Start._device) -> str:
+    device = choose(start, field, used=used)
+    return device if field == "shard_device" else "cpu"
+
+
 @contextmanager
-def gpu(how: str | None) -> Iterator[None]:
+def gpu(how: str | None, *, late: bool) -> Iterator[None]:
     """As a job's "gpu" says."""
     if how is None:
         yield
@@ -212,9 +222,9 @@ def gpu(how: str | None) -> Iterator[None]:
         stack.enter_context(mock.patch.object(optimizer, "CACHED_NBYTES", 0))
         stack.enter_context(mock.patch.dict(SliceUpdate.__init__.__kwdefaults__, fused=True))  # a GPU's kernels
         if how != "none":
-            stack.enter_context(under({"MPISGD_GPU_MEMORY": how}))
-            stack.enter_context(pretend_gpu())
-        if how == "direct":
+            stack.enter_context(under({"MPISGD_GPU_MEMORY": "direct" if how == "direct" else "staged"}))
+            stack.enter_context(pretend_gpu(late, f"GPU-{MPI.COMM_WORLD.rank if how == 'several' else 0}"))
+            stack.enter_context(mock.patch.object(Start, "_device", computes_on_cpu))
             stack.enter_context(mock.patch.object(stages, "place", of_torch))
         yield
 
@@ -230,6 +240,10 @@ def apart(path: str | None, rank: int) -> Iterator[None]:
         yield
 
 
+def learners_of(config: dict[str, Any], ranks: int) -> tuple[int, ...]:
+    return tuple(of_job(from_mapping(config), [""] * ranks).learner_ranks)
+
+
 def one(job: dict[str, Any], comm: MPI.Intracomm) -> None:
     if "resume" in job:
         resume(job, comm)
@@ -238,7 +252,7 @@ def one(job: dict[str, Any], comm: MPI.Intracomm) -> None:
     seen: list[np.ndarray] = []
     model, loss = recording(config, seen) if job.get("record") else (None, None)
     mpisgd.train(model=model, loss=loss, config=config, comm=comm)
-    if job.get("record") and comm.rank == of_job(config, [""] * comm.size).learner_ranks[0]:
+    if job.get("record") and comm.rank == learners_of(job["config"], comm.size)[0]:
         np.save(job["record"], np.array(seen))
 
 
@@ -254,7 +268,8 @@ def main() -> None:
             comm = cast(MPI.Intracomm, world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank))
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
-                with under(job["env"]), gpu(job.get("gpu")), apart(job.get("apart"), comm.rank):
+                peer = job["config"].get("device") == "cuda" and comm.rank in learners_of(job["config"], comm.size)
+                with under(job["env"]), gpu(job.get("gpu"), late=not peer), apart(job.get("apart"), comm.rank):
                     one(job, comm)
                 comm.Free()
             wait_politely(world)

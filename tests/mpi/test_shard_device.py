@@ -1,8 +1,9 @@
-"""Shards on a GPU, a pretended one, on real ranks: the bits of a CPU's, whether MPI is given its memory or the host's."""
+"""Shards on a GPU, a pretended one, on real ranks: the bits of a CPU's, whether MPI is given its memory, the host's, or none."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from .conftest import Shared, launch
 pytestmark = pytest.mark.slow
 
 ON_GPU = ("staged", "direct")
+MODES = {"in-place": ("staged",), "in-place-each": ("several",)}
 #: name -> (ranks, what differs from COMMON)
 RUNS = {
     "hardsync": (4, {"protocol": "hardsync", "averaging": 0.9, "checkpoint": {"every_updates": 20}}),
@@ -31,21 +33,31 @@ RUNS = {
     "topk": (3, {"protocol": "softsync", "push_format": "topk", "topk_share": 0.3}),
     "pulls": (3, {"protocol": "hardsync", "pull_format": "bfloat16"}),
 }
+PEERS: dict[str, tuple[int, dict[str, Any]]] = {
+    "on-gpu": (3, {"averaging": 0.9, "checkpoint": {"every_updates": 20}}),
+    "on-gpu-S2": (5, {"shards": 2, "optimizer": "adam", "clip_average": 0.1, "evaluator": True}),
+    "on-gpu-allreduce": (2, {"protocol": "allreduce", "averaging": 0.9}),
+    "on-gpu-chunks": (3, {"model": {"name": "mlp", "hidden": [1200, 1000]}, "mu": 64, "epochs": 0.5}),
+    "in-place": (3, {"way": "in-place", "clip_norm": 0.5, "nonfinite": "drop"}),
+    "in-place-each": (3, {"optimizer": "adam"}),
+}
+"""Those whose learners have a GPU, too; named by their way."""
+RUNS |= {name: (ranks, {"protocol": "hardsync", "device": "cuda", **special}) for name, (ranks, special) in PEERS.items()}
 ON_HOST = ("topk", "pulls")
 """Those whose shards stay on the host, though a GPU is asked for."""
 COMMON = {"epochs": 1, "mu": 16, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0.5}}
-REPEATABLE = [name for name in RUNS if name.startswith(("hardsync", "chunks", "team", "allreduce"))]
+REPEATABLE = [name for name in RUNS if name.startswith(("hardsync", "chunks", "team", "allreduce")) or name in PEERS]
 PLAIN = ("send", "ssend")
 
 
 def job(directory: Path, name: str) -> dict:
     run, _, gpu = name.partition("@")
     ranks, special = RUNS[run]
-    device = {} if gpu == "none" else {"shard_device": "cuda"}
+    device = {"device": "cpu"} if gpu == "none" else {"shard_device": "cuda"}
     return {"ranks": ranks, "gpu": gpu, "config": {**COMMON, **special, **device, "out": str(directory / name)}}
 
 
-CASES = [("ssend" if how == "staged" else "send", f"{name}@{how}") for name in RUNS for how in ON_GPU]
+CASES = [("ssend" if how == "staged" else "send", f"{name}@{how}") for name in RUNS for how in MODES.get(name, ON_GPU)]
 SHARED = Shared([*CASES, *(("send", f"{name}@none") for name in REPEATABLE)], job)
 
 
@@ -65,6 +77,8 @@ def test_laws_and_replay(runs: Path, switch: str, name: str, monkeypatch: pytest
     proof = replay.replay(path, trust=True)
     on_gpu = name.partition("@")[0] not in ON_HOST
     assert Run(path).config["shard_device"] == ("cuda" if on_gpu else "cpu")
+    if (run := name.partition("@")[0]) in PEERS:
+        assert run.startswith(Run(path).environment["way"])
     assert not proof.reason and ("cuda" in proof.why_tolerant) == on_gpu
 
 

@@ -3,9 +3,8 @@
 Transfers of a dead rank (`ulfm.py`), or of a rank that hangs beyond patience, are given up; `take` says so before any message, as
 LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 
-A learner of several ranks, a *group*, is lost with any of these. A rank that waits for another of its group also looks for losses
-elsewhere in the group: the awaited rank may wait for the lost. It then raises Broken. Groups talk by messages:
-MPI's collectives may hang after a failure.
+A *group*, a learner of several ranks, is lost with any of these. A rank that waits for another of its group raises Broken for a
+loss anywhere in the group. Groups talk by messages: MPI's collectives may hang after a failure.
 
 At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
 """

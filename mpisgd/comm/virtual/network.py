@@ -1,9 +1,8 @@
 """Costs of messages in virtual time: latency, overhead, bandwidth, and queues at links of ranks and nodes.
 
 A message crosses its sender's link out and its receiver's link in, and between nodes the nodes' (full duplex). A link serves
-messages in the order of their begins, each for bytes / bandwidth, and waits for no other link; a message is there when its last
-link has served it. Where cores move bytes, a node's cores are one more link for all its traffic. Messages may also take turns
-(`fair_links.py`).
+messages in the order of their begins, each for bytes / bandwidth, and waits for no other link. Where cores move bytes, a node's
+cores are one more link for all its traffic. Messages may also take turns (`fair_links.py`).
 
 Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte.
 """

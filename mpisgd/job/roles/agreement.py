@@ -7,9 +7,9 @@
                  NORM_TOLD: the norm of the whole       ->    makes the update, at the first
     pull         the weights
 
-No shard asks another (law 2): learners carry norms, for a round trip more in each update; learners that double as shards tell each
-other. Updates of all shards have the same mini-batches (`ProtocolOptions.alike`), so all sums become whole. Norms are added in the
-order of shards, in double precision.
+No shard asks another (law 2): learners carry norms, in a round trip more of each update; learners that double as shards tell each
+other. Updates of all shards have the same mini-batches (`ProtocolOptions.alike`). Norms are added in the order of shards, in double
+precision.
 
 When a signal ends the run, and all present wait for an incomplete sum, shards tell them. No deadlock: `no-deadlock.md`.
 """

@@ -14,7 +14,7 @@ from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Here
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.survivors import Survivors
 from mpisgd.exchange.travel.in_place import OUTBOXES, ranks_of
-from mpisgd.exchange.ways import IN_PLACE
+from mpisgd.exchange.ways import IN_MEMORY, IN_PLACE
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
 from mpisgd.gradient.straggler import Delays
@@ -100,9 +100,10 @@ class RankRole:
     def _in_place(self) -> SharedMemory | None:
         """Share memory with the node's learners and shards, where vectors stay in place."""
         config = self.setup.config
-        if config.way != IN_PLACE:
+        if config.way not in IN_MEMORY:
             return None
-        return self.world.shared(self.rank, ranks_of(self.setup.roles), 0, OUTBOXES if config.device == "cpu" else 1)
+        copied = config.way == IN_PLACE and config.device == "cuda"
+        return self.world.shared(self.rank, ranks_of(self.setup.roles), 0, 1 if copied else OUTBOXES)
 
     def _join_team(self) -> Member:
         """Join the team, until all ranks have met: learner 0 still evaluates in its memory."""

@@ -14,7 +14,7 @@ from mpisgd.exchange.learner_channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.travel.in_place import outboxes_of
-from mpisgd.exchange.ways import IN_PLACE
+from mpisgd.exchange.ways import IN_MEMORY
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
 from mpisgd.job.allreduce import Collective
@@ -89,7 +89,7 @@ class LearnerShardRole(ShardRole):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         RankRole.__init__(self, setup, world, rank)
         ranks, shared = setup.roles.learner_ranks, None
-        if setup.config.way == IN_PLACE:
+        if setup.config.way in IN_MEMORY:
             shared = world.shared(rank, ranks, SharedTeam.words_of(len(ranks)))
         config, bounds, samples = setup.config, setup.bounds, setup.meta.train_samples
         update = world.update(rank, setup.gradients_per_update)

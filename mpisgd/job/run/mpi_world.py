@@ -15,8 +15,9 @@ from mpisgd.comm.mpi.library import takes_gpu_memory
 from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.exchange.roles import Role
+from mpisgd.exchange.travel import on_gpu
 from mpisgd.exchange.travel.in_place import seen_by
-from mpisgd.exchange.ways import chunks_of_slices
+from mpisgd.exchange.ways import IN_PLACE, ON_GPU, chunks_of_slices
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.by_layers.parts import GradientInParts
@@ -72,11 +73,17 @@ class MpiWorld(World):
         return gradient
 
     def shared(self, rank: int, ranks: Sequence[int], words: int, outboxes: int = 0) -> SharedMemory:
-        """Share memory; with outboxes until `disband`, pinned beside a GPU."""
-        shared = SharedMemory.of(self._wire, ranks, words, self._setup.bounds[-1][1], outboxes)
+        """Share memory; with outboxes until `disband`, pinned beside a GPU. Raises ConfigError: impossible."""
+        size, serves = self._setup.bounds[-1][1], rank in self.roles.shard_ranks
+        if self.config.way == ON_GPU:
+            device = self.tensors.shard_device if serves else str(self.tensors.model.weights.device)
+            shared = on_gpu.share(self._wire, self.roles, words, size, device)
+        else:
+            shared = SharedMemory.of(self._wire, ranks, words, size, outboxes)
         if outboxes:
             self._in_place = shared
-        if outboxes and "cuda" in (self.config.shard_device if rank in self.roles.shard_ranks else self.config.device):
+        beside = self.config.shard_device if serves else self.config.device
+        if outboxes and self.config.way == IN_PLACE and beside == "cuda":
             self._pinned = seen_by(shared, self.roles, rank)
         for vector in self._pinned:
             pin(vector)
@@ -86,7 +93,7 @@ class MpiWorld(World):
         if self._in_place is None:
             return
         if self._gradient is not None:  # the user's model goes on, and no other rank looks at its outboxes any more
-            self._gradient.move_out(Memory(*self._in_place.own.outboxes))
+            self._gradient.move_out(Memory(*self._in_place.own.outboxes) if self.config.device == "cpu" else None)
         for vector in self._pinned:
             unpin(vector)
         self._in_place.segment.disband()
@@ -136,7 +143,7 @@ class MpiWorld(World):
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         """Make the update; a mere shard may drop the model."""
         setup, alone = self._setup, self.roles.of(rank) is Role.SHARD
-        shard, direct = setup.roles.index(rank), self._direct and alone
+        shard, direct = setup.roles.index(rank), (self._direct and alone) or self.config.way == ON_GPU
         streamed = chunks_of_slices(self.config, setup.bounds)
         update = self.tensors.update(setup.bounds[shard], gradients_per_update, streamed=streamed, direct=direct)
         if alone:

@@ -21,7 +21,8 @@ from mpisgd.config import Config, config_file, replace
 from mpisgd.data import check_workers
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.travel.in_place import OUTBOXES, ranks_of
-from mpisgd.exchange.ways import choose, travel_asked
+from mpisgd.exchange.travel.on_gpu import share
+from mpisgd.exchange.ways import IN_PLACE, ON_GPU, choose, travel_asked
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts, placement, resume, user_code
 from mpisgd.job.parts import Meta, UserObjects
@@ -125,7 +126,9 @@ class Start:
     def _load_data(self) -> None:
         config, comm = self.config, self.comm
         self._heartbeat.know(self.ranks, partial(name, self.roles, self.ranks))
-        torch.set_num_threads(config.threads or self.ranks.threads)
+        serves = self._rank in self.roles.shard_ranks and (config.device, config.shard_device) == ("cuda", "cpu")
+        fair = self.ranks.threads_beside_gpus(self.roles.shard_ranks) if serves else self.ranks.threads
+        torch.set_num_threads(config.threads or fair)
         computes = self._learns or self._evaluates
         self.data = data = self._agree(lambda: parts.load_data(config, self.user_objects) if computes else None)
         own = data if self._rank == self._first else None
@@ -244,14 +247,18 @@ class Start:
         torch.cuda.set_device(gpu)  # pinned memory and MPI's buffers belong there
         return f"cuda:{gpu}"
 
-    def _shares(self) -> bool:
-        """Return whether ranks can share memory, unless MPI moves vectors between GPUs; collective."""
-        if "cuda" in (self.config.device, self.config.shard_device) and takes_gpu_memory():
-            return False
+    def _shares(self, way: str) -> bool:
+        """Return whether ranks can share memory so; collective."""
+        if way == IN_PLACE and "cuda" in (self.config.device, self.config.shard_device) and takes_gpu_memory():
+            return False  # MPI moves vectors between GPUs
         ranks, possible, boxes = ranks_of(self.roles), False, 0 if self.config.protocol.collective else OUTBOXES
+        wire, size = Wire(self.comm, polite=True), self.bounds[-1][1]
+        device = self.shard_device if self._rank in self.roles.shard_ranks else self.device
         if self._rank in ranks:
             with contextlib.suppress(ConfigError):
-                SharedMemory.of(Wire(self.comm, polite=True), ranks, 0, self.bounds[-1][1], boxes).segment.disband()
+                on_gpu = way == ON_GPU
+                shared = share(wire, self.roles, 0, size, device) if on_gpu else SharedMemory.of(wire, ranks, 0, size, boxes)
+                shared.segment.disband()
                 possible = True
         return bool(self.comm.bcast(possible, root=ranks[0]))
 

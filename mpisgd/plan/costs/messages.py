@@ -22,7 +22,7 @@ from mpisgd.analysis import arrivals
 from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
-from mpisgd.exchange.ways import IN_PLACE, STREAMED, WHOLE
+from mpisgd.exchange.ways import IN_MEMORY, STREAMED, WHOLE
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import LogRows, Verdict
@@ -85,8 +85,8 @@ def _bandwidths(run: Run, rows: LogRows, nbytes: float) -> tuple[NetworkOptions,
     """Fit bandwidths; a node's link counts as fast as a rank's fastest transfer."""
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
-    if _way(run) == IN_PLACE or slice_nbytes < TELLING_NBYTES:
-        sent = "headers alone" if _way(run) == IN_PLACE else f"messages of {slice_nbytes:.0f} bytes"
+    if _way(run) in IN_MEMORY or slice_nbytes < TELLING_NBYTES:
+        sent = "headers alone" if _way(run) in IN_MEMORY else f"messages of {slice_nbytes:.0f} bytes"
         source = f"assumed: {sent} do not tell the bandwidth"
         return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
     if _beside(run):
@@ -167,7 +167,7 @@ def _way(run: Run) -> str:
 
 def _transfers_s(run: Run, network: NetworkOptions, nbytes: float) -> np.ndarray:
     """Return seconds to transfer each slice of `nbytes`: (shards, learners)."""
-    if _way(run) == IN_PLACE:
+    if _way(run) in IN_MEMORY:
         return np.zeros((run.shards, run.lambda_))
     rates = np.where(_apart(run), network.node_bandwidth, network.local_bandwidth)
     return np.asarray(nbytes / run.shards / np.minimum(network.bandwidth, rates))

@@ -2,34 +2,32 @@
 
 Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator `evaluator.attempt-0.h5`; `log.h5` has the
 tables of all: copied, or, of a table above 1 GiB, a virtual data set over these files. A file holds the tables below as
-one-dimensional compound data sets, the data set `committed` (int64, in the order of `TABLES`: rows of each table safely written;
-later rows may be torn), and the data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before).
-Seconds count from the run's start barrier, on the writing rank's clock; in a continued run they go on from its checkpoint. In a
-fault-tolerant run shard 0 may follow a hung evaluator, and its file, with the attribute `appointed` = 1, replaces the evaluator's.
+one-dimensional compound data sets; `committed` (int64, in the order of `TABLES`: rows safely written; later rows may be torn); and
+`summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the run's start barrier,
+on the writing rank's clock; in a continued run from its checkpoint. In a fault-tolerant run shard 0 may follow a hung evaluator:
+its file, with the attribute `appointed` = 1, replaces the evaluator's.
 
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch. A push is the sum of the gradients of
 `gradients` portions. A row of `updates` is an evaluation: `learning_rate` is the step length, `mean_loss` the batch's loss. The
-coordinator's file, `coordinator.attempt-0.h5`, has `portions`, `iterations` and `commands`. Later attempts continue it as shards'
-files (`continues`, of these tables), also if slices are cut anew.
+coordinator's file, `coordinator.attempt-0.h5`, has `portions`, `iterations` and `commands`, continued as shards' files, also if
+slices are cut anew.
 
 Checksums: `sums`, int64 (tables, 2), the number of rows of each table, and the CRC-32 of their bytes with `answer_s`, set later, as
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and of `summary`.
 
-A run that was killed and continued has files of several *attempts*; the attribute `attempt` is a file's own number. Later files
-have the attributes `continues_clock`, the checkpoint's clock, and `continues`, int64 (parts, 1 + tables): an attempt, then how many
-rows of each table, in that attempt's file of the same rank, come before the rows here. Other rows of that file were done again: the
-reader and `log.h5` leave them out.
+A killed and continued run has files of several *attempts*, each with the attribute `attempt`. Later files have the attributes
+`continues_clock`, the checkpoint's clock, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows of each table,
+in that attempt's file of the same rank, come before the rows here. Its other rows were done again: reader and `log.h5` omit them.
 
-An attempt with another number of learners or shards begins a new *layout*: rows of slices cut otherwise are not joined. The run's
-tables are then of the last layout, but `evaluations` has all rows; clocks and seconds go on. The shards' files of the layout's
-first attempt have the attributes `begins_samples` and `begins_s`, samples applied and seconds at `continues_clock`; `begins_seq`,
-int64 (learners,), the mini-batch with which each learner goes on; and `before`, int64 (parts, 2 + tables): a shard of the layout
-before, an attempt, and how many rows of each table of that file belong to the run. `log.h5` has rows of earlier layouts in groups
-`layouts/0`, `layouts/1` ..., with the attributes `learners`, `shards`, and the clocks `first_clock` and `last_clock`.
+An attempt with another number of learners or shards begins a new *layout*: the run's tables are then of the last layout, but
+`evaluations` has all rows; clocks and seconds go on. The shards' files of the layout's first attempt have the attributes
+`begins_samples` and `begins_s`, samples applied and seconds at `continues_clock`; `begins_seq`, int64 (learners,), each learner's
+next mini-batch; and `before`, int64 (parts, 2 + tables): a shard of the layout before, an attempt, and how many rows of each table
+of that file belong to the run. `log.h5` has earlier layouts in groups `layouts/0`, `layouts/1` ..., with the attributes `learners`,
+`shards`, `first_clock` and `last_clock`.
 
-Earlier logs count a group's `neighbour_s` as computing, and have no `scale`.
-
-A file with the attribute `room`, or the data sets `counts_0` and `counts_1`, was bounded by an earlier mpisgd, and is refused.
+Earlier logs count a group's `neighbour_s` as computing, and have no `scale`. A file with the attribute `room`, or the data sets
+`counts_0` and `counts_1`, was bounded by an earlier mpisgd, and is refused.
 
 Each table's data set has attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in the order of the columns.
 """

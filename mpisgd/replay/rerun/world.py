@@ -13,7 +13,7 @@ from torch import Tensor
 from mpisgd.comm.virtual.scripted import EagerWire
 from mpisgd.comm.virtual.wire import Signal
 from mpisgd.config import Config, replace
-from mpisgd.exchange.ways import GATHERED, IN_PLACE
+from mpisgd.exchange.ways import GATHERED, IN_MEMORY
 from mpisgd.gradient import stages
 from mpisgd.job.roles import RankRole
 from mpisgd.job.tensors import Tensors
@@ -70,7 +70,7 @@ class LogWorld(VirtualWorld):
     def _cut(self, bounds: list[tuple[int, int]]) -> None:
         """Let vectors travel in turn, with the same bits: learners may compute late."""
         super()._cut(bounds)
-        if self.config.way in (IN_PLACE, GATHERED):
+        if self.config.way in (*IN_MEMORY, GATHERED):
             self.config = replace(self.config, way="whole")
 
     def portions_of(self, rank: int, portions: Portions | None) -> Portions | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, LarsOptions, replace
 from mpisgd.exchange.roles import of_job
-from mpisgd.exchange.ways import BUCKETS, GATHERED, IN_PLACE, MESSAGES, SLOW, STREAMED, WHOLE, choose, why_not
+from mpisgd.exchange.ways import BUCKETS, GATHERED, IN_MEMORY, IN_PLACE, MESSAGES, ON_GPU, SLOW, STREAMED, WHOLE, choose, why_not
 from mpisgd.protocols import AllreduceOptions, BackupOptions, HardsyncOptions, SoftsyncOptions, TimeoutOptions
 from mpisgd.vectors.buckets import BUCKET_NBYTES
 from mpisgd.vectors.chunks import COARSE, FINE
@@ -29,12 +30,12 @@ def choice(
     *,
     tolerant: bool = False,
     rates: tuple[float, float] | None = None,
-    shares: bool = True,
+    shares: Sequence[str] = IN_MEMORY,
     travel: str = "",
     cuts: bool = True,
     **changes: Any,
 ) -> Config:
-    """Return the choice; `rates`: of links, None where nobody may ask."""
+    """Return the choice; `rates`: of links, None where nobody may ask; `shares`: possible ways in shared memory."""
 
     def asked() -> tuple[float, float]:
         assert rates is not None
@@ -45,7 +46,7 @@ def choice(
     roles = roles.made_tolerant() if tolerant else roles
     slices = len(roles.shard_ranks)
     bounds = [(size * shard // slices, size * (shard + 1) // slices) for shard in range(slices)]
-    return choose(config, roles, hosts, bounds, asked, lambda: shares, travel, cuts=cuts)
+    return choose(config, roles, hosts, bounds, asked, lambda way: way in shares, travel, cuts=cuts)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,19 @@ ONE_NODE: list[dict[str, Any]] = [{}, {"evaluator": True}, {"clip_average": 1.0}
 )
 def test_synchronous_learners_of_one_node_stay_in_place(changes: dict[str, Any]) -> None:
     assert chosen("aaaa", **changes) == chosen("aaaa", **changes, travel=IN_PLACE) == IN_PLACE
-    assert chosen("aaaa", **changes, shares=False) == chosen("aaaa", **changes, travel=MESSAGES) == WHOLE
+    assert chosen("aaaa", **changes, shares=()) == chosen("aaaa", **changes, travel=MESSAGES) == WHOLE
+
+
+GPUS: dict[str, Any] = {"hosts": "aaaa", "device": "cuda", "shard_device": "cuda"}
+
+
+@pytest.mark.parametrize("special", [{}, {"protocol": AllreduceOptions(), "shards": 1}], ids=str)
+def test_on_gpus_that_reach_each_others_memory_they_stay_there(special: dict[str, Any]) -> None:
+    gpus = GPUS | special
+    assert chosen(**gpus) == chosen(**gpus, travel=ON_GPU) == ON_GPU
+    assert chosen(**gpus, shares=(IN_PLACE,)) == chosen(**gpus, travel=IN_PLACE) == IN_PLACE
+    assert chosen(**gpus | {"shard_device": "cpu"}) == chosen(**gpus | {"device": "cpu"}) == IN_PLACE
+    assert chosen(**gpus, shares=()) == chosen(**gpus, travel=MESSAGES) == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -170,7 +183,7 @@ def test_synchronous_learners_of_one_node_stay_in_place(changes: dict[str, Any])
         {"local_steps": 2},
         {"aggregation": "node"},
         {"tolerant": True},
-        {"shares": False},
+        {"shares": (ON_GPU,)},
         {"protocol": AllreduceOptions(), "shards": 1, "push_format": "bfloat16"},
         {"protocol": AllreduceOptions(), "shards": 1, "pull_format": "bfloat16"},
     ],
@@ -204,7 +217,7 @@ def test_an_allreduce_goes_in_buckets_over_slow_links(changes: dict[str, Any]) -
     "changes",
     [
         {"size": 2 * BUCKET_NBYTES // 4 - 2},
-        {"hosts": "aa", "shares": False},
+        {"hosts": "aa", "shares": ()},
         {"push_format": "bfloat16"},  # the log has the rounded share of each bucket
         {"push_format": "topk"},
         {"device": "cuda"},
@@ -238,13 +251,16 @@ def test_the_variable_names_a_possible_way(way: str, changes: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("way", "changes", "why"),
     [
-        ("layerwise", {}, "the ways are messages, whole, in-place, streamed, gathered, buckets"),
+        ("layerwise", {}, "the ways are messages, whole, on-gpu, in-place, streamed, gathered, buckets"),
         (STREAMED, {"protocol": SoftsyncOptions(n=1)}, "updates do not wait for all begun pushes"),
         (STREAMED, {"nonfinite": "drop"}, "before the last have come"),
         (STREAMED, {"clip_average": 1.0}, "leave before the last"),
         (STREAMED, {"tolerant": True}, "a dying learner would leave a part of a gradient"),
         (STREAMED, {"shard_device": "cuda"}, "into the host's memory"),
         (STREAMED, ALLREDUCE, "all at once"),
+        (ON_GPU, {"hosts": "aaaa", "device": "cuda"}, "learners or shards compute on the host"),
+        (ON_GPU, GPUS | {"hosts": "aaab"}, "on several nodes"),
+        (ON_GPU, GPUS | {"shares": (IN_PLACE,)}, "ranks cannot share memory here"),
         (GATHERED, ALLREDUCE, "all at once"),
         (GATHERED, {"tolerant": True}, "a hanging learner stays unseen"),
         (BUCKETS, {}, "shards are apart"),

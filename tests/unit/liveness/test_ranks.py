@@ -40,6 +40,24 @@ def test_threads_are_shared_fairly(hosts: str, cores: int, own_cores: int, overs
     assert (some.oversubscribed, some.threads) == (oversubscribed, threads)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "cores", "own_cores", "servers", "threads"),
+    [
+        ("aaa", 16, 16, (0,), 14),
+        ("aaabbb", 16, 16, (0, 3), 14),
+        ("aaaa", 16, 16, (0, 1), 7),
+        ("aaaa", 8, 2, (0,), 2),  # bound to its cores
+        ("aaaaa", 4, 4, (0,), 1),
+        ("aaaa", 16, 16, (0, 1, 2, 3), 4),  # an allreduce: each rank is a shard
+    ],
+)
+def test_host_shards_beside_gpus_have_the_free_cores(
+    hosts: str, cores: int, own_cores: int, servers: tuple[int, ...], threads: int
+) -> None:
+    some = Ranks(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores, pids=())
+    assert some.threads_beside_gpus(servers) == threads
+
+
 def test_ranks_tell_each_other_their_hosts_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores of a node are the union of what its ranks may use: bound ranks see but their own."""
     comm = Threads(4)
