@@ -4,8 +4,7 @@ The rules decide (`rules/rules.py`); this loop obeys and logs. A shard never wai
 receives (law 1).
 
 After a signal a shard answers each pull with an ending, and takes pushes until all learners have left. All shards then have the
-same pushes, and need not agree on the clock of the last checkpoint. (Under time-outs, or bounded staleness above 0, clocks may
-differ: then the newest complete checkpoint counts.)
+same pushes. (Under time-outs, or bounded staleness above 0, clocks may differ: then the newest complete checkpoint counts.)
 """
 
 from __future__ import annotations

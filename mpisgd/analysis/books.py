@@ -4,8 +4,8 @@ Each shard has books of its own slices; `pushed` comes from learners' goodbyes. 
 without gaps, to all shards: a gradient per mini-batch up to the largest `seq`, and more where a shard has more rows, as a rejected
 mini-batch keeps its number.
 
-A continued run computes again a mini-batch that its checkpoint has on some shards only. The log lacks the other shards' pushes
-until the kill, and a second push to a shard that had applied the mini-batch, if another shard had rejected it.
+A continued run computes again a mini-batch that its checkpoint has on some shards only. The log lacks other shards' pushes until
+the kill, and a second push to a shard that had applied what another had rejected.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ G is the mean gradient, Sigma the covariance of one sample's gradient; both chan
     B_simple = tr(Sigma) / |G|^2                                      (eq. 2.9, in samples)
     E |g|^2  = |G|^2 + tr(Sigma) / B                                  (appendix A.1; g: mean over B samples)
 
-Limits: updates of a single gradient (hardsync with one learner, lambda-softsync) give no estimate, different weights (softsync) an
-approximate estimate. Dropout and augmentation are noise. Batch normalisation, `clip_norm`, and losses that are no mean over samples
-are outside the theory. |G|^2 is of the data's population; with `sampling` "replacement", larger by tr(Sigma) / training samples.
+Limits: updates of a single gradient give no estimate, different weights (softsync) an approximate one. Dropout and augmentation are
+noise. Batch normalisation, `clip_norm`, and losses that are no mean over samples are outside the theory. |G|^2 is of the data's
+population; with `sampling` "replacement", larger by tr(Sigma) / training samples.
 """
 
 from __future__ import annotations

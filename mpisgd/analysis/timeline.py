@@ -3,8 +3,7 @@
 Exact: length and order of a learner's activities (the last push is drawn to its last arrival); a shard's arrivals (headers left the
 queue), answers, updates, events. Not logged: ends of receiving a slice and of sending an answer.
 Reconstructed: a learner's place on the common clock. Each push begins as early as `cycles._bounds` and all other pushes allow, but
-not after its arrival; spans of a rank never overlap.
-The common clock is shard 0's; earlier activities are cut off.
+not after its arrival; spans of a rank never overlap. The clock is shard 0's; earlier activities are cut off.
 """
 
 from __future__ import annotations

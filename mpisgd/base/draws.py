@@ -5,6 +5,7 @@ User code draws from these; generators of its own are out of reach.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,13 +67,25 @@ def kept() -> Iterator[None]:
             torch.cuda.set_rng_state(state, gpu)
 
 
+def exact_kernels() -> None:
+    """Let a GPU compute the same bits each time, in float32."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = False
+
+
 @contextmanager
 def as_in_the_run(threads: int) -> Iterator[None]:
     """Use this number of torch threads (last bits depend on it); finally restore torch and generators."""
-    before = torch.get_num_threads()
+    before, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    exact, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    choices = cudnn.allow_tf32, cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32
     torch.set_num_threads(threads)
     try:
         with kept():
             yield
     finally:
         torch.set_num_threads(before)
+        torch.use_deterministic_algorithms(exact, warn_only=warn_only)
+        cudnn.allow_tf32, cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = choices

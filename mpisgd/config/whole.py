@@ -217,8 +217,10 @@ class Config:
     """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"
     """Sum and update on the CPU or on a GPU, except topk, rounded pulls and sandblaster. Learners may share the GPU."""
+    deterministic: bool = False
+    """Compute on a GPU by deterministic kernels, without TF32, for `replay --device cuda`."""
     threads: int = 0
-    """torch threads per rank; 0 = cores / ranks of the node; for host shards beside GPUs, the free cores."""
+    """torch threads per rank; 0 = cores / ranks of the node. At least 1."""
 
     way: str = field(default="auto", metadata={CHOSEN: True})
     """The program's choice (`exchange/ways.py`)."""

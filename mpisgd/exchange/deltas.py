@@ -4,10 +4,9 @@ A learner computes from h, float32. The shard, with weights w, knows h, and send
 
     d = bfloat16(w - h), to nearest even        h = h + d, at both ends alike
 
-The rounding error, at most 1/256 of the last change of h, stays in w - h: small updates survive. Shards sum, step, save and
-evaluate w, in float32.
+The rounding error, at most 1/256 of the last change of h, stays in w - h: small updates survive.
 
-    first pull     all of h = w, in float32; likewise in each attempt of a run
+    first pull     all of h = w, in float32, in each attempt
     Common         learners on the same clock of all shards hold the same h(c) = h(c-1) + d(c); after a missed clock all of h(c)
                    travels. A shard keeps another slice
     Each           otherwise h depends on the clocks given to a learner. A shard keeps a slice per learner
@@ -28,7 +27,7 @@ from torch import Tensor
 from mpisgd.comm.communicator import Part, Team
 from mpisgd.config import Config
 from mpisgd.rules.protocol import Protocol
-from mpisgd.vectors.memory import SizedVector, host_vector, host_view
+from mpisgd.vectors.memory import SizedVector, copy_of, host_vector, host_view
 
 _CHUNK = 2**17
 """Elements per pass, to stay in the cache (`rounding.py`): torch widens a delta before adding (TRAPS 11)."""
@@ -87,7 +86,7 @@ class Deltas(ABC):
 
     def renew(self) -> None:
         """Move to new memory: a send to a hanging learner may still read the old."""
-        self._delta = _copied(self._delta)
+        self._delta = copy_of(self._delta)
 
 
 class Common(Deltas):
@@ -101,7 +100,7 @@ class Common(Deltas):
         self._followed = 0
 
     def begin(self, weights: Any) -> None:
-        self.held = _copied(weights)
+        self.held = copy_of(weights)
         self._clocks.clear()
 
     def follow(self, weights: Any) -> None:
@@ -149,7 +148,7 @@ class Common(Deltas):
 
     def renew(self) -> None:
         super().renew()
-        self.held = _copied(self.held)
+        self.held = copy_of(self.held)
 
 
 class Each(Deltas):
@@ -169,7 +168,7 @@ class Each(Deltas):
     def given(self, learner_id: int, kept: Any) -> Any:
         held = self._held.get(learner_id)
         if held is None:
-            self._held[learner_id] = held = _copied(kept)
+            self._held[learner_id] = held = copy_of(kept)
         elif isinstance(held, Tensor):
             advance(held, kept, self._way_to(learner_id))
         return held
@@ -178,7 +177,7 @@ class Each(Deltas):
         if self._ways is None:
             return self._delta
         if learner_id not in self._ways:
-            self._ways[learner_id] = _copied(self._delta)
+            self._ways[learner_id] = copy_of(self._delta)
         return self._ways[learner_id]
 
     def answers(self, learner_ids: Sequence[int], weights: Any, clock: int) -> Iterator[tuple[list[int], Any]]:
@@ -194,7 +193,7 @@ class Each(Deltas):
         if self._ways is not None:  # answers have separate memory
             return
         super().renew()
-        self._held = {learner_id: _copied(held) for learner_id, held in self._held.items()}
+        self._held = {learner_id: copy_of(held) for learner_id, held in self._held.items()}
 
 
 def of_run(config: Config, protocol: Protocol, weights: Any) -> Deltas | None:
@@ -280,10 +279,6 @@ class Gathered:
     def _take(self, part: slice) -> None:
         if not isinstance(self._deltas, SizedVector):
             add_delta(torch.from_numpy(self._weights[part]), torch.from_numpy(self._deltas[part]))
-
-
-def _copied(weights: Any) -> Any:
-    return weights.clone() if isinstance(weights, Tensor) else weights
 
 
 def _words(vector: Any) -> Any:

@@ -155,7 +155,7 @@ class LocalSteps(Several):
 class InnerSteps(Several):
     """Local SGD and DiLoCo: steps with the learner's own optimiser; the distance is pushed [DiLoCo Alg. 1].
 
-        theta = theta_pulled                      of one clock or, asynchronously, of several
+        theta = theta_pulled                      of one clock, or of several
         count times: theta = InnerOpt(theta, g)   g: clipped gradient of the learner's next mini-batch
         push theta_pulled - theta                 outer gradient, for shards like any other
 

@@ -6,8 +6,7 @@ bfloat16   q = v to nearest even, half the bytes (arXiv:1901.09847); an element 
 top-k      q = each slice's k largest magnitudes of v, the first among equals (arXiv:1809.07599; `push_format.py`)
 
 g: gradient, r: remainder, q: push. All pushes plus the remainder sum to all gradients, up to float32 rounding. A dropped or
-rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits; replay goes by attempts, and
-has the bits of both.
+rejected push loses its remainder. No checkpoint has remainders: a continued run differs in bits; replay goes by attempts.
 """
 
 from __future__ import annotations

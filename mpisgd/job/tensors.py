@@ -43,7 +43,7 @@ from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
-from mpisgd.update.device_update import make_update
+from mpisgd.update.device_update import DeviceUpdate, make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Charges, Copied
@@ -194,7 +194,7 @@ class Tensors:
         """Return a slice's update; `streamed`: in so many chunks, `direct`: MPI takes GPU memory, `charges`: of a virtual shard."""
         kind: Callable[..., SliceUpdate] | None = partial(SliceUpdate, streamed=streamed) if streamed else None
         if charges is not None:  # all ranks are in this process: no copies for MPI
-            kind = partial(kind or SliceUpdate, charges=charges)
+            kind = partial(kind or (DeviceUpdate if direct else SliceUpdate), charges=charges)
         if self.rules < 6:
             kind = partial(kind or SliceUpdate, fused=True)
         if self.rules < 7 and streamed:

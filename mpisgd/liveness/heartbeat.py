@@ -5,8 +5,7 @@ Python's global lock. Two forms of a run:
 
 fail-fast       all ask the hub, which listens to all; silence beyond patience ends the job, on both sides of a cut link.
 fault-tolerant  a waiting learner asks the shards, of which none may hang; shards ask only ranks that all wait for
-                (`serving/fault_tolerant.py`), and a shard that holds up their own message. Before all have agreed how to start: as
-                fail-fast.
+                (`serving/fault_tolerant.py`), and a shard that holds up their own message. During the start: as fail-fast.
 
 Without MPI_THREAD_MULTIPLE there is no heartbeat.
 """

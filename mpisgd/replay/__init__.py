@@ -8,7 +8,7 @@
 2. Does each rank, run again, do what the log says (`rerun`)?
 3. Does a virtual run take the same seconds, simulated again (`again`)?
 
-Bits are the same only with the same libraries, kind of CPU and threads. A GPU's run is compared within a tolerance.
+Bits are the same only with the same libraries, kind of CPU or GPU, and threads.
 """
 
 from __future__ import annotations

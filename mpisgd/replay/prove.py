@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -50,6 +51,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     named: Mapping[str, str] = MappingProxyType({}),
     trust: bool = False,
     evaluations: Which = "all",
+    device: Literal["cpu", "cuda"] = "cpu",
     on_row: OnRow = lambda number, row, loss: None,
     on_push: OnPush = lambda shard, row: None,
 ) -> Proof:
@@ -66,6 +68,7 @@ def replay(  # noqa: PLR0913 - each an option by name
         named: replacements for the user's model, data, loss, step, protocol or schedule, as package.module:attribute.
         trust: import code named by the run, if neither brought nor `named` (`mpisgd.config.trust`).
         evaluations: snapshots to evaluate again.
+        device: cuda: compute on a GPU, as the run did.
         on_row: called with a gradient's row number, row, and new loss, shard by shard.
         on_push: called in the order of the rerun, with shard and row number.
 
@@ -80,7 +83,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     if data_dir is not None:
         record = dataclasses.replace(record, config=dataclasses.replace(record.config, data_dir=data_dir))
     check_rules(record)
-    proof = _begin(record, tolerance)
+    proof = _begin(record, tolerance, on_gpu=device == "cuda")
     record = with_initial(record, init_from, proof)
     last = min(log.final_clock for log in record.shards)
     if until is not None and not 0 <= until <= last:
@@ -186,8 +189,11 @@ def check(path: str | Path, user_objects: UserObjects = NO_OBJECTS, *, trust: bo
     return replay(path, user_objects, trust=trust).reason
 
 
-def _begin(record: Record, tolerance: float | None) -> Proof:
+def _begin(record: Record, tolerance: float | None, *, on_gpu: bool) -> Proof:
     config = record.config
+    of_gpu = "cuda" in (config.device, config.shard_device)
+    if on_gpu and not of_gpu:
+        raise ConfigError("device = 'cuda': expected 'cpu', on which the run computed")
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None
@@ -197,8 +203,11 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
         proof.seams.append("written by an earlier mpisgd: divergence, batch_norm_policy and goodbyes are also on trust")
     if config.virtual.batched and record.run.environment.get("virtual", False):
         proof.why_tolerant = "the run computed many gradients as one batch"
-    if "cuda" in (config.device, config.shard_device):
+    proof.on_gpu = on_gpu
+    if of_gpu and not on_gpu:
         proof.why_tolerant = "the run computed on cuda, this is a CPU"
+    elif of_gpu and not config.deterministic:
+        proof.why_tolerant = "deterministic = false: kernels of a GPU may have added in another order"
     proof.tolerance = tolerance if tolerance is not None else FOREIGN_TOLERANCE if proof.why_tolerant else 0.0
     if proof.tolerance and not proof.why_tolerant:
         proof.why_tolerant = "as asked for"

@@ -174,7 +174,7 @@ class Portions:
         learner gone      given back; a missed learner's result in time still counts
         lease over        dealt again; the first result counts
 
-    The lease is counted in later portions, not in seconds. At the end learners are dealt copies: the run waits for no straggler.
+    The lease is counted in later portions. At the end learners are dealt copies: the run waits for no straggler.
 
     Every shard drops repeated portions by itself (law 2). A portion dropped by another shard alone is missing from that slice: the
     verdict of shard 0 counts.

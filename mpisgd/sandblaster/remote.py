@@ -4,8 +4,8 @@
     RemoteVector                 `__torch_function__`          each function is a command, or a number
     Commands                     ADD out = q - a y             to all shards; only numbers travel
 
-Nothing is overridden deeper in torch (`__torch_dispatch__`): there this thread's gradients are off, and virtual ranks compute in
-this thread while a command waits. Operations that get so deep are refused.
+Nothing is overridden deeper in torch (`__torch_dispatch__`): there this thread's gradients are off, and virtual ranks compute
+meanwhile. Operations that get so deep are refused.
 
 Slots never change (`slots.py`): a change in place makes a new slot, a clone is the same slot, the last reference frees it.
 """

@@ -2,7 +2,7 @@
 
     lost      dead, by MPI: departed from the protocol
     missed    owed a push or a pull beyond the patience: departed until its next message. The last present learner is missed only
-              where others have left because the run is over; else the shard waits while any candidate gives signs of life
+              where the run is over for others; else the shard waits while any candidate gives signs of life
     torn      a gradient came in part, as its learner died. Another shard may have it whole, or not at all
     passed    a learner asked for another shard's clock: no gradient of the own clock will come
     broken    a rank of another stage is lost, as its goodbye says

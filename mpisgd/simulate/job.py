@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from mpisgd.base.draws import kept
+from mpisgd.base.draws import exact_kernels, kept
 from mpisgd.base.terminal import say
 from mpisgd.base.version import __version__
 from mpisgd.base.without_gc import without_gc
@@ -63,6 +63,8 @@ class Job:
         self.kept = kept
         config = user_code.with_user_objects(config, user_objects)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        if config.deterministic:
+            exact_kernels()
         hosts, nodes, roles, protocol = placement.on_virtual_ranks(config, hosts)
         self.roles = roles.made_tolerant() if tolerant else roles
         self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), user_objects)

@@ -203,11 +203,11 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, user_objects: UserObjects, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, user_objects)
-        device = _device(config)
+        device = gpu_of("device") if config.device == "cuda" else "cpu"
         self.tensors = tensors = Tensors.load(config, user_objects, data, roles.streams, self.rules, device)
         self._cut(parts.bounds(config, tensors.model, self.rules))
         self._device = device if stages.stays_on_gpu(self.config) else "cpu"
-        tensors.shard_device = self._device
+        tensors.shard_device = self._shard_device()
         tensors.evaluated = evaluated
         self.meta = tensors.meta
         self.parameters = tensors.model.size
@@ -218,13 +218,34 @@ class TensorWorld(VirtualWorld):
         self.stages = tensors.stages
         self.crossing, self.dealt = crossing_nbytes(tensors.model, tensors.gradient(0)), tensors.dealt
         self._of_groups: dict[int, Memory] = {}
-        self._batch = _batch(config, tensors, data)
+        self._batch = self._at_once(data)
         if device != "cpu":
             self.computing = f", gradients on a GPU, {f'up to {TOGETHER} at once' if self._batch else 'one by one'}"
         tensors.turns = Turns(tensors.model.module)
 
     def _memory(self, rank: int) -> Memory:
         return Memory.zeros(self.parameters, self._device)
+
+    def _shard_device(self) -> str:
+        return self._device
+
+    def _updates_as_real(self) -> bool:
+        return False
+
+    def _at_once(self, data: DataSet) -> Batch | None:
+        """Return the batch of gradients: where asked for, or on a GPU where the model allows. Raises ConfigError."""
+        config, tensors = self.config, self.tensors
+        wanted = replace(config, virtual=dataclasses.replace(config.virtual, batched=True))
+        if not config.virtual.batched and (config.device == "cpu" or compatibility.refused(wanted, virtual=True)):
+            return None
+        try:
+            batch = Batch(wanted, tensors.model, tensors.loss, data, tensors.sampling)
+            batch.check()
+        except ConfigError:
+            if config.virtual.batched:
+                raise
+            return None
+        return batch
 
     def _check(self, tensors: Tensors) -> None:
         """Look at the first mini-batch. Raises ConfigError, DataError."""
@@ -245,30 +266,15 @@ class TensorWorld(VirtualWorld):
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
         streamed = chunks_of_slices(self.config, self.bounds)
-        return self.tensors.update(self.bounds[shard], gradients_per_update, streamed=streamed, charges=self.charges(rank))
+        how: dict[str, Any] = {"streamed": streamed, "direct": self._updates_as_real(), "charges": self.charges(rank)}
+        return self.tensors.update(self.bounds[shard], gradients_per_update, **how)
 
 
-def _device(config: Config) -> str:
-    if config.device == "cpu":
-        return "cpu"
+def gpu_of(field: str) -> str:
+    """Return the device. Raises ConfigError: none."""
     if not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda': torch finds no CUDA device here")
+        raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device here")
     return "cuda:0"
-
-
-def _batch(config: Config, tensors: Tensors, data: DataSet) -> Batch | None:
-    """Return the batch of gradients: where asked for, or on a GPU where the model allows. Raises ConfigError."""
-    wanted = replace(config, virtual=dataclasses.replace(config.virtual, batched=True))
-    if not config.virtual.batched and (config.device == "cpu" or compatibility.refused(wanted, virtual=True)):
-        return None
-    try:
-        batch = Batch(wanted, tensors.model, tensors.loss, data, tensors.sampling)
-        batch.check()
-    except ConfigError:
-        if config.virtual.batched:
-            raise
-        return None
-    return batch
 
 
 class SizedWorld(VirtualWorld):

@@ -7,7 +7,7 @@
     DC-ASGD-c:  lambda_t = lambda_0
     DC-ASGD-a:  lambda_t = lambda_0 / sqrt(v + 1e-7),   v <- m v + (1 - m) g * g
 
-Correction precedes staleness weighting, sum and momentum. A shard keeps a slice per clock in use by learners: up to lambda copies.
+Correction precedes staleness weighting, sum and momentum. A shard keeps a slice per clock in use by learners.
 """
 
 from __future__ import annotations

@@ -120,6 +120,13 @@ def vector_like(vector: Tensor) -> Tensor:
     return host_vector(len(vector)) if vector.device.type == "cpu" else torch.zeros_like(vector)
 
 
+def copy_of(vector: Any) -> Any:
+    """Return a copy on the same device; of a size, the size."""
+    if isinstance(vector, np.ndarray):
+        return np.array(vector)
+    return vector.clone() if isinstance(vector, Tensor) else vector
+
+
 def copy_into(into: Any, vector: Any) -> None:
     """Copy a vector between any devices; a size copies nothing."""
     if type(into) is np.ndarray and type(vector) is np.ndarray:

@@ -131,17 +131,19 @@ IN_PLACE = [HARDSYNC, [*HARDSYNC, *CONVOLUTIONS], ALLREDUCE]
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_round_on_one_gpu_has_the_bits_of_messages(shards: int, tmp_path: Path) -> None:
-    """Copies through the host, sums in memory that all share: the weights are the same."""
+    """Copies through the host, sums in memory that all share: the weights are the same, and those of a replay."""
     ends = []
     for travel in ("messages", "in-place", ""):
         out = tmp_path / f"run-{travel}"
         command = [*mpirun(shards + 2), sys.executable, "-m", "mpisgd", "train", "--out", str(out), "--epochs", "1", *HARDSYNC]
-        command += ["--device", "cuda", "--shard-device", "cuda", "--shards", str(shards), "--averaging", "0.9"]
+        command += ["--device", "cuda", "--shard-device", "cuda", "--shards", str(shards), "--averaging", "0.9", "--deterministic"]
         env = environment() | {"MPISGD_GPU_MEMORY": "staged"} | ({"MPISGD_TRAVEL": travel} if travel else {})
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert Run(out).environment["way"] == {"messages": "whole", "in-place": "in-place", "": "on-gpu"}[travel]
         ends.append(torch.load(out / "weights.pt", weights_only=True)["theta"])
+        proof = replay.replay(out, device="cuda")
+        assert proof.holds and not proof.why_tolerant
     for other in ends[1:]:
         assert all(torch.equal(other[name], tensor) for name, tensor in ends[0].items())
 

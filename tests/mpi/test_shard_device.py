@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ import pytest
 import torch
 
 from mpisgd import replay
+from mpisgd.base.errors import ConfigError
+from mpisgd.job import parts
 from mpisgd.records.log.reader import Run
+from mpisgd.replay import prove
+from mpisgd.replay.checks.record import Record
 from mpisgd.update import optimizer
 from mpisgd.update.slice_update import SliceUpdate
+from tests.pretend_gpu import pretend_gpu
 
 from . import laws
 from .conftest import Shared, launch
@@ -42,7 +48,8 @@ PEERS: dict[str, tuple[int, dict[str, Any]]] = {
     "in-place-each": (3, {"optimizer": "adam"}),
 }
 """Those whose learners have a GPU, too; named by their way."""
-RUNS |= {name: (ranks, {"protocol": "hardsync", "device": "cuda", **special}) for name, (ranks, special) in PEERS.items()}
+ON_GPUS: dict[str, Any] = {"protocol": "hardsync", "device": "cuda", "deterministic": True}
+RUNS |= {name: (ranks, ON_GPUS | special) for name, (ranks, special) in PEERS.items()}
 ON_HOST = ("topk", "pulls")
 """Those whose shards stay on the host, though a GPU is asked for."""
 COMMON = {"epochs": 1, "mu": 16, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0.5}}
@@ -80,6 +87,38 @@ def test_laws_and_replay(runs: Path, switch: str, name: str, monkeypatch: pytest
     if (run := name.partition("@")[0]) in PEERS:
         assert run.startswith(Run(path).environment["way"])
     assert not proof.reason and ("cuda" in proof.why_tolerant) == on_gpu
+
+
+@pytest.mark.parametrize(("switch", "name"), [case for case in CASES if case[1].partition("@")[0] in PEERS])
+def test_a_replay_on_a_gpu_has_the_bits(switch: str, name: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With models on the CPU, as learners of the run had theirs."""
+    made = parts.build_model
+    monkeypatch.setattr(parts, "build_model", lambda *ours, **named: made(*ours[:3], "cpu", **named))
+    with pretend_gpu(late=False) as gpu:
+        proof = replay.replay(runs / switch / name, trust=True, device="cuda")
+        assert proof.holds and not proof.why_tolerant and proof.differences
+        assert gpu.asked > 100 and torch.are_deterministic_algorithms_enabled() is False
+        stopped = replay.replay(runs / switch / name, trust=True, device="cuda", until=3)
+        assert stopped.holds and len(stopped.waypoints) == Run(runs / switch / name).shards
+        assert "deterministic" in _tolerant(runs / switch / name, monkeypatch)
+
+
+def _tolerant(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Why a run with the same log that does not ask for it is not compared to the bit."""
+    read = prove.read
+
+    def other(path: Path) -> Record:
+        record = read(path)
+        return dataclasses.replace(record, config=dataclasses.replace(record.config, deterministic=False))
+
+    monkeypatch.setattr(prove, "read", other)
+    return replay.replay(run, trust=True, device="cuda").why_tolerant
+
+
+@pytest.mark.parametrize("run", ["hardsync@none"])
+def test_a_run_on_a_cpu_is_not_replayed_on_a_gpu(runs: Path, run: str) -> None:
+    with pytest.raises(ConfigError, match="device = 'cuda': expected 'cpu', on which the run computed"):
+        replay.replay(runs / "send" / run, trust=True, device="cuda")
 
 
 @pytest.mark.parametrize(("switch", "name"), [case for case in CASES if case[1].partition("@")[0] in REPEATABLE])

@@ -43,6 +43,8 @@ class Options:
     """Print nothing; the exit status tells."""
     evaluations: Literal["all", "last", "none"] = "all"
     """Evaluate these snapshots again."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cuda: compute on a GPU as the run did; bit for bit, if --deterministic."""
     tolerance: float | None = None
     """Allowed difference of recomputed weights, as a share of the weights' way; default: 0, or 0.05 if the run computed on a
     GPU."""
@@ -85,6 +87,7 @@ def main(argv: list[str]) -> int:
         named={part: getattr(options, part) for part in NAMED},
         trust=options.trust,
         evaluations=options.evaluations,
+        device=options.device,
         on_row=printer.print_row,
         on_push=printer.tell,
     )

@@ -6,7 +6,7 @@ LOST or STUCK from that rank. Shards are *vital*: a loss raises `RankLost`.
 A *group*, a learner of several ranks, is lost with any of these. A rank that waits for another of its group raises Broken for a
 loss anywhere in the group. Groups talk by messages: MPI's collectives may hang after a failure.
 
-At the end ranks meet at the first, which knows who is present; a barrier would wait for the dead.
+At the end ranks meet at the first; a barrier would wait for the dead.
 """
 
 from __future__ import annotations

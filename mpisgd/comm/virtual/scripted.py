@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from heapq import heappush
 from typing import Any
 
-import numpy as np
-
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Cluster, Waitable
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import Sending, VirtualWire
-from mpisgd.vectors.memory import copy_into
+from mpisgd.vectors.memory import copy_into, copy_of
 
 Arrived = Mapping[int, deque[Sending]]
 """Messages by tag, in the order of arrival."""
@@ -178,7 +176,7 @@ class ScriptedWire(VirtualWire):
         if self._late and tag == Tag.ANSWER and bodies:
             clock = fields[1]
             if self._served[0] != clock:
-                self._served = clock, tuple(map(np.array, bodies))
+                self._served = clock, tuple(map(copy_of, bodies))
             bodies = self._served[1]
         return super().start(dest, tag, fields, *bodies)
 

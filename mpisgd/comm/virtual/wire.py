@@ -22,7 +22,7 @@ from mpisgd.comm.virtual.collectives import VirtualSegment, VirtualTeam
 from mpisgd.comm.virtual.fair_links import FairLinks
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.transfers import Alarm, Beginning, IncomingBodies, OpenMessage, Receiving
-from mpisgd.vectors.memory import SizedVector, copy_into
+from mpisgd.vectors.memory import SizedVector, copy_into, copy_of
 
 _ANYTHING = (None, None)
 _PART = Tag.PART  # spares a look into the enumeration for each message
@@ -50,7 +50,7 @@ class Sending(Event, Waitable):
 
     def keep(self) -> None:
         """Copy the bodies: the sender goes on."""
-        self.bodies = tuple(np.array(body) if isinstance(body, np.ndarray) else body for body in self.bodies)
+        self.bodies = tuple(map(copy_of, self.bodies))
 
     def happen(self, now_ns: int) -> VirtualRank | None:
         """Meet the posted receive, or wait to be taken; return the receiver if it goes on."""

@@ -28,7 +28,7 @@ _ALIGNED = 128
 
 
 class GpuSegment(Segment):
-    """A segment of the host, for words and meetings, and `vectors` on a GPU."""
+    """A segment of the host, and `vectors` on a GPU."""
 
     def __init__(self, words: Segment, vectors: Tensor) -> None:
         self.place, self.places = words.place, words.places

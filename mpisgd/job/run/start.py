@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpisgd.base import terminal
+from mpisgd.base.draws import exact_kernels
 from mpisgd.base.errors import CheckpointError, ConfigError, MpisgdError
 from mpisgd.base.storage import cause
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
@@ -152,6 +153,8 @@ class Start:
         self.config = balance.with_stages_at(self.config, self.comm.bcast(self._agree(measure), root=self._first))
 
     def _choose_devices(self) -> None:
+        if self.config.deterministic:
+            exact_kernels()
         computes, serves = self.data is not None, self._rank in self.roles.shard_ranks
         self.device, self.shard_device = self._agree(
             lambda: (self._device("device", used=computes), self._device("shard_device", used=serves))

@@ -1,7 +1,7 @@
 """Costs of messages and of a shard's work, from a run's log.
 
 On a free wire and shard, a push and the pull after it cost (o: overhead, L: latency, D: transfer of all slices, g: a gradient's
-service, u: an update's; `comm/virtual/wire.py`, `comm/virtual/network.py`)
+service, u: an update's)
 
     push_s                     2 o + L + D          header sent and taken, slices sent
     arrival to start of update D / shards + g       of the gradient that completes the update

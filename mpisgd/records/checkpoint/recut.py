@@ -2,8 +2,7 @@
 
 Tensors with a value per element are cut along the new bounds, bit for bit. Scalars (Adam's count of steps) come from the old shard
 with most of the new slice; they differ only after empty updates. New shards begin with the fewest samples and snapshots of any old
-shard, and no gradient in flight: a mini-batch applied by some shards only loses its other parts. For dealt portions, the verdict of
-shard 0 counts.
+shard: a mini-batch applied by some shards only loses its other parts. For dealt portions, the verdict of shard 0 counts.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ class Proof:
     threads: int
     tolerance: float = 0.0
     why_tolerant: str = ""
+    on_gpu: bool = False
     finding: Finding | None = None
     clocks: tuple[int, ...] = ()
     gradients: int = 0

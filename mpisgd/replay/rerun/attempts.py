@@ -67,7 +67,7 @@ def run_again(record: Record, user_objects: UserObjects, proof: Proof, reach: Re
                 seam = -1 if following is None else following.start_clock
                 stops = reach.until >= 0 and (seam < 0 or reach.until < seam)
                 told = Told(record, attempt, proof, unmade, taken_s)
-                stretch = Stretch(attempt, told, begun, reach.until if stops else seam, stops, reach.on_push)
+                stretch = Stretch(attempt, told, begun, reach.until if stops else seam, stops, reach.on_push, proof.on_gpu)
                 job = Again(stretch, _config(stretch, path, proof.threads), user_objects)
                 _look_at(record, attempt, job, proof)
                 try:
@@ -121,8 +121,8 @@ def _config(stretch: Stretch, path: Path, threads: int) -> Config:
         out=str(path),
         overwrite=False,
         threads=threads,
-        device="cpu",
-        shard_device="cpu",
+        device=config.device if stretch.on_gpu else "cpu",
+        shard_device="cpu",  # `TensorLogWorld` knows
         pipeline=config.pipeline if config.in_groups else "gpipe",
         log=dataclasses.replace(config.log, enabled=True, progress="off"),
         virtual=dataclasses.replace(config.virtual, learners=record.ranks if config.in_teams else record.lambda_, batched=False),

@@ -42,6 +42,7 @@ class Stretch:
     Attributes:
         begun: the checkpoint to go on from; None = a new run.
         seam: clock at which the following attempt goes on, or the rerun `stops`; -1 = none.
+        on_gpu: compute on a GPU, as the run did.
     """
 
     record: Record
@@ -50,6 +51,7 @@ class Stretch:
     seam: int
     stops: bool
     on_push: Callable[[int, int], None]
+    on_gpu: bool
 
 
 class Again(Job):
@@ -79,7 +81,8 @@ class Again(Job):
 
     def _make_world(self, nodes: list[int], evaluated: bool) -> VirtualWorld:
         if self.config.virtual.gradients:
-            return TensorLogWorld(self._record, self.config, self.user_objects, self.roles, nodes, evaluated)
+            asked = self.config, self.user_objects, self.roles, nodes, evaluated
+            return TensorLogWorld(self._record, *asked, on_gpu=self._stretch.on_gpu)
         return SizedLogWorld(self._record, self.config, self.user_objects, self.roles, nodes)
 
     def do(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from mpisgd.comm.virtual.scripted import EagerWire
 from mpisgd.comm.virtual.wire import Signal
 from mpisgd.config import Config, replace
+from mpisgd.data import DataSet
 from mpisgd.exchange.ways import GATHERED, IN_MEMORY
 from mpisgd.gradient import stages
 from mpisgd.job.roles import RankRole
@@ -29,9 +30,9 @@ from mpisgd.replay.rerun.script import ShardScript
 from mpisgd.rules.portions import Portions
 from mpisgd.serving.fault_tolerant import FaultTolerant
 from mpisgd.simulate.failures import LearnerFailed
-from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld
+from mpisgd.simulate.world import SizedWorld, TensorWorld, VirtualWorld, gpu_of
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.memory import Memory, on_host
 
 
 def computes_late(config: Config) -> bool:
@@ -138,6 +139,20 @@ class TensorLogWorld(LogWorld, TensorWorld):
 
     setup: Setup
 
+    def __init__(self, *arguments: Any, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        super().__init__(*arguments)
+
+    def _shard_device(self) -> str:
+        """Return the run's, if computed on a GPU again."""
+        return gpu_of("shard_device") if self._on_gpu and self.record.config.shard_device == "cuda" else "cpu"
+
+    def _updates_as_real(self) -> bool:
+        return self.tensors.shard_device != "cpu" and not self.record.run.environment.get("virtual", False)
+
+    def _at_once(self, data: DataSet) -> None:
+        """Compute gradients one by one."""
+
     def _memory(self, rank: int) -> Memory:
         return self.tensors.model.memory if self.late else super()._memory(rank)
 
@@ -153,7 +168,7 @@ class TensorLogWorld(LogWorld, TensorWorld):
     def goes_on(self, setup: Setup, told: Told, seam: int, *, stops: bool) -> None:
         self.setup, self._seam, self._stops, self.saves = setup, seam, stops, seam >= 0
         self.tensors.evaluator = functools.partial(EvaluatorByLog, told=told)
-        self.initial = self.tensors.model.weights.clone()
+        self.initial = self.tensors.model.weights.cpu().clone()
         self.made: dict[int, Checkpoints] = {}
         self._updates: dict[int, SliceUpdate] = {}
         self._begun: dict[int, Tensor] = {}
@@ -164,7 +179,7 @@ class TensorLogWorld(LogWorld, TensorWorld):
         if (before := self.setup.account(shard)) is not None:
             update.restore(self.saved(rank), before.samples)
         if self._stops and self._seam == self.record.start_clock:
-            self._begun[shard] = update.weights.clone()
+            self._begun[shard] = update.weights.cpu().clone()
         self._updates[shard] = update
         return update
 
@@ -175,7 +190,7 @@ class TensorLogWorld(LogWorld, TensorWorld):
             return self._begun[shard].numpy()
         if shard in self._there:
             return disk.read_part(directory, shard).tensors(directory / disk.part_file(shard))["weights"]
-        return self._updates[shard].weights.numpy()  # after the last update
+        return on_host(self._updates[shard].weights)  # after the last update
 
     def _arrive(self, shard: int) -> None:
         """Note a shard at the seam. Raises Stopped: all shards are there, and the rerun stops."""
