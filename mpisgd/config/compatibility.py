@@ -87,7 +87,6 @@ FEATURES: Mapping[str, Feature] = {
     "inner rate": _given("inner_alpha0"),
     "waits": Feature(lambda config: not config.protocol.duplex, "{} (pulls wait for the learner's own push)"),
     "ahead": _above("ahead"),
-    "two ahead": _chosen("ahead", 2, "1"),
     "per layer": _given("per_layer"),
     "whole layers": Feature(
         lambda config: not (config.per_layer or config.protocol.collective), "per_layer = false, but for protocol allreduce"
@@ -189,7 +188,6 @@ RULES: Sequence[tuple[tuple[str, ...], tuple[str, ...], str]] = (
     (("ahead",), ("tolerant",), "a shard does not wait until answers have left, so a hanging learner stays unseen"),
     (("ahead",), ("stages",), "a group's ranks push, then pull, then agree on the answers: nothing travels both ways at once"),
     (("ahead",), ("per layer",), "a layer leaves, and comes, at its place in the passes"),
-    (("two ahead",), ("cuda",), "messages under way while a GPU computes would need separate copies"),
     (("per layer",), ("aborts",), "a pushed layer cannot be given up"),
     (("per layer",), ("collective",), "slices are equal; parts travel behind the passes where links are slow"),
     ((*_OWN_STEPS, "local steps"), ("per layer",), "own steps need all layers, and pull for, or push, several mini-batches as one"),
@@ -262,7 +260,6 @@ RULES: Sequence[tuple[tuple[str, ...], tuple[str, ...], str]] = (
     ),
     (("micro-batches", "batched"), ("batch",), "the last portion may be shorter"),
     (("stages",), ("batch",), "each learner computes portions on the whole model"),
-    (("cuda",), ("batch",), "portions are summed in the host's memory"),
     (("sizes",), ("batch",), "a line search needs losses"),
 )
 

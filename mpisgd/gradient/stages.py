@@ -39,7 +39,7 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
             model.move_to(shared)
             wait_for(model.weights)  # before shards move in
         return shared
-    direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
+    direct = direct and pushes_from_gpu(config)
     return model.memory if direct or model.weights.device.type == "cpu" else model.memory.pinned()
 
 
@@ -120,6 +120,11 @@ def pushes_what_it_computes(config: Config) -> bool:
     """Tell whether gradients are pushed where they are computed: no team, own steps or rounding."""
     alone = not (config.in_teams or config.protocol.collective)
     return alone and config.push_format == "float32" and not moves_weights(config)
+
+
+def pushes_from_gpu(config: Config) -> bool:
+    """Tell whether a CUDA-aware MPI can take gradients from a GPU."""
+    return pushes_what_it_computes(config) and config.pull_format == "float32" and config.ahead < 2 and not config.protocol.batch
 
 
 def stays_on_gpu(config: Config) -> bool:

@@ -199,10 +199,12 @@ def of_torch(
     config: Config, model: Any, shared: Memory | None = None, *, direct: bool = False, place: Callable[..., Memory] = stages.place
 ) -> Memory:
     """Give MPI tensors where a GPU's would be given; a model of another device computes apart from memory in common."""
-    if shared is not None and config.device == "cuda":
-        return shared
+    direct = direct and shared is None and stages.pushes_from_gpu(config)
+    if config.device == "cuda" and not direct:
+        apart: Memory = shared or model.memory.pinned()
+        return apart
     memory = place(config, model, shared)
-    if direct and shared is None and stages.pushes_what_it_computes(config):
+    if direct:
         model.memory = memory = Memory(*memory.tensors)
     return memory
 
