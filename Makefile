@@ -63,6 +63,8 @@ gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 	$(IN_VENV) python -m pytest tests/gpu tests/virtual/test_courses.py $(ARGS)
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train --device cuda --ways all --out results/bench/cuda
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train --device cuda --shard-device cuda --ways all --out results/bench/cuda-shards
+	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train --device cuda --shard-device cuda --cases mlp-1024 \
+		--ways hardsync softsync-ahead allreduce --out results/bench/cuda-large
 results: $(READY)  ## when each of the results was made, and how much of what it rests on has changed since
 	$(IN_VENV) python results/made.py
 results-quick: $(READY)  ## draw all figures of results/ from kept numbers

@@ -21,6 +21,8 @@ NEVER = 1 << 62
 
 NO_ANSWER = -NEVER
 
+APART_NS = 10**7  # headers sent at once arrive closer
+
 
 @dataclass(frozen=True)
 class Cycles:
@@ -75,20 +77,23 @@ def chains_of(pushes: LogRows, cycle: np.ndarray) -> _Chains:
     return _Chains(row, first, durations, push, known)
 
 
-def offsets_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, shards: int) -> np.ndarray:
+def offsets_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, shards: int, *, together: bool) -> np.ndarray:
     """Return nanoseconds to add to each shard's times, int64 (shards,): the least that makes the log possible.
 
-    A push arrives on all shards between its begin and its end.
+    A push arrives on all shards between its begin and its end; `together`: mostly at once.
     """
     arrival, shard = nanoseconds(pushes["arrival_s"]), pushes["shard"]
     on_0 = np.full(len(chains.row), NEVER)
     on_0[cycle[shard == 0]] = arrival[shard == 0]
     usable = chains.known[cycle] & (on_0[cycle] < NEVER)
     behind, push = (on_0[cycle] - arrival)[usable], chains.push[cycle][usable]
-    least, most = np.full(shards, -NEVER), np.full(shards, NEVER)
+    least, most, likely = np.full(shards, -NEVER), np.full(shards, NEVER), np.zeros(shards, np.int64)
     np.maximum.at(least, shard[usable], behind - push)
     np.minimum.at(most, shard[usable], behind + push)
-    return np.asarray(np.where(least > most, (least + most) // 2, np.clip(0, least, most)))
+    for number in np.unique(shard[usable]) if together else ():
+        middle = int(np.median(behind[shard[usable] == number]))
+        likely[number] = middle if abs(middle) > APART_NS else 0
+    return np.asarray(np.where(least > most, (least + most) // 2, np.clip(likely, least, most)))
 
 
 def cycles_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray) -> Cycles:
@@ -115,7 +120,7 @@ def cycles_of(pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.n
 def _bounds(
     pushes: LogRows, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the earliest and latest begin of each push, from its own rows: int64 (cycles,) each.
+    """Return the earliest and latest begin of each push: int64 (cycles,) each.
 
     Earliest: max(answer_0 + pull, last answer) + compute + delay, and the last arrival minus the length. Latest: the first arrival,
     and the next pull's first answer minus the length.

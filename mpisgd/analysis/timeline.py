@@ -183,7 +183,8 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: keeps the order in time
     cycle = number_cycles(pushes, run.path)
     chains = chains_of(pushes, cycle)
-    offset = offsets_of(pushes, cycle, chains, run.shards)
+    streamed = run.environment.get("way") == "streamed"  # headers leave before all chunks
+    offset = offsets_of(pushes, cycle, chains, run.shards, together=streamed)
     arrival = nanoseconds(pushes["arrival_s"]) + offset[pushes["shard"]]
     answer = np.where(np.isnan(pushes["answer_s"]), NO_ANSWER, nanoseconds(pushes["answer_s"]) + offset[pushes["shard"]])
     cycles = cycles_of(pushes, cycle, chains, arrival, answer)

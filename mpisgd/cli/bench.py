@@ -31,7 +31,7 @@ class Options:
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """wire: on the shards; the first with one and two learners and shards."""
     cases: tuple[str, ...] = USUAL
-    """train: model and mini-batch size; also cnn-4, alexnet-16."""
+    """train: model and mini-batch size; also cnn-4, mlp-1024, alexnet-16."""
     ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "softsync")
     """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all; and
     sandblaster, on four ranks."""

@@ -56,6 +56,7 @@ CASES = {
     "cnn-16": Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
     "cnn-64": Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
     "mlp-16": Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 60),
+    "mlp-1024": Case("MLP of 124 M parameters, mu = 1024", MlpOptions(hidden=(8192, 8192, 3840)), 1024, 20),
     "alexnet-16": Case("AlexNet, mu = 16", AlexNetOptions(), 16, 6, LARGE),
 }
 USUAL = ("cnn-16", "cnn-64", "mlp-16")
@@ -83,6 +84,7 @@ class Way:
 
 WAYS = {
     "hardsync": Way({"protocol": HardsyncOptions()}, synchronous=True),
+    "hardsync-in-place": Way({"protocol": HardsyncOptions(), "way": "in-place"}, synchronous=True),
     "hardsync-whole": Way({"protocol": HardsyncOptions(), "way": "whole"}, synchronous=True),
     "hardsync-node": Way({"protocol": HardsyncOptions(), "aggregation": "node"}, synchronous=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, synchronous=True),
@@ -90,6 +92,7 @@ WAYS = {
     "hardsync-bfloat16": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16"}),
     "hardsync-bfloat16-both": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16", "pull_format": "bfloat16"}),
     "softsync": Way({"protocol": SoftsyncOptions(n=LEARNERS)}),
+    "softsync-ahead": Way({"protocol": SoftsyncOptions(n=LEARNERS), "ahead": 2}),
     "async": Way({"protocol": AsyncOptions()}),
     "ssp": Way({"protocol": SspOptions()}),
     "downpour": Way({"protocol": DownpourOptions()}),

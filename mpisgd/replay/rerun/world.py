@@ -144,7 +144,6 @@ class TensorLogWorld(LogWorld, TensorWorld):
         super().__init__(*arguments)
 
     def _shard_device(self) -> str:
-        """Return the run's, if computed on a GPU again."""
         return gpu_of("shard_device") if self._on_gpu and self.record.config.shard_device == "cuda" else "cpu"
 
     def _updates_as_real(self) -> bool:

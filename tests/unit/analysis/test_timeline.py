@@ -130,6 +130,20 @@ def test_a_shards_clock_is_moved_only_as_far_as_its_log_demands(tmp_path: Path) 
     assert np.all(moved.cycles.edges[moved.cycle, PUSH] <= moved.arrival)
 
 
+@pytest.mark.parametrize(("way", "apart_s", "by_s"), [("streamed", 0.3, 0.3), ("streamed", 0.005, 0.0), ("whole", 0.3, 0.0)])
+def test_headers_of_a_streamed_push_arrive_at_once(tmp_path: Path, way: str, apart_s: float, by_s: float) -> None:
+    """Though long pushes would leave room for other clocks."""
+    log, _, _ = true_log(1)
+    log.pushes["push_s"] += 0.8
+    on = [log.pushes[log.pushes["shard"] == shard] for shard in range(2)]
+    first = {(each["learner_id"], each["seq"]): each["arrival_s"] for each in on[0]}
+    late = log.pushes["shard"] == 1
+    log.pushes["arrival_s"][late] = [first[each["learner_id"], each["seq"]] - apart_s for each in on[1]]
+    found = look(make(tmp_path, log, 3, shards=2, environment={"way": way}))
+    moved = [note for note in found.notes if "shard 1 by" in note]
+    assert len(moved) == (by_s > 0) and all("by +300 ms" in note for note in moved)
+
+
 @pytest.mark.parametrize(("name", "wanted"), PROTOCOLS)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_durations_are_exact_and_spans_in_order(tmp_path: Path, name: str, wanted: int, shards: int) -> None:

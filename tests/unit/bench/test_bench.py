@@ -268,7 +268,7 @@ def test_a_peer_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         (["virtual", "--repetitions", "0"], "repetitions = 0: expected a number >= 1"),
         (
             ["train", "--ways", "hardsink"],
-            "ways = 'hardsink': expected some of hardsync, hardsync-whole, hardsync-node, allreduce",
+            "ways = 'hardsink': expected some of hardsync, hardsync-in-place, hardsync-whole, hardsync-node, allreduce",
         ),
         (["train", "--cases", "cnn-5"], "cases = 'cnn-5': expected some of cnn-4, cnn-16"),
         (
