@@ -193,7 +193,6 @@ RULES: Sequence[tuple[tuple[str, ...], tuple[str, ...], str]] = (
     ((*_OWN_STEPS, "local steps"), ("per layer",), "own steps need all layers, and pull for, or push, several mini-batches as one"),
     (("node", "micro-batches"), ("per layer",), "the sum is there after the last backward pass, for all layers at once"),
     (("stages",), ("per layer",), "stages already pull and push separately, each with own shards"),
-    (("cuda",), ("per layer",), "a GPU computes behind the host: the host would have to wait at each layer"),
     (
         ("ahead", "topk", "rounded pulls"),
         ("compensation",),

@@ -161,6 +161,7 @@ def test_a_round_on_one_gpu_has_the_bits_of_messages(shards: int, tmp_path: Path
         (3, ["--protocol", "hardsync", "--autocast", "float16"]),
         (4, ["--protocol", "softsync", "--protocol.n", "3", "--autocast", "float16", "--clip-norm", "1"]),
         (3, ["--protocol", "async", "--ahead", "2"]),
+        (3, ["--protocol", "async", "--per-layer"]),
     ],
 )
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cuda")])

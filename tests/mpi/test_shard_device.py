@@ -53,6 +53,9 @@ ON_GPUS: dict[str, Any] = {"protocol": "hardsync", "device": "cuda", "determinis
 RUNS |= {name: (ranks, ON_GPUS | special) for name, (ranks, special) in PEERS.items()}
 APART: dict[str, tuple[int, dict[str, Any]]] = {
     "ahead": (4, {"protocol": "async", "ahead": 2, "alpha0": 0.01}),
+    "layers": (5, {"protocol": "async", "per_layer": True, "shards": 2, "alpha0": 0.01}),
+    "layers-held": (5, {"protocol": "hardsync", "per_layer": True, "shards": 2, "clip_norm": 0.5, "push_format": "bfloat16"}),
+    "layers-rounded": (4, {"protocol": {"name": "backup", "b": 1}, "per_layer": True, "push_format": "bfloat16"}),
     "sandblaster": (4, {"protocol": {"name": "sandblaster", "iterations": 8}, "epochs": Config().epochs}),
 }
 """Those of which only the learners have a GPU."""

@@ -13,11 +13,12 @@ from mpisgd.gradient.objective import function_of
 from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel, pass_back
 from mpisgd.vectors.kept_state import state_kept
+from mpisgd.vectors.memory import wait_for
 from mpisgd.vectors.skipped import NOTHING, Runs
 
 
 class GradientInParts(Computes):
-    """Mini-batches of `gradient`, on the CPU; tells `exchange` when parts are needed, and when they leave.
+    """Mini-batches of `gradient`; tells `exchange` when parts are needed, and when they leave.
 
     Args:
         pushed: `gradient`, or the stage after.
@@ -44,6 +45,8 @@ class GradientInParts(Computes):
         self._model = model
         self._pushed = pushed
         self._exchange = exchange
+        self._parts = [slice(*each) for each in bounds]
+        self._apart = None if gradient.memory is model.memory else gradient.memory.tensors
         self._held = held
         self._tried: set[str] | None = set() if streamed else None
         """Parameters with a gradient, while parts wait to see whether each comes once."""
@@ -63,7 +66,7 @@ class GradientInParts(Computes):
             with state_kept(model.module, function_of(gradient.single.objective)):
                 gradient.single.forward(0)
 
-        self._entrances = AllThere(len(bounds)) if streamed else Entrances(model, bounds, forward, exchange.need)
+        self._entrances = AllThere(len(bounds)) if streamed else Entrances(model, bounds, forward, self._need)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
@@ -131,9 +134,19 @@ class GradientInParts(Computes):
 
         return hook
 
+    def _need(self, number: int) -> None:
+        self._exchange.need(number)
+        if self._apart is not None:
+            part = self._parts[number]
+            self._model.weights[part].copy_(self._apart[0][part], non_blocking=True)
+
     def _leave(self, number: int, skipped: Runs) -> None:
         self._left[number] = True
         if not self._held:
+            if self._apart is not None:
+                part = self._parts[number]
+                self._apart[1][part].copy_(self._model.gradients[part], non_blocking=True)
+            wait_for(self._model.gradients)
             self._pushed.finish_slice(number)
         told = self._loss, self._pushed.rounded_of(number), self._pushed.scaled.by, skipped
         self._exchange.leave(number, self._seq, self.samples, *told)

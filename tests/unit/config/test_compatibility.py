@@ -119,9 +119,9 @@ def test_print_config_and_dry_run_refuse_what_train_does(tmp_path: Path) -> None
 
 def test_submit_asks_for_what_its_script_will_say(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text("per_layer = true\n")
+    path.write_text("group_size = 2\n")
     said = refusal(lambda: submit_cli.main([str(path), "--gpus-per-node", "4", "--dry-run"]))
-    assert "device = 'cuda': expected 'cpu' beside per_layer" in said, "which the script would say"
+    assert "device = 'cuda': expected 'cpu' beside group_size" in said, "which the script would say"
     path.write_text('[faults]\nmode = "tolerant"\n')
     assert "--fault-tolerant" in refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"]))
     assert refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run", "--fault-tolerant"])) == ""
