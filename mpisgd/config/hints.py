@@ -92,6 +92,7 @@ _SAME: Mapping[str, str] = {
     "protocol backup has `protocol.b` backup learners": "backup_workers backups num_backup_workers",
     "all randomness comes from `seed`": "random_seed manual_seed",
     "torch's threads of each rank are `threads`": "num_threads omp_num_threads threads_per_rank cpus_per_task",
+    "a GPU's deterministic kernels are `deterministic`": "cudnn_deterministic use_deterministic_algorithms",
     "averaged weights are kept by `averaging`, their decay": "ema ema_decay polyak swa",
     "a virtual cluster is another command: mpisgd simulate": "simulate virtual_learners",
     "--print-config prints the configuration and stops": "dry_run",
