@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -76,16 +76,25 @@ def exact_kernels() -> None:
 
 
 @contextmanager
-def as_in_the_run(threads: int) -> Iterator[None]:
-    """Use this number of torch threads (last bits depend on it); finally restore torch and generators."""
-    before, cudnn = torch.get_num_threads(), torch.backends.cudnn
-    exact, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    choices = cudnn.allow_tf32, cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32
+def as_in_the_run(threads: int, *, exact: bool = False) -> Iterator[None]:
+    """Use this number of torch threads (last bits depend on it), and `exact_kernels`; finally restore torch and generators."""
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with kept():
+        with kept(), _exactly() if exact else nullcontext():
             yield
     finally:
         torch.set_num_threads(before)
-        torch.use_deterministic_algorithms(exact, warn_only=warn_only)
-        cudnn.allow_tf32, cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = choices
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+    chosen, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    exact_kernels()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(chosen, warn_only=warn_only)
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = before

@@ -92,7 +92,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     if record.config.protocol.batch:
         return _replay_batch(record, user_objects, proof, until)
     started_s = time.monotonic()
-    with saying_how(record, user_objects), as_in_the_run(proof.threads):
+    with saying_how(record, user_objects), as_in_the_run(proof.threads, exact=record.config.deterministic):
         try:
             check_log(record)
             proof.notes += changed(record.run)
@@ -153,7 +153,7 @@ def _replay_batch(record: Record, user_objects: UserObjects, proof: Proof, until
     try:
         claimed = Claimed(record)
         check_done(record)
-        with saying_how(record, user_objects), as_in_the_run(proof.threads):
+        with saying_how(record, user_objects), as_in_the_run(proof.threads, exact=record.config.deterministic):
             data = load_data(record.config, user_objects)
             tensors = Tensors.load(record.config, user_objects, data, record.ranks)
             check_sizes(record, len(data.train), tensors.model.size)

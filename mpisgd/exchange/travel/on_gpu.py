@@ -25,6 +25,7 @@ _TOLD_NBYTES = 2**14
 """Room for a handle."""
 _ALIGNED = 128
 """Elements; kernels load several at once."""
+_IMPOSSIBLE = RuntimeError, OSError, ValueError, AttributeError  # torch's
 
 
 class GpuSegment(Segment):
@@ -73,7 +74,7 @@ def _vectors(segment: Segment, size: int, device: torch.device, *, serves: bool)
     """Return the first rank's zeros, (size,) float32, on all ranks, or on none."""
     vectors: Tensor | None = None
     own, told = (segment.bytes_of(place)[:_TOLD_NBYTES] for place in (segment.place, 0))
-    with contextlib.suppress(RuntimeError, OSError, ValueError):
+    with contextlib.suppress(*_IMPOSSIBLE):
         if segment.place == 0:
             vectors = torch.zeros(size, device=device)
             wait_for(vectors)
@@ -81,7 +82,7 @@ def _vectors(segment: Segment, size: int, device: torch.device, *, serves: bool)
             own[8 : 8 + len(handle)] = np.frombuffer(handle, np.uint8)
             own[0] = 1
     segment.meet()
-    with contextlib.suppress(RuntimeError, OSError, ValueError):
+    with contextlib.suppress(*_IMPOSSIBLE):
         if segment.place > 0 and told[0]:
             name, index, handle = pickle.loads(told[8:].tobytes())
             if _reaches(device, index, name, serves=serves):
