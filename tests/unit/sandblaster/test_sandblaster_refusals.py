@@ -34,7 +34,6 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("autocast", "float16", False),
     ("group_size", 2, False),
     ("micro_batches", 2, False),
-    ("device", "cuda", False),
     ("groups", {"rate": {"*.bias": 2.0}}, False),
     ("virtual.gradients", False, True),
     ("virtual.batched", True, True),
