@@ -133,7 +133,7 @@ def stays_on_gpu(config: Config) -> bool:
     Team sums, rounded or sparse vectors, and several vectors at a time lie on the host.
     """
     one_by_one = config.way in ("whole", "in-place", "on-gpu") and config.plain
-    return config.device == "cuda" and one_by_one and pushes_what_it_computes(config) and config.pull_format == "float32"
+    return config.device == "cuda" and one_by_one and pushes_from_gpu(config)
 
 
 def steps_by_itself(config: Config) -> bool:

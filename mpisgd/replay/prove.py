@@ -192,8 +192,9 @@ def check(path: str | Path, user_objects: UserObjects = NO_OBJECTS, *, trust: bo
 def _begin(record: Record, tolerance: float | None, *, on_gpu: bool) -> Proof:
     config = record.config
     of_gpu = "cuda" in (config.device, config.shard_device)
-    if on_gpu and not of_gpu:
-        raise ConfigError("device = 'cuda': expected 'cpu', on which the run computed")
+    if on_gpu and (not of_gpu or config.protocol.batch):
+        why = "where portions are summed" if of_gpu else "on which the run computed"
+        raise ConfigError(f"device = 'cuda': expected 'cpu', {why}")
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None

@@ -129,10 +129,12 @@ def _tolerant(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return replay.replay(run, trust=True, device="cuda").why_tolerant
 
 
-@pytest.mark.parametrize("run", ["hardsync@none"])
-def test_a_run_on_a_cpu_is_not_replayed_on_a_gpu(runs: Path, run: str) -> None:
-    with pytest.raises(ConfigError, match="device = 'cuda': expected 'cpu', on which the run computed"):
-        replay.replay(runs / "send" / run, trust=True, device="cuda")
+@pytest.mark.parametrize(
+    ("run", "why"), [("send/hardsync@none", "on which the run computed"), ("ssend/sandblaster@staged", "where portions are summed")]
+)
+def test_what_is_not_replayed_on_a_gpu(runs: Path, run: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"device = 'cuda': expected 'cpu', {why}"):
+        replay.replay(runs / run, trust=True, device="cuda")
 
 
 @pytest.mark.parametrize(("switch", "name"), [case for case in CASES if case[1].partition("@")[0] in REPEATABLE])
