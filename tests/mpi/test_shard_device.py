@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mpisgd import replay
-from mpisgd.base.errors import ConfigError
+from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.cli.reading import plan
 from mpisgd.config import Config
 from mpisgd.job import parts
 from mpisgd.records.log.reader import Run
@@ -127,6 +128,11 @@ def _tolerant(run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
     monkeypatch.setattr(prove, "read", other)
     return replay.replay(run, trust=True, device="cuda").why_tolerant
+
+
+def test_a_plan_is_made_from_the_log(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main([str(runs / "send" / "on-gpu@direct")]) == EXIT_OK
+    assert "2 learners: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

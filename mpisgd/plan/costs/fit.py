@@ -138,7 +138,7 @@ def _without_tensors(config: Config, run: Run) -> Config:
         parameters=nbytes // 4,
         train_samples=train_samples if isinstance(train_samples, int) else config.virtual.train_samples,
     )
-    return replace(config, virtual=virtual, device="cpu", out=f"{run.path}-virtual", overwrite=False)
+    return replace(config, virtual=virtual, device="cpu", shard_device="cpu", out=f"{run.path}-virtual", overwrite=False)
 
 
 def _pushes(run: Run) -> int:
